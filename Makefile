@@ -1,0 +1,55 @@
+# Every target sets up what it needs: Python 3.11+, make and a package index are enough.
+
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; \
+	done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+ARGS ?=
+
+# Workers that each start a thread per core slow one another down.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+.DEFAULT_GOAL := help
+.PHONY: help install test test-slow demo bench lint format types clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## set up .venv with the package and its tools
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; name one with PYTHON=..." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+test: lint types ## lint, type-check and run the tests
+	$(PYTEST) $(ARGS)
+
+test-slow: $(STAMP) ## run the tests that `make test` leaves out
+	$(PYTEST) -m slow $(ARGS)
+
+demo: $(STAMP) ## find flipped labels in a small data set by their gradients
+	$(BIN)/python examples/mislabelled_digits.py $(ARGS)
+
+bench: $(STAMP) ## time pergrad against the alternatives
+	$(BIN)/python -m benchmarks.run $(ARGS)
+
+lint: $(STAMP) ## check style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(STAMP) ## type-check
+	$(BIN)/mypy
+
+format: $(STAMP) ## put the code into house style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove everything that make and its tools have made
+	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,55 @@
+"""Counts the peak of a step's live bytes: CUDA by the allocator's own counter, CPU by its events.
+
+Peak RSS was not chosen for the CPU: it keeps what malloc kept from earlier methods and counts code
+pages. The allocator's events are exact and repeat from run to run; what they leave out are scratch
+buffers inside MKL and oneDNN, which do not pass through torch's allocator.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.methods import Step
+
+
+def _cuda_peak(step: Step, device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    result = step()
+    torch.cuda.synchronize(device)
+    del result
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _cpu_peak(step: Step) -> int:
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "99"
+    )  # else a line on stderr for every start and stop
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = step()
+    del result
+    kineto = profiler.profiler.kineto_results
+    changes, pending = [], list(kineto.experimental_event_tree())
+    while pending:
+        event = pending.pop()
+        pending.extend(event.children)
+        if event.tag == torch._C._profiler._EventType.Allocation:
+            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
+    live = peak = 0
+    for _, size in sorted(changes, key=lambda change: change[0]):
+        live += size
+        peak = max(peak, live)
+    return peak
+
+
+def step_peak_bytes(step: Step, device: torch.device) -> int:
+    """The most bytes alive at once in a step, over those alive before it, results included."""
+    gc.collect()
+    if device.type == "cuda":
+        return _cuda_peak(step, device)
+    return _cpu_peak(step)

@@ -1,0 +1,198 @@
+"""The contract of torch.nn.utils._per_sample_grad: `call_for_per_sample_grads` and `ExpandedWeight`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pergrad.engine.gate import run_gated
+from pergrad.engine.layouts import Scope
+from pergrad.engine.ledger import GradSampleBook, add_to_grad_sample, check_batch_sizes
+from pergrad.engine.propagation import tensors_in
+from pergrad.engine.recorder import Recorder
+from pergrad.engine.recording import LossReduction, Recording, check_options
+from pergrad.engine.tracker import Tracker
+from pergrad.errors import BatchSizeError, PergradError, ScopeError, UnsupportedFunctionError
+from pergrad.factors import Factor, add_up
+from pergrad.quantities import Batch, Quantity
+from pergrad.rules import DECOMPOSITIONS, RULES
+
+__all__ = ["ExpandedWeight", "call_for_per_sample_grads"]
+
+
+class _GradSamples(Quantity):
+    """Full gradients, put into the `grad_sample` of the parameters once the whole backward is done."""
+
+    def begin(self, batch: Batch) -> None:
+        self._parameters: Mapping[str, Tensor] = batch.parameters
+        self._sums: dict[str, Tensor] = {}
+
+    def consume(self, name: str, factors: Sequence[Factor]) -> None:
+        grads = add_up(factors).to(self._parameters[name].dtype)
+        self._sums[name] = self._sums[name] + grads if name in self._sums else grads
+
+    def end(self) -> None:
+        for name, grads in self._sums.items():  # all before any is written
+            check_batch_sizes(getattr(self._parameters[name], "grad_sample", None), grads)
+        for name, grads in self._sums.items():
+            add_to_grad_sample(self._parameters[name], grads)
+        self._sums.clear()
+
+
+def call_for_per_sample_grads(
+    module: nn.Module,
+    *,
+    batch_size: int | None = None,
+    loss_reduction: LossReduction = "sum",
+    batch_first: bool = True,
+) -> Callable[..., Any]:
+    """A callable like `module.forward` whose backward fills `grad_sample` of the parameters.
+
+    After `backward`, every trainable parameter that the loss depends on has `grad_sample`, of shape
+    (B, *shape) and the parameter's own dtype; its `.grad` stays as it was. Several calls before one
+    backward add up. Clear `grad_sample` before the next step.
+
+    Args:
+        module: the module to call; it is not changed.
+        batch_size: the number of samples. By default all tensors among the arguments must agree on it.
+        loss_reduction: whether the loss is the "sum" or the "mean" over the samples; with "mean" the
+            division by the batch size is undone, so that grad_sample is of the sample's own loss.
+        batch_first: whether the samples are in the first dimension of the arguments, or in the second.
+
+    >>> import torch, pergrad
+    >>> model = torch.nn.Linear(4, 3)
+    >>> pergrad.call_for_per_sample_grads(model)(torch.randn(5, 4)).sum().backward()
+    >>> model.weight.grad_sample.shape, model.bias.grad_sample.shape, model.weight.grad
+    (torch.Size([5, 3, 4]), torch.Size([5, 3]), None)
+    """
+    check_options(module, batch_size, loss_reduction)
+    for name, p in module.named_parameters():
+        if getattr(p, "grad_sample", None) is not None:
+            raise ScopeError(
+                "Current Expanded Weights accumulates the gradients, which will be incorrect for multiple "
+                f"calls without clearing gradients. Please clear out the grad_sample parameter of {name} "
+                f"(shape {tuple(p.shape)}): set it to None before the next call"
+            )
+
+    @functools.wraps(module.forward)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        recording = Recording(
+            module, [_GradSamples()], loss_reduction=loss_reduction, batch_first=batch_first
+        )
+        if batch_size is not None:
+            recording.begin(batch_size)
+        return run_gated(module, recording, args, kwargs)
+
+    return wrapper
+
+
+class ExpandedWeight(Tensor):
+    """A weight that gives `orig_weight` a `grad_sample` when a function is called on it.
+
+    For functional code; whole modules are better served by `call_for_per_sample_grads`.
+
+    >>> import torch, pergrad
+    >>> import torch.nn.functional as F
+    >>> w = torch.randn(3, 4, requires_grad=True)
+    >>> F.linear(torch.randn(5, 4), pergrad.ExpandedWeight(w, 5, "sum")).sum().backward()
+    >>> w.grad_sample.shape, w.grad
+    (torch.Size([5, 3, 4]), None)
+    """
+
+    orig_weight: Tensor
+    batch_size: int
+    loss_reduction: LossReduction
+
+    def __new__(
+        cls, orig_weight: Tensor, batch_size: int, loss_reduction: LossReduction
+    ) -> ExpandedWeight:
+        if not isinstance(orig_weight, Tensor):
+            raise PergradError(
+                f"Can only make Expanded Weights of Tensors, got {type(orig_weight).__name__}"
+            )
+        if not orig_weight.requires_grad:
+            raise PergradError(
+                "Can only build ExpandedWeights objects of tensors that requires_grad"
+            )
+        made: ExpandedWeight = Tensor._make_subclass(cls, orig_weight.detach(), True)
+        return made
+
+    def __init__(self, orig_weight: Tensor, batch_size: int, loss_reduction: LossReduction) -> None:
+        self.orig_weight = orig_weight
+        self.batch_size = batch_size
+        self.loss_reduction = loss_reduction
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ in ("__get__", "__set__", "size", "dim", "__repr__", "numel"):
+            return super().__torch_function__(func, types, args, kwargs)
+        weights = [w for w in tensors_in((args, kwargs)) if isinstance(w, ExpandedWeight)]
+        if func not in RULES and func not in DECOMPOSITIONS:
+            raise UnsupportedFunctionError(
+                f"Expanded Weights encountered but cannot handle function {func.__name__}"
+            )
+        _check_call(func, args, kwargs, weights)
+        scope = Scope(weights[0].batch_size)
+        tracker = Tracker(scope, 0)
+        tracker.strangers_are_constant = True
+        tracker.mark(args[0] if args else kwargs["input"], scope.samples(0))
+        scale = scope.count if weights[0].loss_reduction == "mean" else 1
+        named = {f"ExpandedWeight {k}": w for k, w in enumerate(weights)}
+        recorder = Recorder(named)
+        book = GradSampleBook({name: w.orig_weight for name, w in named.items()})
+        recorder.begin(tracker, book, scale)
+        with torch._C.DisableTorchFunctionSubclass(), recorder:
+            return func(*args, **kwargs)
+
+
+def _check_call(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    weights: Sequence[ExpandedWeight],
+) -> None:
+    """Refuse what PyTorch's own ExpandedWeight refuses, in its words."""
+    input = args[0] if args else kwargs.get("input")
+    if isinstance(input, ExpandedWeight):
+        raise PergradError(
+            "Expanded Weights do not support inputs that are also ExpandedWeights. "
+            f"Input must be a Tensor, got {type(input).__name__} in function {func.__name__}"
+        )
+    if not isinstance(input, Tensor):
+        raise PergradError(
+            "Expanded Weights requires a Tensor as the first input to get the batch dimension, "
+            f"got {type(input).__name__} in function {func.__name__}"
+        )
+    if input.dim() == 0 and func is not F.linear:  # whose rule has its own words for that
+        raise PergradError(
+            "Expanded Weights requires a batch dimension but got an input of size 0 "
+            f"in function {func.__name__}"
+        )
+    if input.shape[:1] == (0,):
+        raise BatchSizeError(
+            "0 is not a valid batch size for Expanded Weights but got input tensor of "
+            f"{input} in function {func.__name__}"
+        )
+    for weight in weights:
+        if input.dim() > 0 and weight.batch_size != input.shape[0]:
+            raise BatchSizeError(
+                "Expected ExpandedWeights to have batch size matching input but got "
+                f"input batch size of {input.shape[0]} with ExpandedWeight of batch size {weight.batch_size}"
+            )
+        if weight.loss_reduction != weights[0].loss_reduction:
+            raise PergradError(
+                "Expected ExpandedWeights to all have the same loss_reduction argument but got one"
+                f"with {weights[0].loss_reduction} and one with {weight.loss_reduction}"
+            )

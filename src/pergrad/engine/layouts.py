@@ -1,0 +1,172 @@
+"""Where the samples are in a tensor: `Samples`, `Owners`, `Constant` or `Lost`.
+
+Each tensor that the recorder has seen carries one of these. All are tied to one scope, so that the
+tags of another recorder, an earlier step's or another thread's, mean nothing here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Constant",
+    "Layout",
+    "Lost",
+    "Owners",
+    "Samples",
+    "Scope",
+    "after_reshape",
+    "samples_first",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """One recording of `count` samples; the layouts of its tensors are made here."""
+
+    count: int
+
+    def samples(self, dim: int, pre: int = 1, post: int = 1) -> Samples:
+        return Samples(self, dim, pre, post)
+
+    def owners(self, dim: int, owner: Tensor) -> Samples | Owners:
+        if len(owner) == self.count and torch.equal(
+            owner, torch.arange(self.count, device=owner.device)
+        ):
+            return Samples(self, dim)
+        return Owners(self, dim, owner)
+
+    def constant(self) -> Constant:
+        return Constant(self)
+
+    def lost(self, reason: str) -> Lost:
+        return Lost(self, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Dimension `dim` has size pre·count·post, and its index i belongs to sample (i // post) % count."""
+
+    scope: Scope
+    dim: int
+    pre: int = 1
+    post: int = 1
+
+    def at(self, dim: int) -> Samples:
+        return self if dim == self.dim else replace(self, dim=dim)
+
+    @property
+    def size(self) -> int:
+        return self.pre * self.scope.count * self.post
+
+    def owner_of_each(self, device: torch.device) -> Tensor:
+        """(size,): the sample of each index."""
+        return torch.arange(self.size, device=device) // self.post % self.scope.count
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Owners:
+    """Index i of dimension `dim` belongs to sample owner[i]: what indexing by value leaves."""
+
+    scope: Scope
+    dim: int
+    owner: Tensor  # (size of dim,)
+
+    def at(self, dim: int) -> Owners:
+        return self if dim == self.dim else Owners(self.scope, dim, self.owner)
+
+    @property
+    def size(self) -> int:
+        return len(self.owner)
+
+    def owner_of_each(self, device: torch.device) -> Tensor:
+        return self.owner.to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same for every sample."""
+
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The samples cannot be told apart any more, for the reason given."""
+
+    scope: Scope
+    reason: str
+
+
+Layout: TypeAlias = Samples | Owners | Constant | Lost
+
+
+def samples_first(x: Tensor, layout: Samples | Owners) -> Tensor:
+    """(n, *x.shape with dimension `dim` cut down to the sample's own indices).
+
+    For `Owners` every index is a sample of its own, to be added up by owner afterwards.
+    """
+    dim = layout.dim
+    if isinstance(layout, Owners) or layout.pre == layout.post == 1:
+        return x.movedim(dim, 0).unsqueeze(dim + 1)
+    if layout.pre == 1:
+        return x.unflatten(dim, (layout.scope.count, layout.post)).movedim(dim, 0)
+    split = x.unflatten(dim, (layout.pre, layout.scope.count, layout.post))
+    return split.movedim(dim + 1, 0).flatten(dim + 1, dim + 2)
+
+
+def after_reshape(layout: Samples | Owners, old: torch.Size, new: torch.Size) -> Layout:
+    """The layout after a reshape of a tensor of shape `old` to `new`."""
+    if old == new:
+        return layout
+    if isinstance(layout, Owners):
+        return _owners_after_reshape(layout, old, new)
+    before = prod(old[: layout.dim]) * layout.pre
+    after = layout.post * prod(old[layout.dim + 1 :])
+    found: Layout | None = None
+    left = 1
+    for dim, size in enumerate(new):
+        right = prod(new[dim + 1 :])
+        if right and before % left == 0 and after % right == 0:
+            pre, post = before // left, after // right
+            if pre * layout.scope.count * post == size:
+                candidate = Samples(layout.scope, dim, pre, post)
+                if pre == post == 1:
+                    return candidate
+                found = found or candidate
+        left *= size
+    return found or layout.scope.lost(
+        f"a reshape from {tuple(old)} to {tuple(new)} cuts through the samples"
+    )
+
+
+def _owners_after_reshape(layout: Owners, old: torch.Size, new: torch.Size) -> Layout:
+    before, size = prod(old[: layout.dim]), old[layout.dim]
+    left = 1
+    for dim, n in enumerate(new):
+        if left == before and n == size:
+            return layout.at(dim)
+        if (
+            left == before
+            and n
+            and n % size == 0
+            and prod(old[layout.dim + 1 :]) % (n // size) == 0
+        ):
+            return Owners(layout.scope, dim, layout.owner.repeat_interleave(n // size))
+        if left == before and 0 < n < size and size % n == 0:
+            rows = layout.owner.view(n, -1)
+            if bool((rows == rows[:, :1]).all()):
+                return Owners(layout.scope, dim, rows[:, 0])
+            if bool((rows == rows[:1]).all()):
+                return Owners(layout.scope, dim + 1, rows[0])
+        if before % left == 0 and (before // left) * size == n:
+            return Owners(layout.scope, dim, layout.owner.repeat(before // left))
+        left *= n
+    return layout.scope.lost(
+        f"a reshape from {tuple(old)} to {tuple(new)} cuts through the samples"
+    )

@@ -1,0 +1,63 @@
+"""How samples move through torch functions, one family a file."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pergrad.engine.layouts import Layout, Lost, Owners, Samples
+from pergrad.engine.propagation import (
+    batchwise,
+    contracting,
+    elementwise,
+    indexing,
+    joining,
+    reducing,
+    shaping,
+)
+from pergrad.engine.propagation.creating import layout_by_sizes
+from pergrad.engine.propagation.probing import layouts_by_probe
+from pergrad.engine.propagation.table import HANDLERS, Call, name_of, tensors_in
+
+__all__ = [
+    "Call",
+    "batchwise",
+    "contracting",
+    "elementwise",
+    "indexing",
+    "joining",
+    "layouts_of_outputs",
+    "name_of",
+    "reducing",
+    "shaping",
+    "tensors_in",
+]
+
+
+def layouts_of_outputs(call: Call) -> list[Layout]:
+    """The layout of every output of a call, from the layouts of its arguments."""
+    lost = next(
+        (la for t in call.tensors() if t.requires_grad and isinstance(la := call.layout(t), Lost)),
+        None,
+    )
+    if lost is not None:
+        return [lost] * len(call.outputs)
+    if not call.carriers():
+        return [layout_by_sizes(call)] * len(call.outputs)
+    handler = HANDLERS.get(call.name)
+    found = handler(call) if handler is not None else None
+    if found is None:
+        return layouts_by_probe(call)
+    layouts: list[Layout] = (
+        [found] * len(call.outputs) if isinstance(found, Layout) else list(found)
+    )
+    return [
+        layout if _fits(layout, t) else call.lost("moves samples in a way that is not known")
+        for t, layout in zip(call.outputs, layouts, strict=True)
+    ]
+
+
+def _fits(layout: Layout, t: Tensor) -> bool:
+    """Whether the tensor can have that layout at all: a safeguard, since a wrong one is a wrong number."""
+    if not isinstance(layout, Samples | Owners):
+        return True
+    return layout.dim < t.dim() and t.shape[layout.dim] == layout.size

@@ -1,0 +1,263 @@
+"""Indexing, exact by value: the owners are indexed as the rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.layouts import Layout, Owners, Samples
+from pergrad.engine.propagation.elementwise import aligned
+from pergrad.engine.propagation.table import Call, moves_samples
+
+__all__ = ["layout_after_write"]
+
+
+def _is_advanced(index: Any) -> bool:
+    return isinstance(index, Tensor | list | tuple)
+
+
+def _as_tensor(index: Any, device: torch.device) -> Tensor:
+    return index if isinstance(index, Tensor) else torch.as_tensor(index, device=device)
+
+
+def _width(index: Any) -> int:
+    """How many dimensions of the tensor an index uses up."""
+    if index is None:
+        return 0
+    if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+        return index.dim()
+    return 0 if isinstance(index, bool) else 1
+
+
+def _normalized(index: Any, rank: int) -> list[Any]:
+    """One entry for every index, the ellipsis and the dimensions not named written out as slices."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    free = rank - sum(_width(i) for i in items if i is not Ellipsis)
+    at = next((k for k, i in enumerate(items) if i is Ellipsis), None)
+    whole = [slice(None)] * free
+    return [*items, *whole] if at is None else [*items[:at], *whole, *items[at + 1 :]]
+
+
+class _Indexing:
+    """Where the dimensions of `t` and of its index tensors end up in `t[index]`."""
+
+    def __init__(self, t: Tensor, index: Any) -> None:
+        self.items = _normalized(index, t.dim())
+        self.advanced = [k for k, i in enumerate(self.items) if _is_advanced(i)]
+        self.tensors = [_as_tensor(self.items[k], t.device) for k in self.advanced]
+        shapes = [(1,) if i.dtype in (torch.bool, torch.uint8) else i.shape for i in self.tensors]
+        self.rank = max((len(s) for s in shapes), default=0)  # of the block that they give
+        ks = self.advanced
+        together = bool(ks) and ks == list(range(ks[0], ks[-1] + 1))
+        self.start = self._kept(ks[0]) if together else 0  # where the block stands in the output
+
+    def _kept(self, k: int) -> int:
+        return sum(i is None or isinstance(i, slice) for i in self.items[:k])
+
+    def find(self, dim: int) -> tuple[int, Any, int]:
+        """Which item works on dimension `dim` of t: its position, itself, and dim's place in it."""
+        first = 0
+        for k, item in enumerate(self.items):
+            width = _width(item)
+            if first <= dim < first + width:
+                return k, item, dim - first
+            first += width
+        raise IndexError(dim)
+
+    def place_of_slice(self, k: int) -> int:
+        """The output dimension of the slice at position k."""
+        kept = self._kept(k)
+        return kept + self.rank if self.advanced and kept >= self.start else kept
+
+
+@moves_samples("getitem", "index")
+def _getitem(call: Call) -> Layout | None:
+    t, index = call.args[:2]
+    if call.name == "index":
+        index = tuple(index)
+    layout = call.layout(t)
+    where = _Indexing(t, index)
+    carriers = [i for i in where.tensors if isinstance(call.layout(i), Samples | Owners)]
+    if not isinstance(layout, Samples | Owners):
+        return _gathered(call, where, carriers)
+    k, item, offset = where.find(layout.dim)
+    if isinstance(item, slice):
+        if carriers:
+            return call.mixed()
+        place = where.place_of_slice(k)
+        if call.output.shape[place] == layout.size and (item.step or 1) == 1:
+            return layout.at(place)
+        return call.scope.owners(place, layout.owner_of_each(t.device)[item])
+    if not _is_advanced(item):
+        return call.lost("picks one sample out") if t.requires_grad else call.scope.constant()
+    return _picked(call, where, _as_tensor(item, t.device), offset, layout)
+
+
+def _gathered(call: Call, where: _Indexing, carriers: Sequence[Tensor]) -> Layout | None:
+    """A constant indexed by something that differs between samples."""
+    found: Layout | None = None
+    for index in carriers:
+        layout = call.layout(index)
+        assert isinstance(layout, Samples | Owners)
+        if index.dtype in (torch.bool, torch.uint8):
+            rows = index.nonzero()[:, layout.dim]
+            here: Layout = call.scope.owners(where.start, layout.owner_of_each(index.device)[rows])
+        else:
+            here = layout.at(where.start + where.rank - index.dim() + layout.dim)
+        if found is not None and found != here:
+            return call.mixed()
+        found = here
+    return found if found is not None else call.scope.constant()
+
+
+def _picked(
+    call: Call, where: _Indexing, index: Tensor, offset: int, layout: Samples | Owners
+) -> Layout:
+    """Samples picked by an index tensor: each picked row keeps its owner."""
+    owner = layout.owner_of_each(index.device)
+    if index.dtype in (torch.bool, torch.uint8):
+        return call.scope.owners(where.start, owner[index.nonzero()[:, offset]])
+    if index.dim() == 0:
+        return call.lost("picks one sample out")
+    picked = owner[index]
+    wide = [d for d in range(index.dim()) if index.shape[d] > 1] or [index.dim() - 1]
+    for d in wide:
+        rows = picked.movedim(d, 0).flatten(1)
+        if len(wide) == 1 or bool((rows == rows[:, :1]).all()):
+            return call.scope.owners(where.start + where.rank - index.dim() + d, rows[:, 0])
+    return call.lost("picks samples along several dimensions at once")
+
+
+def layout_after_write(call: Call) -> Layout:
+    """The layout of `t` after `t[index] = value`."""
+    t, index, value = call.args[:3]
+    layout = call.layout(t)
+    if isinstance(layout, Samples | Owners) or not isinstance(value, Tensor):
+        return layout
+    written = call.layout(value)
+    if not isinstance(written, Samples | Owners):
+        return layout
+    where = _Indexing(t, index)
+    region = t[index]
+    place = region.dim() - value.dim() + written.dim
+    first = 0
+    for k, item in enumerate(where.items):
+        is_place = isinstance(item, slice) and where.place_of_slice(k) == place
+        if is_place and t.shape[first] == written.size:
+            return written.at(first)
+        first += _width(item)
+    return call.lost("writes samples into a constant")
+
+
+@moves_samples("select", "narrow", "index_select", "select_copy", "narrow_copy")
+def _select(call: Call) -> Layout:
+    t = call.argument(0, "input", "self")
+    layout = call.layout(t)
+    dim = call.argument(1, "dim") % t.dim()
+    if not isinstance(layout, Samples | Owners):
+        index = call.argument(2, "index")
+        own = call.layout(index) if isinstance(index, Tensor) else layout
+        return own.at(dim) if isinstance(own, Samples | Owners) else layout
+    if call.name == "select":
+        if dim == layout.dim:
+            return call.lost("picks one sample out") if t.requires_grad else call.scope.constant()
+        return layout.at(layout.dim - (dim < layout.dim))
+    if dim != layout.dim:
+        return layout
+    owner = layout.owner_of_each(t.device)
+    if call.name == "index_select":
+        return call.scope.owners(dim, owner[call.argument(2, "index")])
+    start = int(call.argument(2, "start"))
+    return call.scope.owners(dim, owner[start : start + call.output.shape[dim]])
+
+
+@moves_samples("gather", "take_along_dim")
+def _gather(call: Call) -> Layout | None:
+    """The output has the shape of the index; along other dimensions than `dim` the two run in step."""
+    t = call.argument(0, "input", "self")
+    if call.name == "gather":
+        dim, index = call.argument(1, "dim"), call.argument(2, "index")
+    else:
+        index, dim = call.argument(1, "indices"), call.argument(2, "dim")
+    if dim is None:
+        return None
+    dim %= t.dim()
+    layout, own = call.layout(t), call.layout(index)
+    if not isinstance(layout, Samples | Owners):
+        return own
+    if layout.dim != dim:
+        return layout if call.output.shape[layout.dim] == layout.size else None
+    if t.dim() == 1:
+        return call.scope.owners(0, layout.owner_of_each(t.device)[index])
+    return call.mixed()
+
+
+@moves_samples(
+    *[
+        "scatter",
+        "scatter_add",
+        "scatter_reduce",
+        "index_add",
+        "index_copy",
+        "index_fill",
+        "index_reduce",
+    ]
+)
+def _scatter(call: Call) -> Layout | None:
+    """A tensor that has samples keeps them; a constant one takes those of what is written into it."""
+    t = call.argument(0, "input", "self")
+    layout = call.layout(t)
+    if isinstance(layout, Samples | Owners):
+        return layout
+    dim = call.argument(1, "dim") % t.dim()
+    index, source = call.argument(2, "index"), call.argument(3, "src", "source", "value")
+    for part in (source, index):
+        own = call.layout(part) if isinstance(part, Tensor) else None
+        if not isinstance(own, Samples | Owners):
+            continue
+        if own.dim != dim:
+            return own if call.output.shape[own.dim] == own.size else None
+        if index.dim() == 1:
+            owner = torch.full((t.shape[dim],), -1, device=t.device)
+            owner[index] = own.owner_of_each(t.device)
+            return call.scope.owners(dim, owner) if bool((owner >= 0).all()) else None
+        return call.mixed()
+    return layout
+
+
+@moves_samples("nonzero", "argwhere", "where")
+def _nonzero(call: Call) -> Layout | None:
+    """Every true element becomes a row, which belongs to the element's sample."""
+    if call.name == "where" and len(call.args) + len(call.kwargs) > 1:
+        return aligned(call)
+    t = call.argument(0, "input", "self")
+    layout = call.layout(t)
+    if not isinstance(layout, Samples | Owners):
+        return layout
+    as_tuple = len(call.outputs) == t.dim() and call.outputs[0].dim() == 1
+    rows = call.outputs[layout.dim] if as_tuple else call.output[:, layout.dim]
+    return call.scope.owners(0, layout.owner_of_each(t.device)[rows])
+
+
+@moves_samples("masked_select")
+def _masked_select(call: Call) -> Layout:
+    t, mask = call.argument(0, "input", "self"), call.argument(1, "mask")
+    for part in (t, mask):
+        layout = call.layout(part)
+        if isinstance(layout, Samples | Owners):
+            shape = torch.broadcast_shapes(t.shape, mask.shape)
+            sizes = [-1] + [1] * (part.dim() - 1 - layout.dim)
+            owner = layout.owner_of_each(t.device).view(sizes).expand(shape)
+            return call.scope.owners(0, owner[mask.expand(shape)])
+    return call.scope.constant()
+
+
+@moves_samples("masked_scatter")
+def _masked_scatter(call: Call) -> Layout:
+    layout = call.layout(call.argument(0, "input", "self"))
+    if isinstance(layout, Samples | Owners):
+        return layout
+    return call.lost("writes samples into a constant")

@@ -1,0 +1,106 @@
+"""The long tail: run the operation on shapes alone with one sample more, and see which dimension grows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.layouts import Layout, Owners, Samples
+from pergrad.engine.propagation.table import Call, tensors_in
+from pergrad.engine.sizes import BatchSize
+
+__all__ = ["layouts_by_probe"]
+
+_GROWN: dict[Any, list[list[int] | None] | str] = {}  # signature -> grown dimensions of each output
+
+
+def layouts_by_probe(call: Call) -> list[Layout]:
+    """One layout an output. The order of the samples is taken to be kept, as almost all functions do."""
+    if any(isinstance(layout, Owners) for _, layout in call.carriers()):
+        return [call.lost("moves samples in a way that is not known")] * len(call.outputs)
+    signature = _signature(call)
+    grown = _GROWN.get(signature) if signature is not None else None
+    if grown is None:
+        grown = _probe(call)
+        if signature is not None:
+            _GROWN[signature] = grown
+    if isinstance(grown, str):
+        return [call.lost(grown)] * len(call.outputs)
+    return [_layout(call, t, dims) for t, dims in zip(call.outputs, grown, strict=True)]
+
+
+def _layout(call: Call, output: Tensor, grown: list[int] | None) -> Layout:
+    if grown is None or len(grown) > 1:
+        return call.lost("moves samples in a way that is not known")
+    if not grown:
+        return call.mixed()
+    (dim,) = grown
+    size = output.shape[dim]
+    for _, layout in call.carriers():
+        if layout.size == size:
+            return layout.at(dim)
+    if size % call.scope.count:
+        return call.lost("gives a dimension that is no multiple of the batch size")
+    return call.scope.samples(dim, 1, size // call.scope.count)
+
+
+def _signature(call: Call) -> Any:
+    """What a probe's answer depends on; None where that cannot be hashed."""
+
+    def part(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            layout = call.layout(value)
+            where = (layout.dim, layout.pre, layout.post) if isinstance(layout, Samples) else None
+            return value.shape, value.dtype, where
+        if isinstance(value, list | tuple):
+            return tuple(part(v) for v in value)
+        return type(value), value
+
+    signature = (
+        call.func,
+        call.scope.count,
+        part(call.args),
+        tuple((k, part(v)) for k, v in call.kwargs.items()),
+    )
+    try:
+        hash(signature)
+    except TypeError:
+        return None
+    return signature
+
+
+def _probe(call: Call) -> list[list[int] | None] | str:
+    count = call.scope.count
+
+    def grow(value: Any, by: int) -> Any:
+        if isinstance(value, Tensor):
+            layout = call.layout(value)
+            shape = list(value.shape)
+            if isinstance(layout, Samples):
+                shape[layout.dim] = shape[layout.dim] // count * (count + by)
+            return torch.empty(shape, dtype=value.dtype, device="meta")
+        if isinstance(value, BatchSize):
+            return int(value) // count * (count + by)
+        if isinstance(value, list | tuple) and type(value) in (list, tuple, torch.Size):
+            return tuple(grow(v, by) for v in value)
+        return value
+
+    def run(by: int) -> list[torch.Size]:
+        kwargs = {k: grow(v, by) for k, v in call.kwargs.items()}
+        with torch.no_grad():
+            return [t.shape for t in tensors_in(call.func(*grow(call.args, by), **kwargs))]
+
+    try:
+        small, large = run(0), run(1)
+    except Exception as error:  # whatever a probe raises, it only means "unknown"
+        return f"could not be probed ({type(error).__name__})"
+    if len(small) != len(call.outputs) or len(large) != len(call.outputs):
+        return "gives a number of results that depends on the values"
+    return [
+        [d for d, (a, b) in enumerate(zip(s, g, strict=True)) if a != b]
+        if len(s) == len(g)
+        else None
+        for s, g in zip(small, large, strict=True)
+    ]

@@ -1,0 +1,149 @@
+"""One recording: a module's parameters, the batch, the recorder, and what is left in place meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+
+from pergrad.engine.inputs import batch_size_of, mark_inputs
+from pergrad.engine.layouts import Scope
+from pergrad.engine.ledger import Ledger
+from pergrad.engine.recorder import Recorder
+from pergrad.engine.tracker import Tracker
+from pergrad.errors import BatchSizeError, PergradError, ScopeError, UnseenUseError
+from pergrad.quantities import Batch, Quantity
+
+__all__ = ["LossReduction", "Recording", "check_options"]
+
+LossReduction: TypeAlias = Literal["sum", "mean"]
+_REDUCTIONS: tuple[LossReduction, ...] = ("sum", "mean")
+
+
+def check_options(module: Any, batch_size: Any, loss_reduction: Any) -> None:
+    """Refuse what is no module, no batch size or no reduction, in the words of PyTorch's own checks."""
+    if loss_reduction not in _REDUCTIONS:
+        raise PergradError(
+            f"Expected loss_reduction argument to be {' or '.join(_REDUCTIONS)}, got {loss_reduction}"
+        )
+    if not isinstance(module, nn.Module):
+        raise PergradError(f"Module passed must be nn.Module, got {type(module).__name__}")
+    if batch_size is not None and not isinstance(batch_size, int):
+        raise BatchSizeError(
+            f"Batch size passed must be None or an integer, got {type(batch_size).__name__}"
+        )
+    if batch_size is not None and batch_size < 1:
+        raise BatchSizeError(f"Batch size must be positive, got {batch_size}")
+
+
+def trainable(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters to record, each once, by the name that `named_parameters` gives."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+class Recording:
+    """The recorder of one batch through one module, and the ledger that its taps write to."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        quantities: Sequence[Quantity],
+        *,
+        loss_reduction: LossReduction,
+        batch_first: bool,
+    ) -> None:
+        self._module = module
+        self._weights = trainable(module)
+        self._quantities = quantities
+        self._loss_reduction = loss_reduction
+        self._batch_dim = 0 if batch_first else 1
+        self._recorder = Recorder(self._weights)
+        self._ledger: Ledger | None = None
+        self._tracker: Tracker | None = None
+        self._is_collecting = False
+        self._marked: list[Tensor] = []
+
+    def begin(self, size: int) -> None:
+        """The batch has `size` samples: everything from here on is recorded."""
+        constants = [*self._module.parameters(), *self._module.buffers()]
+        self._ledger = Ledger(self._quantities, Batch(size, self._weights))
+        self._tracker = Tracker(Scope(size), self._batch_dim, constants)
+        if self._is_collecting:
+            self._ledger.open()
+        scale = size if self._loss_reduction == "mean" else 1
+        self._recorder.begin(self._tracker, self._ledger, scale)
+
+    def enter_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The module's own forward begins: its arguments carry the samples, what else it meets does not."""
+        if self._tracker is None:
+            self.begin(batch_size_of(self._module, self._batch_dim, args, kwargs))
+        assert self._tracker is not None
+        self._marked += mark_inputs(self._module, self._tracker, args, kwargs)
+        self._tracker.strangers_are_constant = True
+
+    def leave_forward(self) -> None:
+        if self._tracker is not None:
+            self._tracker.strangers_are_constant = False
+
+    def check_complete(self) -> None:
+        """Refuse to end without anything recorded."""
+        if self._ledger is None:
+            raise ScopeError("the recorded module was not called inside the `record` block")
+        if self._ledger.is_empty:
+            raise ScopeError(
+                "no gradient reached a recorded parameter: call backward() on a loss of the "
+                "module's output inside the `record` block"
+            )
+
+    def clean_up(self) -> None:
+        """Take the tags off the caller's tensors."""
+        for t in self._marked:
+            Tracker.unmark(t)
+        self._marked.clear()
+
+    @contextmanager
+    def intercepting(self) -> Iterator[None]:
+        """Within: every function is seen."""
+        for mode in _get_current_function_mode_stack():
+            if isinstance(mode, Recorder):
+                raise ScopeError(
+                    "recordings cannot be nested: end the outer one first, or record one module that "
+                    "holds both (for example an nn.ModuleList)"
+                )
+        with self._recorder:
+            yield
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Within: gradients are taken in; one that reaches a parameter past the recorder is an error."""
+
+        def refuse(name: str) -> Any:
+            def hook(_: Tensor) -> None:
+                raise UnseenUseError(
+                    f"an ordinary, summed gradient reached parameter {name!r}: some function used it "
+                    "out of sight of the recorder (C++ code, or a graph built before recording began); "
+                    "freeze the parameter, or write that function in torch and register a rule for it "
+                    "with @pergrad.implements_per_sample_grads"
+                )
+
+            return hook
+
+        hooks = [p.register_hook(refuse(name)) for name, p in self._weights.items()]
+        self._is_collecting = True
+        if self._ledger is not None:
+            self._ledger.open()
+        try:
+            yield
+        except BaseException:
+            if self._ledger is not None:
+                self._ledger.abandon()
+            raise
+        finally:
+            self._is_collecting = False
+            for hook in hooks:
+                hook.remove()
+        if self._ledger is not None:
+            self._ledger.close()

@@ -1,0 +1,100 @@
+"""The tap: hands the gradient of a function's output to the rule of the weights it used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.layouts import Layout, Owners, Samples, samples_first
+from pergrad.engine.ledger import Book
+from pergrad.errors import PergradError
+from pergrad.factors import ByOwner, Dense, Factor
+from pergrad.rules import Rule
+
+__all__ = ["Use", "tap"]
+
+
+@dataclass(frozen=True)
+class Use:
+    """One call of a function on recorded weights: all that its rule needs but the kept tensors."""
+
+    rule: Rule
+    function: str
+    arguments: Mapping[str, Any]  # by name, without the kept tensors
+    kept: Mapping[str, int]  # argument -> position among the kept tensors
+    layouts: Mapping[str, Samples | Owners]  # of the arguments that carry samples
+    output_layouts: tuple[Layout, ...]
+    weights: Mapping[str, str]  # argument -> parameter name
+    book: Book
+    scale: int  # what a loss that is a mean over the samples has taken off
+
+    def on_gradient(self, grads: tuple[Tensor | None, ...], kept: tuple[Tensor, ...]) -> None:
+        layouts = (*self.layouts.values(), *self.output_layouts)
+        by_owner = next((la for la in layouts if isinstance(la, Owners)), None)
+        arguments = dict(self.arguments)
+        for name, position in self.kept.items():
+            arguments[name] = self._rows(kept[position], self.layouts.get(name), by_owner)
+        outputs = [
+            None
+            if g is None
+            else self._rows(g if self.scale == 1 else g * self.scale, la, by_owner)
+            for g, la in zip(grads, self.output_layouts, strict=True)
+        ]
+        gradients = self.rule.gradients(outputs[0] if len(outputs) == 1 else outputs, **arguments)
+        for argument, parameter in self.weights.items():
+            self.book.add(parameter, self._factor(argument, parameter, gradients, by_owner))
+
+    @staticmethod
+    def _rows(t: Tensor, layout: Layout | None, by_owner: Owners | None) -> Tensor:
+        """With a sample axis in front; with one row a slice where rows are told by their owner."""
+        if not isinstance(layout, Samples | Owners):
+            return t
+        return samples_first(t, layout if by_owner is None else by_owner.at(layout.dim))
+
+    def _factor(
+        self, argument: str, parameter: str, gradients: Mapping[str, Any], by_owner: Owners | None
+    ) -> Factor:
+        if argument not in gradients:
+            raise PergradError(
+                f"the rule of `{self.function}` gives no gradient for its argument {argument!r}, "
+                f"which is parameter {parameter!r}; it gives {sorted(gradients)}"
+            )
+        found = gradients[argument]
+        found = found() if callable(found) else found
+        factor = Dense(found) if isinstance(found, Tensor) else found
+        if by_owner is None:
+            return factor
+        return ByOwner(factor, by_owner.owner, by_owner.scope.count)
+
+
+class _Tap(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, use: Use, kept: tuple[Tensor, ...], anchor: Tensor, *outputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.use = use
+        ctx.save_for_backward(*kept)  # not on ctx: checkpointing must see them
+        ctx.set_materialize_grads(False)
+        return tuple(t.detach() for t in outputs)  # no view: in-place operations may follow
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        kept = ctx.saved_tensors  # before the switch: it may run a checkpoint's recomputation
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            if any(g is not None for g in grads):
+                ctx.use.on_gradient(grads, kept)
+        return None, None, None, *grads
+
+
+def tap(
+    use: Use, kept: tuple[Tensor, ...], anchor: Tensor, outputs: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """The outputs, with the use's rule called once their gradients are known.
+
+    `anchor` is any tensor that requires grad: for its sake the tap runs where no input does.
+    """
+    return _Tap.apply(use, kept, anchor, *outputs)

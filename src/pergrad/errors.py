@@ -1,0 +1,34 @@
+"""The exception tree: everything pergrad raises on purpose is a `PergradError`, itself a RuntimeError."""
+
+__all__ = [
+    "BatchSizeError",
+    "MixedSamplesError",
+    "PergradError",
+    "ScopeError",
+    "UnseenUseError",
+    "UnsupportedFunctionError",
+]
+
+
+class PergradError(RuntimeError):
+    """The root of all errors that pergrad raises."""
+
+
+class BatchSizeError(PergradError):
+    """The batch size is missing, contradictory, or not what a tensor shows."""
+
+
+class ScopeError(PergradError):
+    """Recording was used out of order: nested, without a backward, or after its scope had closed."""
+
+
+class UnsupportedFunctionError(PergradError):
+    """A function uses a recorded parameter in a way that no rule covers."""
+
+
+class MixedSamplesError(PergradError):
+    """A function mixes the samples of a batch, so that per-sample gradients do not exist."""
+
+
+class UnseenUseError(PergradError):
+    """An ordinary, summed gradient reached a recorded parameter: some use of it was not seen."""

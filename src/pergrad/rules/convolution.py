@@ -1,0 +1,84 @@
+"""Convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from pergrad.errors import PergradError
+from pergrad.factors import Convolution, PositionSum
+from pergrad.rules.registry import Gradients, implements_per_sample_grads
+
+__all__: list[str] = []
+
+
+def _input_is_batched(function: Callable[..., Tensor], rank: int) -> Callable[..., None]:
+    def check(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> None:
+        input: Tensor = arguments["input"]
+        if input.dim() != rank or dims["input"] != 0:
+            raise PergradError(
+                f"Expanded Weights only support convolution with batched input, got {function} with an"
+                f"unbatched input of dim {input.dim()}, expected input of dim {rank}"
+            )
+
+    return check
+
+
+def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    return (value,) * dims if isinstance(value, int) else tuple(value) * (dims // len(value))
+
+
+def _padding(
+    padding: str | int | Sequence[int], taps: Sequence[int], dilation: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """Before and after, for each spatial dimension; "same" puts the odd one after."""
+    if padding == "valid":
+        return ((0, 0),) * len(taps)
+    if padding == "same":
+        totals = [d * (k - 1) for d, k in zip(dilation, taps, strict=True)]
+        return tuple((total // 2, total - total // 2) for total in totals)
+    assert not isinstance(padding, str), f"torch accepts no padding {padding!r}"
+    return tuple((p, p) for p in _each(padding, len(taps)))
+
+
+def convolution(
+    grad_output: Tensor,  # (n, r, o, *out)
+    input: Tensor,  # (n, r, c, *space)
+    weight: Tensor,  # (o, c / groups, *taps)
+    bias: Tensor | None = None,  # (o,)
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Gradients:
+    """∂W_n = the correlation of sample n's input with its grad_output,  ∂b_n = Σ_p g[n,o,p]."""
+
+    def kernel() -> Convolution:
+        taps = tuple(weight.shape[2:])
+        dilations = _each(dilation, len(taps))
+        return Convolution(
+            grad_output,
+            input,
+            tuple(weight.shape),
+            _each(stride, len(taps)),
+            _padding(padding, taps, dilations),
+            dilations,
+            groups,
+        )
+
+    def shift() -> PositionSum:
+        return PositionSum(grad_output.flatten(3).movedim(2, -1).flatten(1, 2))
+
+    return {"weight": kernel, "bias": shift}
+
+
+for _function, _rank in ((F.conv1d, 3), (F.conv2d, 4), (F.conv3d, 5)):
+    implements_per_sample_grads(
+        _function,
+        weights={"weight": ("input",), "bias": ()},
+        check=_input_is_batched(_function, _rank),
+        casts_under_autocast=True,
+    )(convolution)

@@ -1,0 +1,43 @@
+"""Linear maps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from pergrad.errors import PergradError
+from pergrad.factors import OuterProduct, PositionSum
+from pergrad.rules.registry import Gradients, implements_per_sample_grads
+
+__all__: list[str] = []
+
+
+def _samples_are_not_features(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> None:
+    input: Tensor = arguments["input"]
+    if dims["input"] >= input.dim() - 1:
+        raise PergradError(
+            "Input does not have a batch dimension. Expanded Weights expected input "
+            f"of at least rank 2, got of rank {input.dim()}"
+        )
+
+
+@implements_per_sample_grads(
+    F.linear,
+    weights={"weight": ("input",), "bias": ()},
+    check=_samples_are_not_features,
+    casts_under_autocast=True,
+)
+def linear(
+    grad_output: Tensor,  # (n, ..., o)
+    input: Tensor,  # (n, ..., i)
+    weight: Tensor,  # (o, i)
+    bias: Tensor | None = None,  # (o,)
+) -> Gradients:
+    """∂W_n = Σ_t g[n,t] ⊗ x[n,t],  ∂b_n = Σ_t g[n,t]."""
+    return {
+        "weight": lambda: OuterProduct(grad_output.flatten(1, -2), input.flatten(1, -2)),
+        "bias": lambda: PositionSum(grad_output.flatten(1, -2)),
+    }

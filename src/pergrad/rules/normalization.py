@@ -1,0 +1,118 @@
+"""Normalisations with an affine map: the gradient of the scale is Σ g ⊙ x̂, of the shift Σ g."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from pergrad.errors import MixedSamplesError
+from pergrad.factors import ElementProduct, PositionSum
+from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
+
+__all__ = ["channel_affine"]
+
+
+def _samples_are_not_normalized(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> None:
+    normalized_shape = tuple(arguments["normalized_shape"])
+    if dims["input"] >= arguments["input"].dim() - len(normalized_shape):
+        raise MixedSamplesError(
+            "Expanded Weights: Layer norm should not normalize over batch dimension for per sample gradient"
+            f"computations but got that normalized shape, {normalized_shape}, matched input shape."
+        )
+
+
+@implements_per_sample_grads(
+    F.layer_norm,
+    weights={"weight": ("input",), "bias": ()},
+    check=_samples_are_not_normalized,
+)
+def layer_norm(
+    grad_output: Tensor,  # (n, ..., *normalized_shape)
+    input: Tensor,  # (n, ..., *normalized_shape)
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Gradients:
+    """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g."""
+
+    def positions(x: Tensor) -> Tensor:  # (n, t, *normalized_shape)
+        return x.reshape(x.shape[0], -1, *normalized_shape)
+
+    def scale() -> ElementProduct:
+        normalized = F.layer_norm(input.to(grad_output.dtype), normalized_shape, eps=eps)
+        return ElementProduct(positions(grad_output), positions(normalized))
+
+    return {"weight": scale, "bias": lambda: PositionSum(positions(grad_output))}
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """(n, r, c, *positions) -> (n, t, c)."""
+    return x.flatten(3).movedim(2, -1).flatten(1, 2) if x.dim() > 3 else x
+
+
+@implements_per_sample_grads(F.group_norm, weights={"weight": ("input",), "bias": ()})
+def group_norm(
+    grad_output: Tensor,  # (n, r, c, *positions)
+    input: Tensor,  # (n, r, c, *positions)
+    num_groups: int,
+    weight: Tensor | None = None,  # (c,)
+    bias: Tensor | None = None,  # (c,)
+    eps: float = 1e-5,
+) -> Gradients:
+    """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g, with x̂ normalised over each group of channels."""
+
+    def scale() -> ElementProduct:
+        rows = input.to(grad_output.dtype).flatten(0, 1)
+        normalized = F.group_norm(rows, num_groups, eps=eps).view(input.shape)
+        return ElementProduct(_channels_last(grad_output), _channels_last(normalized))
+
+    return {"weight": scale, "bias": lambda: PositionSum(_channels_last(grad_output))}
+
+
+def channel_affine(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """γ_c x[r, c, ...] + β_c: the last step of the norms that have no rule of their own."""
+    if has_torch_function((input, weight, bias)):
+        return handle_torch_function(channel_affine, (input, weight, bias), input, weight, bias)
+    shape = [-1] + [1] * (input.dim() - 2)
+    if weight is not None:
+        input = input * weight.view(shape)
+    if bias is not None:
+        input = input + bias.view(shape)
+    return input
+
+
+@implements_per_sample_grads(channel_affine, weights={"weight": ("input",), "bias": ()})
+def _channel_affine(
+    grad_output: Tensor,  # (n, r, c, *positions)
+    input: Tensor,  # (n, r, c, *positions)
+    weight: Tensor | None = None,  # (c,)
+    bias: Tensor | None = None,  # (c,)
+) -> Gradients:
+    """∂γ_n = Σ_t g ⊙ x,  ∂β_n = Σ_t g."""
+    return {
+        "weight": lambda: ElementProduct(_channels_last(grad_output), _channels_last(input)),
+        "bias": lambda: PositionSum(_channels_last(grad_output)),
+    }
+
+
+@decomposes(F.instance_norm)
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalise as torch does, running statistics included, then scale and shift the channels."""
+    normalized = F.instance_norm(
+        input, running_mean, running_var, None, None, use_input_stats, momentum, eps
+    )
+    return channel_affine(normalized, weight, bias)

@@ -1,0 +1,108 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from benchmarks import rows
+from benchmarks.methods import METHODS, Method, Step
+from benchmarks.models import Task
+from benchmarks.run import first_line, main
+
+
+def raising(task: Task) -> Step:
+    raise RuntimeError("cannot do it\nat all")
+
+
+def doubled(task: Task) -> Step:
+    inner = METHODS["vmap"].prepare(task)
+
+    def step() -> dict[str, Tensor]:
+        return {name: 2 * result for name, result in inner().items()}
+
+    return step
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Callable[[Method], dict[str, rows.Row]]:
+    def run(extra: Method) -> dict[str, rows.Row]:
+        path = tmp_path / "tiny.jsonl"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(METHODS, extra.name, extra)
+            line = f"--size tiny --rounds 2 --steps 1 --models mlp --methods {extra.name}"
+            assert main([*line.split(), "--output", str(path)]) == 0
+        return {row.method: row for row in rows.read(path)}
+
+    return run
+
+
+Run = Callable[[Method], dict[str, rows.Row]]
+
+
+def test_rows_hold_ratios_to_plain_of_the_same_run(results: Run) -> None:
+    found = results(METHODS["vmap"])
+    assert list(found) == ["plain", "vmap"]
+    assert found["plain"].ratio == found["plain"].memory_ratio == 1.0
+    vmap = found["vmap"]
+    assert vmap.status == "ok"
+    assert vmap.ratio is not None
+    assert vmap.ratio > 0
+    assert vmap.seconds is not None
+    assert vmap.fastest is not None
+    assert vmap.fastest <= vmap.seconds
+    assert vmap.memory_ratio is not None
+    assert vmap.memory_ratio > 1
+    assert vmap.provenance.rounds == 2
+    assert vmap.provenance.versions.keys() >= {"python", "torch"}
+
+
+def test_failing_method_is_shown_with_the_first_line_of_its_error(results: Run) -> None:
+    row = results(Method("broken", "broken", "grads", raising))["broken"]
+    assert (row.status, row.note) == ("failed", "RuntimeError: cannot do it")
+    assert row.seconds is row.ratio is row.peak_bytes is None
+
+
+def test_wrong_method_is_shown_as_wrong_and_not_timed(
+    results: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = results(Method("double", "double", "grads", doubled))["double"]
+    assert row.status == "wrong"
+    assert row.note == "layers.0.weight[0]: relative error 1.0e+00, over 1e-06 (float64)"
+    assert row.seconds is None
+    assert "| double | WRONG |" in capsys.readouterr().out
+
+
+def test_method_of_a_missing_package_is_skipped_with_a_note(results: Run) -> None:
+    absent = replace(METHODS["vmap"], name="absent", requires="no_such_package")
+    row = results(absent)["absent"]
+    assert (row.status, row.note) == ("skipped", "no_such_package is not installed")
+
+
+def test_rows_name_no_host_and_no_path(results: Run, tmp_path: Path) -> None:
+    results(METHODS["vmap"])
+    for line in (tmp_path / "tiny.jsonl").read_text().splitlines():
+        stored = json.loads(line)
+        assert str(tmp_path) not in line
+        assert "/" not in stored["provenance"]["machine"]
+
+
+def test_output_that_exists_is_refused_before_anything_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "there.jsonl"
+    path.write_text("kept")
+    with pytest.raises(SystemExit):
+        main(["--size", "tiny", "--output", str(path)])
+    assert path.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("a\nb"), "ValueError: a"),
+        (ValueError(), "ValueError"),
+        (KeyError("k"), "KeyError: 'k'"),
+    ],
+)
+def test_first_line_has_type_and_reason(error: Exception, line: str) -> None:
+    assert first_line(error) == line

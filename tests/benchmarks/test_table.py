@@ -1,0 +1,140 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import rows
+from benchmarks.rows import Provenance, Row
+from benchmarks.table import END, START, document, main, newest, render
+
+RUN = Provenance(
+    commit="0123456789ab",
+    dirty=False,
+    date="2026-01-02T03:04:05+00:00",
+    versions={"python": "3.11.0", "torch": "2.13.0"},
+    machine="A CPU, 2 threads, 8 GiB",
+    rounds=5,
+    steps=3,
+    seed=0,
+)
+PLAIN = Row(
+    size="cpu",
+    precision="float32",
+    model="mlp",
+    model_title="MLP, B=4",
+    method="plain",
+    method_title="plain",
+    quantity="training",
+    status="ok",
+    note="",
+    seconds=0.0105,
+    seconds_iqr=(0.01, 0.011),
+    fastest=0.0099,
+    ratio=1.0,
+    ratio_iqr=(1.0, 1.0),
+    peak_bytes=2_000_000,
+    memory_ratio=1.0,
+    provenance=RUN,
+)
+FAST = replace(
+    PLAIN, method="fast", method_title="full gradients: fast", ratio=1.234, memory_ratio=2.5
+)
+BROKEN = replace(
+    PLAIN,
+    method="broken",
+    method_title="full gradients: broken",
+    status="failed",
+    note="RuntimeError: no",
+    seconds=None,
+    seconds_iqr=None,
+    fastest=None,
+    ratio=None,
+    ratio_iqr=None,
+    peak_bytes=None,
+    memory_ratio=None,
+)
+ROWS = [PLAIN, FAST, BROKEN]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    rows.write(tmp_path / "cpu-made-up.jsonl", ROWS)
+    return tmp_path
+
+
+@pytest.fixture
+def readme(tmp_path: Path) -> Path:
+    path = tmp_path / "README.md"
+    path.write_text(f"before\n{START}\nold\n{END}\nafter\n")
+    return path
+
+
+def call(results: Path, *arguments: str | Path) -> int:
+    return main(["--results", str(results), *map(str, arguments)])
+
+
+def test_table_has_models_as_columns_and_methods_as_rows() -> None:
+    other = [replace(row, model="vit", model_title="ViT, B=2") for row in ROWS[:2]]
+    assert render([*ROWS, *other]) == "\n".join(
+        [
+            "| | MLP, B=4 | ViT, B=2 |",
+            "|---|---|---|",
+            "| plain | 1.00 (1.00) | 1.00 (1.00) |",
+            "| full gradients: fast | 1.23 (2.50) | 1.23 (2.50) |",
+            "| full gradients: broken | fails |  |",
+            "| plain, absolute | 10.5 ms, 2 MB | 10.5 ms, 2 MB |",
+            "",
+            "- full gradients: broken, failed on mlp: RuntimeError: no",
+        ]
+    )
+
+
+def test_stored_rows_read_back_equal(results: Path) -> None:
+    assert rows.read(results / "cpu-made-up.jsonl") == ROWS
+
+
+def test_stored_rows_are_never_replaced(results: Path) -> None:
+    with pytest.raises(FileExistsError):
+        rows.write(results / "cpu-made-up.jsonl", ROWS)
+
+
+def test_caption_names_machine_versions_commit_and_file() -> None:
+    text = document([("cpu-made-up.jsonl", ROWS)])
+    for part in (RUN.machine, "torch 2.13.0", RUN.commit, "benchmarks/results/cpu-made-up.jsonl"):
+        assert part in text
+    dirty = [replace(row, provenance=replace(RUN, dirty=True)) for row in ROWS]
+    assert "with local changes" in document([("x", dirty)])
+
+
+def test_check_detects_a_stale_table_and_write_mends_it(results: Path, readme: Path) -> None:
+    assert call(results, "--check", readme) == 1
+    assert call(results, "--write", readme) == 0
+    text = readme.read_text()
+    assert text.startswith(f"before\n{START}\n| | MLP, B=4 |")
+    assert text.endswith(f"{END}\nafter\n")
+    assert call(results, "--check", readme) == 0
+    readme.write_text(text.replace("1.23", "1.13"))
+    assert call(results, "--check", readme) == 1
+
+
+def test_check_detects_newer_rows(results: Path, readme: Path) -> None:
+    call(results, "--write", readme)
+    later = replace(RUN, date="2026-01-03T00:00:00+00:00")
+    rows.write(results / "cpu-a.jsonl", [replace(row, provenance=later) for row in ROWS])
+    assert [name for name, _ in newest(results)] == ["cpu-a.jsonl"]
+    assert call(results, "--check", readme) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["no markers", f"{START}\n", f"{END}\n{START}", f"{START}{START}{END}"]
+)
+def test_file_without_its_two_markers_is_refused(results: Path, readme: Path, text: str) -> None:
+    readme.write_text(text)
+    with pytest.raises(SystemExit, match="benchmark-table"):
+        call(results, "--write", readme)
+    assert readme.read_text() == text
+
+
+def test_no_rows_is_an_error_that_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"benchmarks\.run"):
+        call(tmp_path)
