@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pergrad.factors.allocation import empty_result
 from pergrad.factors.core import Factor
 
 __all__ = ["Convolution"]
@@ -96,5 +97,6 @@ class Convolution(Factor):
             n * self.groups, prod(self.kernel[1:]), rows * prod(out)
         )
         g = self.grad_output.unflatten(2, (self.groups, -1)).movedim(1, 3)
-        product = torch.bmm(g.reshape(n * self.groups, -1, rows * prod(out)), columns.mT)
-        return product.view(n, *self.kernel)
+        g = g.reshape(n * self.groups, -1, rows * prod(out))
+        product = empty_result((n * self.groups, g.shape[1], columns.shape[1]), g)
+        return torch.bmm(g, columns.mT, out=product).view(n, *self.kernel)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pergrad.factors.allocation import empty_result
+
 __all__ = [
     "ByOwner",
     "Dense",
@@ -60,9 +62,10 @@ class OuterProduct(Factor):
 
     def materialize(self) -> Tensor:
         g, x = self.grad_output, self.input.to(self.grad_output.dtype)
+        out = empty_result((g.shape[0], g.shape[2], x.shape[2]), g)
         if g.shape[1] == 1:  # one position: broadcasting beats a batch of rank-1 GEMMs
-            return g.mT * x
-        return torch.bmm(g.mT, x)
+            return torch.mul(g.mT, x, out=out)
+        return torch.bmm(g.mT, x, out=out)
 
 
 @dataclass(frozen=True, eq=False)
