@@ -87,9 +87,6 @@ class WithPositions(nn.Module):
         return self.head(torch.tanh(self.words(index) + self.positions(steps)))
 
 
-@pytest.mark.xfail(
-    raises=pergrad.PergradError, strict=True, reason="weights derived from weights come later"
-)
 @pytest.mark.parametrize("keep_dim", [True, False], ids=["(1, T)", "(T,)"])
 @pytest.mark.parametrize("batch", [1, 3, 5], ids=["B = 1", "B < T", "B = T"])
 def test_broadcast_position_embedding_has_a_row_for_each_sample(batch: int, keep_dim: bool) -> None:

@@ -151,10 +151,11 @@ class ExpandedWeight(Tensor):
         scale = scope.count if weights[0].loss_reduction == "mean" else 1
         named = {f"ExpandedWeight {k}": w for k, w in enumerate(weights)}
         recorder = Recorder(named)
-        book = GradSampleBook({name: w.orig_weight for name, w in named.items()})
-        recorder.begin(tracker, book, scale)
-        with torch._C.DisableTorchFunctionSubclass(), recorder:
-            return func(*args, **kwargs)
+        book = GradSampleBook({name: w.orig_weight for name, w in named.items()}, scale)
+        with torch._C.DisableTorchFunctionSubclass():
+            recorder.begin(tracker, book)
+            with recorder:
+                return func(*args, **kwargs)
 
 
 def _check_call(

@@ -21,6 +21,7 @@ __all__ = [
     "Samples",
     "Scope",
     "after_reshape",
+    "samples_back",
     "samples_first",
 ]
 
@@ -118,6 +119,15 @@ def samples_first(x: Tensor, layout: Samples | Owners) -> Tensor:
         return x.unflatten(dim, (layout.scope.count, layout.post)).movedim(dim, 0)
     split = x.unflatten(dim, (layout.pre, layout.scope.count, layout.post))
     return split.movedim(dim + 1, 0).flatten(dim + 1, dim + 2)
+
+
+def samples_back(x: Tensor, layout: Samples) -> Tensor:
+    """The inverse of `samples_first`: the tensor that has that layout."""
+    dim = layout.dim
+    if layout.pre == 1:
+        return x.movedim(0, dim).flatten(dim, dim + 1)
+    split = x.unflatten(dim + 1, (layout.pre, layout.post))
+    return split.movedim(0, dim + 1).flatten(dim, dim + 2)
 
 
 def after_reshape(layout: Samples | Owners, old: torch.Size, new: torch.Size) -> Layout:

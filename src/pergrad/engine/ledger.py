@@ -27,8 +27,9 @@ class Book(Protocol):
 class Ledger:
     """Uses are counted in the forward; a parameter is reduced and freed when all have arrived."""
 
-    def __init__(self, quantities: Sequence[Quantity], batch: Batch) -> None:
+    def __init__(self, quantities: Sequence[Quantity], batch: Batch, scale: int) -> None:
         self._quantities = quantities
+        self._scale = scale  # what a loss that is a mean over the samples has taken off
         self._batch = batch
         self._uses: Counter[str] = Counter()
         self._arrived: Counter[str] = Counter()
@@ -59,6 +60,7 @@ class Ledger:
                 "inside the `record` block; with call_for_per_sample_grads, start from the tensors "
                 "that the call returned"
             )
+        factor = factor if self._scale == 1 else factor.scaled(self._scale)
         self._factors.setdefault(name, []).append(factor)
         self._arrived[name] += 1
         if self._arrived[name] >= self._uses[name]:
@@ -86,13 +88,15 @@ class Ledger:
 class GradSampleBook:
     """Adds every factor to the `grad_sample` of its weight as it arrives: for `ExpandedWeight`."""
 
-    def __init__(self, weights: dict[str, Tensor]) -> None:
+    def __init__(self, weights: dict[str, Tensor], scale: int) -> None:
         self._weights = weights
+        self._scale = scale
 
     def expect(self, name: str) -> None:
         pass
 
     def add(self, name: str, factor: Factor) -> None:
+        factor = factor if self._scale == 1 else factor.scaled(self._scale)
         add_to_grad_sample(self._weights[name], factor.materialize())
 
 

@@ -1,4 +1,4 @@
-"""The recorder: sees every torch function, runs it as it is, and taps those that use a weight."""
+"""The recorder: sees every torch function, runs it as it is, and gives each use of a weight its rung."""
 
 from __future__ import annotations
 
@@ -7,100 +7,71 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from pergrad.engine.composites import is_composite, without_override_check
-from pergrad.engine.layouts import Lost, Owners, Samples
+from pergrad.engine.derivation import derive, transform
+from pergrad.engine.inplace import out_of_place
+from pergrad.engine.ladder import (
+    MixedCall,
+    by_broadcast,
+    by_masked_vjp,
+    by_vmap,
+    expanded,
+    same_values,
+)
+from pergrad.engine.layouts import Lost, samples_back
 from pergrad.engine.ledger import Book
-from pergrad.engine.propagation import name_of, tensors_in
-from pergrad.engine.tap import Use, tap
+from pergrad.engine.propagation import ELEMENTWISE, name_of, sizes_in, tensors_in
+from pergrad.engine.ruled import call_with_rule, unsupported
+from pergrad.engine.sizes import BatchSize
 from pergrad.engine.tracker import Tracker
-from pergrad.errors import UnsupportedFunctionError
-from pergrad.rules import DECOMPOSITIONS, RULES, Rule
+from pergrad.engine.weights import Root, Weight, refuse_ordinary_gradients
+from pergrad.rules import DECOMPOSITIONS, RULES
 
 __all__ = ["Recorder"]
 
 # Attributes that are tensors; reading any other one, or setting one, moves no samples.
-_TENSOR_ATTRIBUTES = frozenset(["T", "mT", "H", "mH", "real", "imag", "data"])
+_TENSOR_ATTRIBUTES = frozenset("T mT H mH real imag data".split())
 
 # Functions that look at a weight without making a gradient flow to it.
 _HARMLESS = frozenset(
-    [
-        "size",
-        "dim",
-        "numel",
-        "nelement",
-        "element_size",
-        "stride",
-        "storage_offset",
-        "is_contiguous",
-        "is_floating_point",
-        "is_complex",
-        "is_signed",
-        "data_ptr",
-        "get_device",
-        "len",
-        "hash",
-        "repr",
-        "format",
-        "detach",
-        "data",
-        "requires_grad",
-        "register_hook",
-        "ndimension",
-        "_is_view",
-        "is_pinned",
-        "untyped_storage",
-        "storage",
-        "deepcopy",
-        "reduce_ex",
-        "is_nonzero",
-        "retain_grad",
-        "register_post_accumulate_grad_hook",
-        "is_inference",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "rand_like",
-        "randn_like",
-        "full_like",
-        "new_zeros",
-        "new_ones",
-        "new_empty",
-        "new_full",
-        "new_tensor",
-        "result_type",
-        "can_cast",
-        "is_same_size",
-        "_has_compatible_shallow_copy_type",
-        "_cudnn_rnn_flatten_weight",
-        "is_tensor",
-        "allclose",
-        "equal",
-    ]
+    """
+    size dim numel nelement element_size stride storage_offset is_contiguous is_floating_point is_complex
+    is_signed data_ptr get_device len hash repr format detach data requires_grad register_hook ndimension
+    _is_view is_pinned untyped_storage storage deepcopy reduce_ex is_nonzero retain_grad
+    register_post_accumulate_grad_hook is_inference zeros_like ones_like empty_like rand_like randn_like
+    full_like new_zeros new_ones new_empty new_full new_tensor result_type can_cast is_same_size
+    _has_compatible_shallow_copy_type _cudnn_rnn_flatten_weight is_tensor allclose equal
+    """.split()
 )
 
 _BACKWARDS = frozenset([Tensor.backward, torch.autograd.backward, torch.autograd.grad])
+_REPEATS = frozenset("expand expand_as broadcast_to repeat tile".split())
 
 
 class Recorder(TorchFunctionMode):
-    """Interception for one scope: `weights` are the recorded tensors by name."""
+    """Interception for one scope: `parameters` are the recorded tensors by name."""
 
     tracker: Tracker
-    _book: Book
-    _scale: int
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self._weights = weights  # keeps the ids valid
-        self._names = {id(w): name for name, w in weights.items()}
-        self._anchor = torch.zeros((), requires_grad=True)
+        self._parameters = parameters  # keeps the ids valid
+        self._roots: dict[int, Root] = {}
         self._begun = False
 
-    def begin(self, tracker: Tracker, book: Book, scale: int) -> None:
-        """Record from now on; until then, functions pass by unless they need a weight's gradient."""
-        self.tracker, self._book, self._scale = tracker, book, scale
+    def begin(self, tracker: Tracker, book: Book) -> None:
+        """Record from now on; until then, functions pass by."""
+        self.tracker = tracker
+        anchor = torch.zeros((), requires_grad=True)
+        for name, p in self._parameters.items():
+            self._roots[id(p)] = Root(tracker.scope, name, p, book, anchor)
         self._begun = True
+
+    def weight_of(self, t: Tensor) -> Weight | None:
+        return self._roots.get(id(t)) or self.tracker.weight_of(t)
 
     def __torch_function__(
         self,
@@ -127,17 +98,16 @@ class Recorder(TorchFunctionMode):
             with self:  # a checkpoint inside recomputes its forward, which must be seen
                 return without_override_check(func)(*args, **kwargs)
 
-        recorded = [t for t in tensors_in(args) if id(t) in self._names]
-        if kwargs:
-            recorded += [t for t in tensors_in(kwargs) if id(t) in self._names]
-        if recorded and torch.is_grad_enabled() and name_of(func) not in _HARMLESS:
-            return self._call_on_weights(func, args, kwargs)
+        if torch.is_grad_enabled() and name_of(func) not in _HARMLESS:
+            for t in tensors_in((args, kwargs)):
+                if self.weight_of(t) is not None:
+                    return self._call_on_weights(func, args, kwargs)
         output = func(*args, **kwargs)
         self.tracker.propagate(func, args, kwargs, output)
         return output
 
     def _shape(self, t: Tensor, shape: torch.Size) -> torch.Size:
-        return shape if id(t) in self._names else self.tracker.tagged(t, shape)
+        return shape if self.weight_of(t) is not None else self.tracker.tagged(t, shape)
 
     def _size(self, size: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(size, int):
@@ -150,130 +120,142 @@ class Recorder(TorchFunctionMode):
     def _call_on_weights(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """The ladder: decomposition, rule, the function's own body, derivation, and the mixed rungs."""
         decomposition = DECOMPOSITIONS.get(func)
         if decomposition is not None:
             with self:
-                return decomposition(*args, **kwargs)
+                output = decomposition(*args, **kwargs)
+            if output is not NotImplemented:
+                return output
         rule = RULES.get(func)
         if rule is not None:
-            return self._call_with_rule(rule, func, args, kwargs)
-        if is_composite(func):
+            output = call_with_rule(rule, func, args, kwargs, self.tracker, self.weight_of)
+            if output is not NotImplemented:
+                return output
+        elif is_composite(func):
             with self:
                 return without_override_check(func)(*args, **kwargs)
-        recorded = [self._names[id(t)] for t in tensors_in((args, kwargs)) if id(t) in self._names]
-        raise self._unsupported(func, dict(enumerate(recorded)), "it has no rule")
+        pure = out_of_place(func)
+        if pure is not None:
+            return self._in_place(pure, args, kwargs)
+        if not self._carriers(args, kwargs):
+            return self._derived(func, args, kwargs)
+        return self._mixed(func, args, kwargs)
 
-    def _call_with_rule(
-        self, rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _carriers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        return [
+            t
+            for t in tensors_in((args, kwargs))
+            if self.weight_of(t) is None and not self.tracker.is_constant(t)
+        ]
+
+    def _derived(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run the function on the weights' values and tap its output for the rule."""
-        bound = rule.bind(args, kwargs)
-        weights = {
-            argument: self._names[id(value)]
-            for argument, value in bound.items()
-            if isinstance(value, Tensor) and id(value) in self._names
-        }
-        plain = {
-            argument: self._plain(value, rule.casts_under_autocast)
-            if isinstance(value, Tensor)
-            else value
-            for argument, value in bound.items()
-        }
-        layouts: dict[str, Samples | Owners] = {}
-        for argument, value in plain.items():
-            if isinstance(value, Tensor) and argument not in weights:
-                layout = self.tracker.layout(value)
-                if isinstance(layout, Samples | Owners):
-                    layouts[argument] = layout
-                elif isinstance(layout, Lost):
-                    raise self._unsupported(func, weights, layout.reason)
-        self._check(rule, func, plain, weights, layouts)
+        """A function of weights and constants: its result is a weight again."""
+        first = self.weight_of(args[0]) if args and isinstance(args[0], Tensor) else None
+        if first is not None:
+            if name_of(func) in _REPEATS and any(True for _ in sizes_in((args[1:], kwargs))):
+                return self._repeated(func, first, args, kwargs)
+            if sum(isinstance(t, Tensor) for t in tensors_in((args, kwargs))) == 1:
+                lazy = transform(func, first, args, kwargs)
+                if lazy is not None:
+                    return self._as_weight(lazy)
+        result, weights = derive(func, args, kwargs, self.weight_of)
 
-        args = tuple(plain[argument] for argument in rule.names[: len(args)])
-        kwargs = {argument: plain[argument] for argument in kwargs}
-        output = func(*args, **kwargs)
-        self.tracker.propagate(func, args, kwargs, output)
-        outputs = tuple(tensors_in(output))
-        output_layouts = tuple(self.tracker.layout(t) for t in outputs)
-        for layout in output_layouts:
-            if isinstance(layout, Lost):
-                raise self._unsupported(func, weights, layout.reason)
+        def marked(t: Any) -> Any:
+            if not isinstance(t, Tensor):
+                return t
+            if id(t) in weights:
+                return self._as_weight(weights[id(t)])
+            self.tracker.mark(t, self.tracker.constant)
+            return t
 
-        saves = rule.saves(list(weights))
-        kept: dict[str, Tensor] = {}
-        arguments: dict[str, Any] = {}
-        for argument, value in plain.items():
-            if not isinstance(value, Tensor):
-                arguments[argument] = value
-            elif saves is None or argument in saves:
-                kept[argument] = value.detach()
-            else:  # of a weight whose values are not needed, its shape
-                arguments[argument] = value.to("meta") if argument in weights else None
-        positions = {argument: k for k, argument in enumerate(kept)}
-        use = Use(
-            rule,
-            _written(func),
-            arguments,
-            positions,
-            layouts,
-            output_layouts,
-            weights,
-            self._book,
-            self._scale,
-        )
-        for parameter in weights.values():
-            self._book.expect(parameter)
-        tapped = tap(use, tuple(kept.values()), self._anchor, outputs)
-        for t, layout in zip(tapped, output_layouts, strict=True):
-            self.tracker.mark(t, layout)
-        return tapped[0] if isinstance(output, Tensor) else type(output)(tapped)
+        return pytree.tree_map(marked, result)
 
-    def _check(
-        self,
-        rule: Rule,
-        func: Callable[..., Any],
-        arguments: Mapping[str, Any],
-        weights: Mapping[str, str],
-        layouts: Mapping[str, Samples | Owners],
-    ) -> None:
-        """Refuse a call that the rule does not cover."""
-        if not layouts:
-            raise self._unsupported(func, weights, "none of its arguments carries samples")
-        if rule.weights is not None:
-            strange = sorted(set(weights) - set(rule.weights))
-            if strange:
-                raise self._unsupported(func, weights, f"its rule has no gradient for {strange}")
-            varying = sorted(set(layouts) & set(rule.weights))
-            if varying:
-                raise self._unsupported(func, weights, f"{varying} differ between the samples")
-        if rule.check is not None:
-            rule.check(arguments, {name: layout.dim for name, layout in layouts.items()})
-
-    def _plain(self, t: Tensor, casts: bool) -> Tensor:
-        """The tensor to call a function on: a weight's value, cast as autocast is about to."""
-        name = self._names.get(id(t))
-        layout = self.tracker.layout(t) if name is None else self.tracker.scope.constant()
-        if name is not None:
-            t = t.detach()
-        if casts and t.is_floating_point() and torch.is_autocast_enabled(t.device.type):
-            dtype = torch.get_autocast_dtype(t.device.type)
-            t = t if t.dtype in (dtype, torch.float64) else t.to(dtype)
-        self.tracker.mark(t, layout)
+    def _as_weight(self, weight: Weight) -> Tensor:
+        """A tensor for the model to go on with; should an ordinary gradient reach it, that is an error."""
+        t = weight.value.detach()
+        if t.is_floating_point() or t.is_complex():
+            refuse_ordinary_gradients(t.requires_grad_(), weight.name)
+        self.tracker.mark_weight(t, weight)
         return t
 
-    def _unsupported(
-        self, func: Callable[..., Any], weights: Mapping[Any, str], reason: str
-    ) -> UnsupportedFunctionError:
-        names = " and ".join(
-            f"{name!r} (shape {tuple(self._weights[name].shape)})" for name in weights.values()
-        )
-        function = _written(func)
-        return UnsupportedFunctionError(
-            f"Expanded Weights encountered but cannot handle function {func.__name__}: "
-            f"`{function}` on parameter {names}: {reason}. Register a rule with "
-            f"@pergrad.implements_per_sample_grads({function}), or freeze the parameter."
-        )
+    def _repeated(
+        self,
+        func: Callable[..., Any],
+        weight: Weight,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        """`token.expand(batch_size, -1, -1)`: the weight once for every sample."""
+        count = self.tracker.scope.count
+        if name_of(func) == "expand_as":
+            args = (args[0], self._shape(args[1], args[1].shape))
+            func = Tensor.expand
+        sizes = pytree.tree_leaves((args[1:], tuple(kwargs.values())))
+        sizes = [s for s in sizes if isinstance(s, int)]
+        dim = next(d for d, size in enumerate(sizes) if isinstance(size, BatchSize))
+        own = [int(s) // count if d == dim else int(s) for d, s in enumerate(sizes)]
+        whole = func(weight.value, *args[1:], **kwargs)
+        each = torch.vmap(lambda w: func(w, own))(expanded(weight))
+        layout = self.tracker.scope.samples(dim, 1, whole.shape[dim] // count)
+        output = samples_back(each, layout)
+        self.tracker.mark(output, layout)
+        return output
 
+    def _in_place(
+        self, pure: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Compute the new value apart, then let the target be it."""
+        target = args[0]
+        result = self._call_on_weights(pure, args, kwargs)
+        weight = self.weight_of(result)
+        if weight is None:
+            layout = self.tracker.layout(result)
+            target.copy_(result)
+            self.tracker.mark(target, layout)
+            return target
+        if id(target) in self._roots or target._is_view():
+            where = "a view" if target._is_view() else "a parameter"
+            raise unsupported(pure, [weight], f"it changes {where} in place")
+        with torch.no_grad():
+            target.copy_(weight.value)
+        self.tracker.mark_weight(target, weight)
+        return target
 
-def _written(func: Callable[..., Any]) -> str:
-    return resolve_name(func) or name_of(func)
+    def _mixed(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A function of weights and samples without a rule."""
+        tracker = self.tracker
+        call = MixedCall(func, args, kwargs, self.weight_of, tracker.layout)
+        lost = next((la for la in call.inputs.values() if isinstance(la, Lost)), None)
+        if lost is not None:
+            raise unsupported(func, call.weights.values(), lost.reason)
+        values = {k: w.value for k, w in call.weights.items()}
+        for value in values.values():
+            tracker.mark(value, tracker.constant)
+        plain_args, plain_kwargs = call.arguments(values)
+
+        if name_of(func) in ELEMENTWISE:
+            output = by_broadcast(call)
+            if output is not None:
+                tracker.propagate(func, plain_args, plain_kwargs, output)
+                return output
+        with torch.no_grad():
+            plain = func(*plain_args, **plain_kwargs)
+        tracker.propagate(func, plain_args, plain_kwargs, plain)
+        flat, spec = pytree.tree_flatten(plain)
+        if not any(isinstance(t, Tensor) and t.is_floating_point() for t in flat):
+            return plain
+        layouts = [tracker.layout(t) for t in flat]
+        for layout in layouts:
+            if isinstance(layout, Lost):
+                raise unsupported(func, call.weights.values(), layout.reason)
+        results = by_vmap(call, layouts)
+        if results is None or not same_values(results, flat):
+            results = by_masked_vjp(call, layouts)
+        for t, layout in zip(results, layouts, strict=True):
+            tracker.mark(t, layout)
+        return pytree.tree_unflatten(results, spec)

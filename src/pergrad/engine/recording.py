@@ -14,7 +14,8 @@ from pergrad.engine.layouts import Scope
 from pergrad.engine.ledger import Ledger
 from pergrad.engine.recorder import Recorder
 from pergrad.engine.tracker import Tracker
-from pergrad.errors import BatchSizeError, PergradError, ScopeError, UnseenUseError
+from pergrad.engine.weights import refuse_ordinary_gradients
+from pergrad.errors import BatchSizeError, PergradError, ScopeError
 from pergrad.quantities import Batch, Quantity
 
 __all__ = ["LossReduction", "Recording", "check_options"]
@@ -69,12 +70,12 @@ class Recording:
     def begin(self, size: int) -> None:
         """The batch has `size` samples: everything from here on is recorded."""
         constants = [*self._module.parameters(), *self._module.buffers()]
-        self._ledger = Ledger(self._quantities, Batch(size, self._weights))
+        scale = size if self._loss_reduction == "mean" else 1
+        self._ledger = Ledger(self._quantities, Batch(size, self._weights), scale)
         self._tracker = Tracker(Scope(size), self._batch_dim, constants)
         if self._is_collecting:
             self._ledger.open()
-        scale = size if self._loss_reduction == "mean" else 1
-        self._recorder.begin(self._tracker, self._ledger, scale)
+        self._recorder.begin(self._tracker, self._ledger)
 
     def enter_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The module's own forward begins: its arguments carry the samples, what else it meets does not."""
@@ -119,19 +120,7 @@ class Recording:
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """Within: gradients are taken in; one that reaches a parameter past the recorder is an error."""
-
-        def refuse(name: str) -> Any:
-            def hook(_: Tensor) -> None:
-                raise UnseenUseError(
-                    f"an ordinary, summed gradient reached parameter {name!r}: some function used it "
-                    "out of sight of the recorder (C++ code, or a graph built before recording began); "
-                    "freeze the parameter, or write that function in torch and register a rule for it "
-                    "with @pergrad.implements_per_sample_grads"
-                )
-
-            return hook
-
-        hooks = [p.register_hook(refuse(name)) for name, p in self._weights.items()]
+        hooks = [refuse_ordinary_gradients(p, name) for name, p in self._weights.items()]
         self._is_collecting = True
         if self._ledger is not None:
             self._ledger.open()

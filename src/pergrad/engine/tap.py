@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.layouts import Layout, Owners, Samples, samples_first
-from pergrad.engine.ledger import Book
+from pergrad.engine.weights import Weight
 from pergrad.errors import PergradError
 from pergrad.factors import ByOwner, Dense, Factor
 from pergrad.rules import Rule
@@ -28,25 +28,26 @@ class Use:
     kept: Mapping[str, int]  # argument -> position among the kept tensors
     layouts: Mapping[str, Samples | Owners]  # of the arguments that carry samples
     output_layouts: tuple[Layout, ...]
-    weights: Mapping[str, str]  # argument -> parameter name
-    book: Book
-    scale: int  # what a loss that is a mean over the samples has taken off
+    weights: Mapping[str, Weight]  # by argument
 
-    def on_gradient(self, grads: tuple[Tensor | None, ...], kept: tuple[Tensor, ...]) -> None:
+    def on_gradient(
+        self, grads: tuple[Tensor | None, ...], kept: tuple[Tensor, ...]
+    ) -> list[Tensor | None]:
+        """Give every weight its factor; what is left to flow to the weights' anchors."""
         layouts = (*self.layouts.values(), *self.output_layouts)
         by_owner = next((la for la in layouts if isinstance(la, Owners)), None)
         arguments = dict(self.arguments)
         for name, position in self.kept.items():
             arguments[name] = self._rows(kept[position], self.layouts.get(name), by_owner)
         outputs = [
-            None
-            if g is None
-            else self._rows(g if self.scale == 1 else g * self.scale, la, by_owner)
+            None if g is None else self._rows(g, la, by_owner)
             for g, la in zip(grads, self.output_layouts, strict=True)
         ]
         gradients = self.rule.gradients(outputs[0] if len(outputs) == 1 else outputs, **arguments)
-        for argument, parameter in self.weights.items():
-            self.book.add(parameter, self._factor(argument, parameter, gradients, by_owner))
+        return [
+            weight.take(self._factor(argument, weight.name, gradients, by_owner))
+            for argument, weight in self.weights.items()
+        ]
 
     @staticmethod
     def _rows(t: Tensor, layout: Layout | None, by_owner: Owners | None) -> Tensor:
@@ -74,9 +75,10 @@ class Use:
 class _Tap(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, use: Use, kept: tuple[Tensor, ...], anchor: Tensor, *outputs: Tensor
+        ctx: Any, use: Use, kept: tuple[Tensor, ...], *anchors_and_outputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.use = use
+        outputs = anchors_and_outputs[len(use.weights) :]
         ctx.save_for_backward(*kept)  # not on ctx: checkpointing must see them
         ctx.set_materialize_grads(False)
         return tuple(t.detach() for t in outputs)  # no view: in-place operations may follow
@@ -84,17 +86,17 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         kept = ctx.saved_tensors  # before the switch: it may run a checkpoint's recomputation
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            if any(g is not None for g in grads):
-                ctx.use.on_gradient(grads, kept)
-        return None, None, None, *grads
+        flow: list[Tensor | None] = [None] * len(ctx.use.weights)
+        if any(g is not None for g in grads):
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                flow = ctx.use.on_gradient(grads, kept)
+        return None, None, *flow, *grads
 
 
-def tap(
-    use: Use, kept: tuple[Tensor, ...], anchor: Tensor, outputs: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
-    """The outputs, with the use's rule called once their gradients are known.
-
-    `anchor` is any tensor that requires grad: for its sake the tap runs where no input does.
-    """
-    return _Tap.apply(use, kept, anchor, *outputs)
+def tap(use: Use, kept: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The outputs, with the use's rule called once their gradients are known."""
+    anchors = []
+    for weight in use.weights.values():
+        weight.expect()
+        anchors.append(weight.anchor)
+    return _Tap.apply(use, kept, *anchors, *outputs)

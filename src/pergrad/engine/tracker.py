@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.engine.layouts import Layout, Owners, Samples, Scope
+from pergrad.engine.layouts import Constant, Layout, Samples, Scope
 from pergrad.engine.propagation import Call, layouts_of_outputs, tensors_in
 from pergrad.engine.propagation.indexing import layout_after_write
 from pergrad.engine.sizes import BatchSize
+from pergrad.engine.weights import Weight
 
 __all__ = ["Tracker"]
 
-TAG = "_pergrad_layout"  # the attribute that a tensor carries its layout in
+TAG = "_pergrad_layout"  # the attribute that a tensor carries its layout, or the weight that it is, in
 
 
 class Tracker:
@@ -25,19 +26,29 @@ class Tracker:
         self.scope = scope
         self.batch_dim = batch_dim
         self.strangers_are_constant = False  # while the module's own forward runs
-        self._constant = scope.constant()
+        self.constant = scope.constant()
         self._constants = {id(t): t for t in constants}  # what belongs to the model
 
     def knows(self, t: Tensor) -> bool:
         tag: Layout | None = getattr(t, TAG, None)
         return tag is not None and tag.scope is self.scope
 
+    def weight_of(self, t: Tensor) -> Weight | None:
+        tag = getattr(t, TAG, None)
+        return tag if isinstance(tag, Weight) and tag.scope is self.scope else None
+
+    def mark_weight(self, t: Tensor, weight: Weight) -> None:
+        setattr(t, TAG, weight)
+
+    def is_constant(self, t: Tensor) -> bool:
+        return isinstance(self.layout(t), Constant)
+
     def layout(self, t: Tensor) -> Layout:
-        tag: Layout | None = getattr(t, TAG, None)
+        tag: Layout | Weight | None = getattr(t, TAG, None)
         if tag is not None and tag.scope is self.scope:
-            return tag
+            return self.constant if isinstance(tag, Weight) else tag
         if self.strangers_are_constant or id(t) in self._constants:
-            return self._constant
+            return self.constant
         return self.by_shape(t, self.batch_dim)
 
     def mark(self, t: Tensor, layout: Layout) -> None:
@@ -52,10 +63,7 @@ class Tracker:
         """The layout that the shape of an input shows."""
         if t.dim() > dim and t.shape[dim] == self.scope.count:
             return self.scope.samples(dim)
-        return self._constant
-
-    def carriers(self, value: Any) -> list[Tensor]:
-        return [t for t in tensors_in(value) if isinstance(self.layout(t), Samples | Owners)]
+        return self.constant
 
     def propagate(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -34,6 +34,9 @@ class Convolution(Factor):
         if self._samples_as_groups_is_cheaper():
             return self.by_samples_as_groups()
         return self.by_windows()
+
+    def scaled(self, scale: float) -> Convolution:
+        return replace(self, grad_output=self.grad_output * scale)
 
     def _samples_as_groups_is_cheaper(self) -> bool:
         """Whether one grouped convolution beats copying the windows.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +33,14 @@ class Factor(ABC):
     @abstractmethod
     def materialize(self) -> Tensor:
         """The gradients themselves, (n, *weight.shape)."""
+
+    def scaled(self, scale: float) -> Factor:
+        """The gradients times a number."""
+        return Dense(self.materialize() * scale)
+
+    def transposed(self) -> Factor:
+        """The same gradients for the transposed matrix."""
+        return Dense(self.materialize().mT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +75,12 @@ class OuterProduct(Factor):
             return torch.mul(g.mT, x, out=out)
         return torch.bmm(g.mT, x, out=out)
 
+    def scaled(self, scale: float) -> OuterProduct:
+        return replace(self, grad_output=self.grad_output * scale)
+
+    def transposed(self) -> OuterProduct:
+        return OuterProduct(self.input.to(self.grad_output.dtype), self.grad_output)
+
 
 @dataclass(frozen=True, eq=False)
 class PositionSum(Factor):
@@ -76,6 +90,9 @@ class PositionSum(Factor):
 
     def materialize(self) -> Tensor:
         return self.grad_output.sum(1)
+
+    def scaled(self, scale: float) -> PositionSum:
+        return replace(self, grad_output=self.grad_output * scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +104,9 @@ class ElementProduct(Factor):
 
     def materialize(self) -> Tensor:
         return (self.grad_output * self.input).sum(1)
+
+    def scaled(self, scale: float) -> ElementProduct:
+        return replace(self, grad_output=self.grad_output * scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +124,9 @@ class RowSum(Factor):
         flat.index_add_(0, (self.index + first_row).flatten(), self.grad_output.flatten(0, 1))
         return flat.view(n, self.rows, width)
 
+    def scaled(self, scale: float) -> RowSum:
+        return replace(self, grad_output=self.grad_output * scale)
+
 
 @dataclass(frozen=True, eq=False)
 class ByOwner(Factor):
@@ -119,6 +142,9 @@ class ByOwner(Factor):
         rows = self.rows.materialize()
         out = rows.new_zeros(self.samples, *rows.shape[1:])
         return out.index_add_(0, self.owner, rows)
+
+    def scaled(self, scale: float) -> ByOwner:
+        return replace(self, rows=self.rows.scaled(scale))
 
     def _padded(self, rows: OuterProduct) -> OuterProduct:
         """The same outer products with each sample's rows side by side, short samples zero-padded."""

@@ -1,6 +1,14 @@
 """The rules, one family a file; importing this package registers them all."""
 
-from pergrad.rules import convolution, embedding, linear, normalization, recurrent
+from pergrad.rules import (
+    activation,
+    convolution,
+    embedding,
+    linear,
+    matmul,
+    normalization,
+    recurrent,
+)
 from pergrad.rules.registry import (
     DECOMPOSITIONS,
     RULES,
@@ -13,11 +21,13 @@ __all__ = [
     "DECOMPOSITIONS",
     "RULES",
     "Rule",
+    "activation",
     "convolution",
     "decomposes",
     "embedding",
     "implements_per_sample_grads",
     "linear",
+    "matmul",
     "normalization",
     "recurrent",
 ]

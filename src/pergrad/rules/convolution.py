@@ -69,10 +69,11 @@ def convolution(
             groups,
         )
 
-    def shift() -> PositionSum:
-        return PositionSum(grad_output.flatten(3).movedim(2, -1).flatten(1, 2))
+    return {"weight": kernel, "bias": lambda: _shift(grad_output)}
 
-    return {"weight": kernel, "bias": shift}
+
+def _shift(grad_output: Tensor) -> PositionSum:
+    return PositionSum(grad_output.flatten(3).movedim(2, -1).flatten(1, 2))
 
 
 for _function, _rank in ((F.conv1d, 3), (F.conv2d, 4), (F.conv3d, 5)):
@@ -82,3 +83,41 @@ for _function, _rank in ((F.conv1d, 3), (F.conv2d, 4), (F.conv3d, 5)):
         check=_input_is_batched(_function, _rank),
         casts_under_autocast=True,
     )(convolution)
+
+
+def transposed_convolution(
+    grad_output: Tensor,  # (n, r, o, *out)
+    input: Tensor,  # (n, r, c, *space)
+    weight: Tensor,  # (c, o / groups, *taps)
+    bias: Tensor | None = None,  # (o,)
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> Gradients:
+    """The transpose's: the kernel's gradient of a convolution from grad_output to the input."""
+
+    def kernel() -> Convolution:
+        taps = tuple(weight.shape[2:])
+        dilations = _each(dilation, len(taps))
+        return Convolution(
+            input.to(grad_output.dtype),
+            grad_output,
+            tuple(weight.shape),
+            _each(stride, len(taps)),
+            _padding(padding, taps, dilations),
+            dilations,
+            groups,
+        )
+
+    return {"weight": kernel, "bias": lambda: _shift(grad_output)}
+
+
+for _function, _rank in ((F.conv_transpose1d, 3), (F.conv_transpose2d, 4), (F.conv_transpose3d, 5)):
+    implements_per_sample_grads(
+        _function,
+        weights={"weight": ("input",), "bias": ()},
+        check=_input_is_batched(_function, _rank),
+        casts_under_autocast=True,
+    )(transposed_convolution)

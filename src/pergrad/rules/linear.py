@@ -1,10 +1,11 @@
-"""Linear maps."""
+"""Linear and bilinear maps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -41,3 +42,25 @@ def linear(
         "weight": lambda: OuterProduct(grad_output.flatten(1, -2), input.flatten(1, -2)),
         "bias": lambda: PositionSum(grad_output.flatten(1, -2)),
     }
+
+
+@implements_per_sample_grads(
+    F.bilinear, torch.bilinear, weights={"weight": ("input1", "input2"), "bias": ()}
+)
+def bilinear(
+    grad_output: Tensor,  # (n, ..., o)
+    input1: Tensor,  # (n, ..., i)
+    input2: Tensor,  # (n, ..., j)
+    weight: Tensor,  # (o, i, j)
+    bias: Tensor | None = None,  # (o,)
+) -> Gradients:
+    """∂W_n[o,i,j] = Σ_t g[n,t,o] x[n,t,i] y[n,t,j],  ∂b_n = Σ_t g[n,t]."""
+
+    def rows(x: Tensor) -> Tensor:  # (n, t, features); an input without samples is the same for all
+        x = x if x.dim() == grad_output.dim() else x.expand(len(grad_output), *x.shape)
+        return x.flatten(1, -2)
+
+    def kernel() -> Tensor:
+        return torch.einsum("nto,nti,ntj->noij", rows(grad_output), rows(input1), rows(input2))
+
+    return {"weight": kernel, "bias": lambda: PositionSum(rows(grad_output))}

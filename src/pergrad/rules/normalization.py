@@ -50,6 +50,26 @@ def layer_norm(
     return {"weight": scale, "bias": lambda: PositionSum(positions(grad_output))}
 
 
+@implements_per_sample_grads(
+    F.rms_norm, weights={"weight": ("input",)}, check=_samples_are_not_normalized
+)
+def rms_norm(
+    grad_output: Tensor,  # (n, ..., *normalized_shape)
+    input: Tensor,  # (n, ..., *normalized_shape)
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Gradients:
+    """∂γ_n = Σ_t g ⊙ x̂."""
+
+    def scale() -> ElementProduct:
+        normalized = F.rms_norm(input, normalized_shape, eps=eps).to(grad_output.dtype)
+        shape = (len(input), -1, *normalized_shape)
+        return ElementProduct(grad_output.reshape(shape), normalized.reshape(shape))
+
+    return {"weight": scale}
+
+
 def _channels_last(x: Tensor) -> Tensor:
     """(n, r, c, *positions) -> (n, t, c)."""
     return x.flatten(3).movedim(2, -1).flatten(1, 2) if x.dim() > 3 else x
@@ -115,4 +135,25 @@ def instance_norm(
     normalized = F.instance_norm(
         input, running_mean, running_var, None, None, use_input_stats, momentum, eps
     )
+    return channel_affine(normalized, weight, bias)
+
+
+@decomposes(F.batch_norm)
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """With running statistics, a scale and a shift; with those of the batch there is no such thing."""
+    if training:
+        raise MixedSamplesError(
+            "BatchNorm in training mode normalises over the samples of a batch, so that no sample has a "
+            "gradient of its own: call .eval() on the module, or use nn.GroupNorm instead"
+        )
+    normalized = F.batch_norm(input, running_mean, running_var, None, None, False, momentum, eps)
     return channel_affine(normalized, weight, bias)

@@ -170,3 +170,28 @@ def _single_state(cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
 decomposes(torch.gru)(_single_state(gru_cell))
 decomposes(torch.rnn_tanh)(_single_state(tanh_cell))
 decomposes(torch.rnn_relu)(_single_state(relu_cell))
+
+
+def _single_step(cell: Cell, states_of: Callable[[Any], State]) -> Callable[..., Any]:
+    """The cells of torch.nn: one step, (x, hx, w_ih, w_hh, b_ih, b_hh)."""
+
+    def run(
+        input: Tensor,
+        hx: Any,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
+    ) -> Any:
+        projected = F.linear(input, w_ih, b_ih)
+        state = tuple(carry_samples(s, projected) for s in states_of(hx))
+        state = cell(projected, F.linear(state[0], w_hh, b_hh), state)
+        return state if len(state) > 1 else state[0]
+
+    return run
+
+
+decomposes(torch.lstm_cell)(_single_step(lstm_cell, tuple))
+decomposes(torch.gru_cell)(_single_step(gru_cell, lambda hx: (hx,)))
+decomposes(torch.rnn_tanh_cell)(_single_step(tanh_cell, lambda hx: (hx,)))
+decomposes(torch.rnn_relu_cell)(_single_step(relu_cell, lambda hx: (hx,)))

@@ -14,11 +14,13 @@ from pergrad.engine.propagation import (
     reducing,
     shaping,
 )
-from pergrad.engine.propagation.creating import layout_by_sizes
+from pergrad.engine.propagation.creating import layout_by_sizes, sizes_in
+from pergrad.engine.propagation.elementwise import ELEMENTWISE
 from pergrad.engine.propagation.probing import layouts_by_probe
 from pergrad.engine.propagation.table import HANDLERS, Call, name_of, tensors_in
 
 __all__ = [
+    "ELEMENTWISE",
     "Call",
     "batchwise",
     "contracting",
@@ -29,6 +31,7 @@ __all__ = [
     "name_of",
     "reducing",
     "shaping",
+    "sizes_in",
     "tensors_in",
 ]
 

@@ -29,7 +29,7 @@ def _spatial(call: Call) -> Layout | None:
     t = call.argument(0, "input", "theta")
     layout = call.layout(t)
     if isinstance(layout, Samples | Owners) and layout.dim != 0:
-        return None
+        return call.mixed()
     return layout
 
 

@@ -7,9 +7,10 @@ import torch
 from pergrad.engine.layouts import Layout, Owners, Samples
 from pergrad.engine.propagation.table import Call, moves_samples
 
-__all__ = ["aligned"]
+__all__ = ["ELEMENTWISE", "aligned"]
 
-_NAMES = """
+ELEMENTWISE = frozenset(
+    """
     add sub mul div truediv floordiv true_divide floor_divide divide multiply subtract rsub mod fmod
     remainder pow float_power neg negative pos positive abs absolute sign sgn
     exp exp2 expm1 log log2 log10 log1p logaddexp logaddexp2 sqrt rsqrt square reciprocal
@@ -28,10 +29,11 @@ _NAMES = """
     zeros_like ones_like empty_like full_like rand_like randn_like randint_like
     expand broadcast_to expand_as alias copy bucketize
     lstm_cell gru_cell tanh_cell relu_cell
-"""
+""".split()
+)
 
 
-@moves_samples(*_NAMES.split())
+@moves_samples(*ELEMENTWISE)
 def aligned(call: Call) -> Layout | None:
     """Arguments are aligned at their last dimensions; all that carry samples must agree on where."""
     out = call.output

@@ -131,6 +131,7 @@ def _picked(
     return call.lost("picks samples along several dimensions at once")
 
 
+@moves_samples("put")
 def layout_after_write(call: Call) -> Layout:
     """The layout of `t` after `t[index] = value`."""
     t, index, value = call.args[:3]

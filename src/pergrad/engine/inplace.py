@@ -1,0 +1,48 @@
+"""In-place functions by their out-of-place forms: a weight's value may not be overwritten."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["out_of_place"]
+
+
+class _Put:
+    """`t[index] = value` on a copy of t. (No plain function: those are taken for composites of torch.)"""
+
+    __name__ = "put"
+
+    def __call__(self, t: Tensor, index: Any, value: Any) -> Tensor:
+        out = t.clone()
+        out[index] = value
+        return out
+
+
+class _Copied:
+    """What `t.copy_(source)` leaves in t."""
+
+    __name__ = "copied"
+
+    def __call__(self, t: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        return torch.zeros_like(t) + source.to(t.device, t.dtype)
+
+
+_SPECIAL: dict[Any, Callable[..., Any]] = {Tensor.__setitem__: _Put(), Tensor.copy_: _Copied()}
+
+
+@functools.cache
+def out_of_place(func: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The function that computes what `func` writes into its first argument; None if it writes nothing."""
+    if func in _SPECIAL:
+        return _SPECIAL[func]
+    name = func.__name__
+    if name.startswith("__i") and name.endswith("__"):
+        return getattr(Tensor, f"__{name[3:]}", None)
+    if name.endswith("_") and not name.endswith("__"):
+        return getattr(Tensor, name[:-1], None)
+    return None

@@ -1,0 +1,231 @@
+"""What a recorded tensor is to the engine: a root (a parameter), or a weight derived from others.
+
+Every weight can take a factor. A root hands it to the book; a transposed or cast weight transforms it
+and passes it on to its parent; any other derived weight lets it flow, materialised, to its `carrier`: a
+tensor of shape (n, *shape) without storage, whose place in the autograd graph gives the order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.layouts import Scope
+from pergrad.engine.ledger import Book
+from pergrad.errors import UnseenUseError
+from pergrad.factors import Dense, Factor
+
+__all__ = [
+    "Derived",
+    "Root",
+    "Transformed",
+    "Weight",
+    "carriers_of",
+    "refuse_ordinary_gradients",
+    "vjp_of_each",
+]
+
+
+class Weight(ABC):
+    """A tensor that is the same for all samples but has a gradient for each."""
+
+    def __init__(self, scope: Scope, name: str, value: Tensor) -> None:
+        self.scope = scope
+        self.name = name
+        self.value = value.detach()
+
+    @property
+    @abstractmethod
+    def anchor(self) -> Tensor:
+        """What a tap of this weight hangs on in the graph; `take` gives its gradient."""
+
+    @property
+    @abstractmethod
+    def carrier(self) -> Tensor:
+        """(n, *shape), whose gradient is the per-sample gradient."""
+
+    @abstractmethod
+    def expect(self) -> None:
+        """A use of the weight was seen."""
+
+    @abstractmethod
+    def take(self, factor: Factor) -> Tensor | None:
+        """Accept the gradients of one use; what is left to flow to the anchor."""
+
+    def _empty_carrier(self) -> Tensor:
+        return self.value.new_zeros(()).expand(self.scope.count, *self.value.shape)
+
+
+class Root(Weight):
+    """A recorded parameter."""
+
+    def __init__(
+        self, scope: Scope, name: str, parameter: Tensor, book: Book, anchor: Tensor
+    ) -> None:
+        super().__init__(scope, name, parameter)
+        self._book = book
+        self._anchor = anchor
+        self._carrier: Tensor | None = None
+
+    @property
+    def anchor(self) -> Tensor:
+        return self._anchor
+
+    @property
+    def carrier(self) -> Tensor:
+        if self._carrier is None:
+            self.expect()
+            self._carrier = _Arrive.apply(
+                self._book, self.name, self._empty_carrier(), self._anchor
+            )
+        return self._carrier
+
+    def expect(self) -> None:
+        self._book.expect(self.name)
+
+    def take(self, factor: Factor) -> Tensor | None:
+        self._book.add(self.name, factor)
+        return None
+
+
+class Transformed(Weight):
+    """A weight whose factors turn into its parent's by a lazy transformation, such as a transpose."""
+
+    def __init__(self, parent: Weight, value: Tensor, back: Callable[[Factor], Factor]) -> None:
+        super().__init__(parent.scope, parent.name, value)
+        self._parent = parent
+        self._back = back
+
+    @property
+    def anchor(self) -> Tensor:
+        return self._parent.anchor
+
+    @property
+    def carrier(self) -> Tensor:
+        return _Back.apply(self, self._parent.carrier)
+
+    def expect(self) -> None:
+        self._parent.expect()
+
+    def take(self, factor: Factor) -> Tensor | None:
+        return self._parent.take(self._back(factor))
+
+    def pull_back(self, gradients: Tensor) -> Tensor:
+        return self._back(Dense(gradients)).materialize()
+
+
+class Derived(Weight):
+    """Any other function of weights and constants."""
+
+    def __init__(self, scope: Scope, name: str, value: Tensor, carrier: Tensor) -> None:
+        super().__init__(scope, name, value)
+        self._carrier = carrier
+
+    @property
+    def anchor(self) -> Tensor:
+        return self._carrier
+
+    @property
+    def carrier(self) -> Tensor:
+        return self._carrier
+
+    def expect(self) -> None:
+        pass
+
+    def take(self, factor: Factor) -> Tensor | None:
+        return factor.materialize().to(self.value.dtype)
+
+
+class _Arrive(torch.autograd.Function):
+    """The carrier of a root: what flows to it goes to the book."""
+
+    @staticmethod
+    def forward(ctx: Any, book: Book, name: str, empty: Tensor, anchor: Tensor) -> Tensor:
+        ctx.book, ctx.name = book, name  # not the root itself, which holds this carrier
+        return empty
+
+    @staticmethod
+    def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, None, None]:
+        with torch._C.DisableTorchFunction():
+            ctx.book.add(ctx.name, Dense(gradients))
+        return None, None, None, None
+
+
+class _Back(torch.autograd.Function):
+    """The carrier of a transformed weight, from its parent's."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Transformed, parent: Tensor) -> Tensor:
+        ctx.weight = weight
+        return weight._empty_carrier()
+
+    @staticmethod
+    def backward(ctx: Any, gradients: Tensor) -> tuple[None, Tensor]:
+        with torch._C.DisableTorchFunction():
+            return None, ctx.weight.pull_back(gradients)
+
+
+class _PullBack(torch.autograd.Function):
+    """The carriers of derived weights, from those of the weights that they were computed from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, outputs: Sequence[Tensor], leaves: Sequence[Tensor], count: int, *parents: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.outputs, ctx.leaves, ctx.count = outputs, leaves, count
+        ctx.set_materialize_grads(False)
+        return tuple(t.new_zeros(()).expand(count, *t.shape) for t in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        reached = [(t, g) for t, g in zip(ctx.outputs, gradients, strict=True) if g is not None]
+        with torch._C.DisableTorchFunction():
+            pulled = vjp_of_each(
+                [t for t, _ in reached], [g.to(t.dtype) for t, g in reached], ctx.leaves, ctx.count
+            )
+        return None, None, None, *pulled
+
+
+def vjp_of_each(
+    outputs: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor], count: int
+) -> list[Tensor | None]:
+    """The vector-Jacobian products of all samples: (n, *output) gradients to (n, *leaf) gradients."""
+    try:
+        found = torch.autograd.grad(
+            outputs, leaves, gradients, is_grads_batched=True, retain_graph=True, allow_unused=True
+        )
+        return list(found)
+    except RuntimeError:  # some function has no batching rule: one sample after the other
+        each = [
+            torch.autograd.grad(
+                outputs, leaves, [g[n] for g in gradients], retain_graph=True, allow_unused=True
+            )
+            for n in range(count)
+        ]
+        return [None if of[0] is None else torch.stack(of) for of in zip(*each, strict=True)]
+
+
+def carriers_of(
+    outputs: Sequence[Tensor], leaves: Sequence[Tensor], parents: Sequence[Weight]
+) -> tuple[Tensor, ...]:
+    """Carriers for `outputs`, computed from `leaves`, the values of `parents`, under autograd."""
+    count = parents[0].scope.count
+    return _PullBack.apply(outputs, leaves, count, *[p.carrier for p in parents])
+
+
+def refuse_ordinary_gradients(t: Tensor, name: str) -> Any:
+    """A hook that makes an ordinary gradient for a recorded tensor an error; the handle removes it."""
+
+    def hook(_: Tensor) -> None:
+        raise UnseenUseError(
+            f"an ordinary, summed gradient reached parameter {name!r}: some function used it out of "
+            "sight of the recorder (C++ code, or a graph built before recording began); freeze the "
+            "parameter, or write that function in torch and register a rule for it with "
+            "@pergrad.implements_per_sample_grads"
+        )
+
+    return t.register_hook(hook)
