@@ -45,8 +45,8 @@ class Scope:
     def constant(self) -> Constant:
         return Constant(self)
 
-    def lost(self, reason: str) -> Lost:
-        return Lost(self, reason)
+    def lost(self, reason: str, *, is_total: bool = False) -> Lost:
+        return Lost(self, reason, is_total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ class Lost:
 
     scope: Scope
     reason: str
+    is_total: bool = False  # a sum over the samples, as a loss is: harmless until it meets a sample
 
 
 Layout: TypeAlias = Samples | Owners | Constant | Lost

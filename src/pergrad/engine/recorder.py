@@ -23,6 +23,7 @@ from pergrad.engine.ladder import (
 )
 from pergrad.engine.layouts import Lost, samples_back
 from pergrad.engine.ledger import Book
+from pergrad.engine.opaque import Applied
 from pergrad.engine.propagation import ELEMENTWISE, name_of, sizes_in, tensors_in
 from pergrad.engine.ruled import call_with_rule, unsupported
 from pergrad.engine.sizes import BatchSize
@@ -73,6 +74,12 @@ class Recorder(TorchFunctionMode):
     def weight_of(self, t: Tensor) -> Weight | None:
         return self._roots.get(id(t)) or self.tracker.weight_of(t)
 
+    def wants_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an autograd.Function with these arguments uses a weight; others show their inside."""
+        if not self._begun or not torch.is_grad_enabled():
+            return False
+        return any(self.weight_of(t) is not None for t in tensors_in((args, kwargs)))
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -121,13 +128,14 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The ladder: decomposition, rule, the function's own body, derivation, and the mixed rungs."""
-        decomposition = DECOMPOSITIONS.get(func)
+        key = func.function if isinstance(func, Applied) else func
+        decomposition = DECOMPOSITIONS.get(key)
         if decomposition is not None:
             with self:
                 output = decomposition(*args, **kwargs)
             if output is not NotImplemented:
                 return output
-        rule = RULES.get(func)
+        rule = RULES.get(key)
         if rule is not None:
             output = call_with_rule(rule, func, args, kwargs, self.tracker, self.weight_of)
             if output is not NotImplemented:
@@ -224,6 +232,20 @@ class Recorder(TorchFunctionMode):
         self.tracker.mark_weight(target, weight)
         return target
 
+    def _plain(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The function's result and its layouts; those of an opaque function come from its inside."""
+        if isinstance(func, Applied):
+            with self:
+                output = func(*args, **kwargs)
+            if all(self.tracker.knows(t) for t in tensors_in(output)):
+                return output
+        else:
+            output = func(*args, **kwargs)
+        self.tracker.propagate(func, args, kwargs, output)
+        return output
+
     def _mixed(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -244,8 +266,7 @@ class Recorder(TorchFunctionMode):
                 tracker.propagate(func, plain_args, plain_kwargs, output)
                 return output
         with torch.no_grad():
-            plain = func(*plain_args, **plain_kwargs)
-        tracker.propagate(func, plain_args, plain_kwargs, plain)
+            plain = self._plain(func, plain_args, plain_kwargs)
         flat, spec = pytree.tree_flatten(plain)
         if not any(isinstance(t, Tensor) and t.is_floating_point() for t in flat):
             return plain

@@ -12,6 +12,7 @@ from torch.overrides import _get_current_function_mode_stack
 from pergrad.engine.inputs import batch_size_of, mark_inputs
 from pergrad.engine.layouts import Scope
 from pergrad.engine.ledger import Ledger
+from pergrad.engine.opaque import seeing_functions
 from pergrad.engine.recorder import Recorder
 from pergrad.engine.tracker import Tracker
 from pergrad.engine.weights import refuse_ordinary_gradients
@@ -32,6 +33,17 @@ def check_options(module: Any, batch_size: Any, loss_reduction: Any) -> None:
         )
     if not isinstance(module, nn.Module):
         raise PergradError(f"Module passed must be nn.Module, got {type(module).__name__}")
+    if isinstance(module, nn.DataParallel):
+        raise PergradError(
+            "nn.DataParallel copies the module to other threads and devices, where its parameters cannot "
+            "be recorded: record its `.module`, on one device"
+        )
+    for name, p in module.named_parameters():
+        if p.requires_grad and p.is_meta:
+            raise PergradError(
+                f"parameter {name!r} is on the meta device and has no values: materialise the module "
+                "first, for example with module.to_empty(device=...) and its weights"
+            )
     if batch_size is not None and not isinstance(batch_size, int):
         raise BatchSizeError(
             f"Batch size passed must be None or an integer, got {type(batch_size).__name__}"
@@ -114,7 +126,7 @@ class Recording:
                     "recordings cannot be nested: end the outer one first, or record one module that "
                     "holds both (for example an nn.ModuleList)"
                 )
-        with self._recorder:
+        with seeing_functions(), self._recorder:
             yield
 
     @contextmanager

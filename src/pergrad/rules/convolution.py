@@ -114,10 +114,14 @@ def transposed_convolution(
     return {"weight": kernel, "bias": lambda: _shift(grad_output)}
 
 
-for _function, _rank in ((F.conv_transpose1d, 3), (F.conv_transpose2d, 4), (F.conv_transpose3d, 5)):
+for _transpose, _rank in (
+    (F.conv_transpose1d, 3),
+    (F.conv_transpose2d, 4),
+    (F.conv_transpose3d, 5),
+):
     implements_per_sample_grads(
-        _function,
+        _transpose,
         weights={"weight": ("input",), "bias": ()},
-        check=_input_is_batched(_function, _rank),
+        check=_input_is_batched(_transpose, _rank),
         casts_under_autocast=True,
     )(transposed_convolution)

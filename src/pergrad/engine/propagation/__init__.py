@@ -43,6 +43,8 @@ def layouts_of_outputs(call: Call) -> list[Layout]:
         None,
     )
     if lost is not None:
+        if _interferes(call, lost):
+            return [call.mixed()] * len(call.outputs)
         return [lost] * len(call.outputs)
     if not call.carriers():
         return [layout_by_sizes(call)] * len(call.outputs)
@@ -57,6 +59,26 @@ def layouts_of_outputs(call: Call) -> list[Layout]:
         layout if _fits(layout, t) else call.lost("moves samples in a way that is not known")
         for t, layout in zip(call.outputs, layouts, strict=True)
     ]
+
+
+_LINEAR = frozenset(
+    """
+    add sub mul div truediv true_divide neg to float double half bfloat16 type type_as sum mean clone
+    detach view reshape squeeze unsqueeze flatten stack cat getitem expand contiguous item tolist
+    requires_grad data cpu cuda dot
+    """.split()
+)
+
+
+def _interferes(call: Call, lost: Lost) -> bool:
+    """Whether what has lost its samples comes back to them, or is a total put into something not linear."""
+    if call.carriers():
+        return True
+    if not lost.is_total:
+        return False
+    totals = sum(t.requires_grad and isinstance(call.layout(t), Lost) for t in call.tensors())
+    is_product = call.name in ("mul", "div", "truediv", "true_divide", "dot") and totals > 1
+    return call.name not in _LINEAR or is_product
 
 
 def _fits(layout: Layout, t: Tensor) -> bool:

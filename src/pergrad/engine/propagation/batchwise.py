@@ -87,7 +87,7 @@ _ELEMENTWISE_LOSSES = """
 
 @moves_samples(*_ELEMENTWISE_LOSSES.split())
 def _elementwise_loss(call: Call) -> Layout | None:
-    return aligned(call) if call.output.dim() else call.mixed()
+    return aligned(call) if call.output.dim() else call.total()
 
 
 @moves_samples("cross_entropy", "nll_loss")
@@ -96,7 +96,7 @@ def _class_loss(call: Call) -> Layout | None:
     scores: Tensor = call.argument(0, "input")
     layout = call.layout(scores)
     if not call.output.dim():
-        return call.mixed()
+        return call.total()
     if not isinstance(layout, Samples | Owners) or layout.dim == 1:
         return None
     return layout.at(layout.dim - (layout.dim > 1))

@@ -15,6 +15,7 @@ __all__: list[str] = []
 # where a function takes `dim` when it is not the second argument, and what it is by default
 _POSITION = {"topk": 2, "kthvalue": 2, "norm": 2, "vector_norm": 2, "normalize": 2, "renorm": 2}
 _DEFAULT = {"normalize": 1, "cosine_similarity": 1, "renorm": None}
+_SUMS = frozenset("sum nansum mean nanmean".split())
 _LAST_BY_DEFAULT = frozenset(
     [
         "sort",
@@ -85,7 +86,7 @@ def _reduce(call: Call) -> Layout | None:
         return layout
     dims = _dims(call, t.dim())
     if dims is None or layout.dim in dims:
-        return call.mixed()
+        return call.total() if call.name in _SUMS else call.mixed()
     if call.output.dim() == t.dim():
         return layout
     return layout.at(layout.dim - sum(d < layout.dim for d in dims))

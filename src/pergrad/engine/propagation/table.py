@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 from torch import Tensor
 
 from pergrad.engine.layouts import Layout, Lost, Owners, Samples, Scope
+from pergrad.errors import MixedSamplesError
 
 __all__ = [
     "HANDLERS",
@@ -106,10 +107,27 @@ class Call:
         return self.scope.lost(f"`{self.name}` {reason}")
 
     def mixed(self) -> Layout:
-        """What combines several samples: fatal where a gradient flows, a constant elsewhere."""
+        """Several samples act on one another: fatal where a gradient flows, a constant elsewhere."""
+        for t in self.outputs:
+            if t.requires_grad:
+                t.register_hook(functools.partial(_refuse, self.name))
         if any(t.requires_grad for t in self.outputs):
-            return self.lost("combines different samples")
+            return self.lost("mixes the samples")
         return self.scope.constant()
+
+    def total(self) -> Layout:
+        """A sum over the samples, as a loss is: each still has its own gradient."""
+        if any(t.requires_grad for t in self.outputs):
+            return self.scope.lost(f"`{self.name}` adds up the samples", is_total=True)
+        return self.scope.constant()
+
+
+def _refuse(name: str, _: Tensor) -> None:
+    raise MixedSamplesError(
+        f"`{name}` mixes the samples of the batch and the loss depends on its result, so that a sample "
+        "has no gradient of its own; take the loss from a part of the model in which samples do not "
+        "meet (or leave that part out with torch.no_grad)"
+    )
 
 
 Handler: TypeAlias = Callable[[Call], Layout | Sequence[Layout] | None]

@@ -1,0 +1,57 @@
+"""autograd.Functions that take a weight: torch shows them to no mode, so their `apply` is wrapped."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.autograd import Function
+from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
+
+__all__ = ["Applied", "seeing_functions"]
+
+_original: Callable[..., Any] = Function.__dict__["apply"].__func__
+_lock = threading.Lock()
+_users = 0
+
+
+class Applied:
+    """`function.apply`, one object for each class, so that it can be looked up and compared."""
+
+    def __init__(self, function: type[Function]) -> None:
+        self.function = function
+        self.__name__ = function.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _original(self.function, *args, **kwargs)
+
+
+_applied = functools.cache(Applied)
+
+
+def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
+    stack = _get_current_function_mode_stack()
+    wants = getattr(stack[-1], "wants_function", None) if stack else None
+    if wants is None or not wants(args, kwargs):
+        return _original(function, *args, **kwargs)
+    with _pop_mode_temporarily() as mode:
+        return mode.__torch_function__(_applied(function), (), args, kwargs)
+
+
+@contextmanager
+def seeing_functions() -> Iterator[None]:
+    """Within, in any thread, `apply` asks the innermost mode whether it wants to handle the call."""
+    global _users
+    with _lock:
+        _users += 1
+        Function.apply = classmethod(_apply)  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                Function.apply = classmethod(_original)  # type: ignore[assignment,method-assign]
