@@ -138,7 +138,7 @@ class ExpandedWeight(Tensor):
         kwargs = kwargs or {}
         if func.__name__ in ("__get__", "__set__", "size", "dim", "__repr__", "numel"):
             return super().__torch_function__(func, types, args, kwargs)
-        weights = [w for w in tensors_in((args, kwargs)) if isinstance(w, ExpandedWeight)]
+        weights = [w for w in tensors_in(args, kwargs) if isinstance(w, ExpandedWeight)]
         if func not in RULES and func not in DECOMPOSITIONS:
             raise UnsupportedFunctionError(
                 f"Expanded Weights encountered but cannot handle function {func.__name__}"

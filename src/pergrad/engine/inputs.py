@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,19 +18,51 @@ from pergrad.errors import BatchSizeError
 __all__ = ["batch_size_of", "mark_inputs"]
 
 
+# Arguments of torch.nn's own modules that do not have their samples where the input has them: the
+# dimension that they have them in, None for arguments that are the same for all samples.
+_TARGET_AND_MEMORY: dict[str, int | None] = {
+    "tgt_mask": None,
+    "memory_mask": None,
+    "tgt_key_padding_mask": 0,
+    "memory_key_padding_mask": 0,
+}
+_SPECIAL_ARGUMENTS: dict[type[nn.Module], dict[str, int | None]] = {
+    nn.RNNBase: {"hx": 1},
+    nn.MultiheadAttention: {"attn_mask": None, "key_padding_mask": 0},
+    nn.TransformerEncoderLayer: {"src_mask": None, "src_key_padding_mask": 0},
+    nn.TransformerEncoder: {"mask": None, "src_key_padding_mask": 0},
+    nn.TransformerDecoderLayer: _TARGET_AND_MEMORY,
+    nn.TransformerDecoder: _TARGET_AND_MEMORY,
+    nn.Transformer: {**_TARGET_AND_MEMORY, "src_mask": None, "src_key_padding_mask": 0},
+}
+
+
+def _special_arguments(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[int, int | None]:
+    """By the id of a tensor, the dimension of its samples where that is not the input's."""
+    for kind, special in _SPECIAL_ARGUMENTS.items():
+        if isinstance(module, kind):
+            bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+            return {
+                id(t): dim
+                for name, dim in special.items()
+                for t in pytree.tree_leaves(bound.get(name))
+            }
+    return {}
+
+
 def _leaves(
     module: nn.Module, batch_dim: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[Tensor | PackedSequence, int]]:
-    """Every tensor among the arguments, and the dimension that its samples are expected in.
-
-    The states of a recurrent module have theirs in the second dimension, whatever its input has.
-    """
-    states = (args[1:2], kwargs.get("hx")) if isinstance(module, nn.RNNBase) else ()
-    state_ids = {id(t) for t in pytree.tree_leaves(states)}
+    """Every tensor among the arguments that may carry samples, and the dimension to look for them in."""
+    special = _special_arguments(module, args, kwargs)
     leaves = pytree.tree_leaves((args, kwargs), is_leaf=lambda x: isinstance(x, PackedSequence))
     for leaf in leaves:
         if isinstance(leaf, Tensor | PackedSequence):
-            yield leaf, 1 if id(leaf) in state_ids else batch_dim
+            dim = special.get(id(leaf), batch_dim)
+            if dim is not None:
+                yield leaf, dim
 
 
 def batch_size_of(
@@ -85,7 +118,7 @@ def mark_inputs(
             marked.append(leaf)
             sizes += leaf.shape[dim : dim + 1]
     count = tracker.scope.count
-    if sizes and count not in sizes:
+    if len(set(sizes)) == 1 and count not in sizes:
         raise BatchSizeError(
             "Expected ExpandedWeights to have batch size matching input but got "
             f"input batch size of {sizes[0]} with ExpandedWeight of batch size {count}"

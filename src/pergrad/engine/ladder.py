@@ -15,10 +15,18 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pergrad.engine.layouts import Layout, Owners, Samples, samples_back, samples_first
-from pergrad.engine.weights import Weight, vjp_of_each
+from pergrad.engine.weights import Weight, quiet_vmap, vjp_of_each
 from pergrad.factors import Dense
 
-__all__ = ["MixedCall", "by_broadcast", "by_masked_vjp", "by_vmap", "expanded", "same_values"]
+__all__ = [
+    "MixedCall",
+    "by_broadcast",
+    "by_masked_vjp",
+    "by_vmap",
+    "expanded",
+    "refused",
+    "same_values",
+]
 
 
 class _Expand(torch.autograd.Function):
@@ -134,7 +142,8 @@ def by_vmap(call: MixedCall, layouts: Sequence[Layout]) -> list[Tensor] | None:
         return call.run(dict(zip(slots, given, strict=True)))
 
     try:
-        mapped = pytree.tree_leaves(torch.vmap(one, in_dims=tuple(dims))(*tensors))
+        with quiet_vmap():
+            mapped = pytree.tree_leaves(torch.vmap(one, in_dims=tuple(dims))(*tensors))
         return [
             samples_back(t, la)
             for t, la in zip(mapped, layouts, strict=True)
@@ -142,6 +151,22 @@ def by_vmap(call: MixedCall, layouts: Sequence[Layout]) -> list[Tensor] | None:
         ]
     except (RuntimeError, ValueError, TypeError, IndexError):
         return None
+
+
+class _Refuse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, error: Exception, anchor: Tensor, *outputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.error = error
+        return tuple(t.detach() for t in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        raise ctx.error
+
+
+def refused(error: Exception, anchor: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs of a call that has no per-sample gradient: an error once the loss depends on them."""
+    return list(_Refuse.apply(error, anchor, *outputs))
 
 
 def same_values(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -53,6 +53,8 @@ class Scope:
 class Samples:
     """Dimension `dim` has size pre·count·post, and its index i belongs to sample (i // post) % count."""
 
+    carries: ClassVar[bool] = True
+    is_weight: ClassVar[bool] = False
     scope: Scope
     dim: int
     pre: int = 1
@@ -74,6 +76,8 @@ class Samples:
 class Owners:
     """Index i of dimension `dim` belongs to sample owner[i]: what indexing by value leaves."""
 
+    carries: ClassVar[bool] = True
+    is_weight: ClassVar[bool] = False
     scope: Scope
     dim: int
     owner: Tensor  # (size of dim,)
@@ -93,6 +97,8 @@ class Owners:
 class Constant:
     """The same for every sample."""
 
+    carries: ClassVar[bool] = False
+    is_weight: ClassVar[bool] = False
     scope: Scope
 
 
@@ -100,6 +106,8 @@ class Constant:
 class Lost:
     """The samples cannot be told apart any more, for the reason given."""
 
+    carries: ClassVar[bool] = False
+    is_weight: ClassVar[bool] = False
     scope: Scope
     reason: str
     is_total: bool = False  # a sum over the samples, as a loss is: harmless until it meets a sample

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -19,9 +21,10 @@ from pergrad.engine.ladder import (
     by_masked_vjp,
     by_vmap,
     expanded,
+    refused,
     same_values,
 )
-from pergrad.engine.layouts import Lost, samples_back
+from pergrad.engine.layouts import Constant, Lost, samples_back
 from pergrad.engine.ledger import Book
 from pergrad.engine.opaque import Applied
 from pergrad.engine.propagation import ELEMENTWISE, name_of, sizes_in, tensors_in
@@ -29,27 +32,66 @@ from pergrad.engine.ruled import call_with_rule, unsupported
 from pergrad.engine.sizes import BatchSize
 from pergrad.engine.tracker import Tracker
 from pergrad.engine.weights import Root, Weight, refuse_ordinary_gradients
-from pergrad.rules import DECOMPOSITIONS, RULES
+from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
 
 __all__ = ["Recorder"]
 
 # Attributes that are tensors; reading any other one, or setting one, moves no samples.
 _TENSOR_ATTRIBUTES = frozenset("T mT H mH real imag data".split())
 
-# Functions that look at a weight without making a gradient flow to it.
+# Functions that give no tensor, or look at tensors without moving samples.
+_PASSIVE = frozenset(
+    """
+    dim numel nelement element_size stride storage_offset is_contiguous is_floating_point is_complex
+    is_signed data_ptr get_device len hash repr format register_hook ndimension _is_view is_pinned
+    untyped_storage storage reduce_ex is_nonzero retain_grad register_post_accumulate_grad_hook
+    is_inference result_type can_cast is_same_size is_tensor allclose equal bool item tolist numpy
+    _has_compatible_shallow_copy_type _cudnn_rnn_flatten_weight _set_grad_enabled
+    """.split()
+)
+
+# Functions of a weight through which no gradient flows to it.
 _HARMLESS = frozenset(
     """
-    size dim numel nelement element_size stride storage_offset is_contiguous is_floating_point is_complex
-    is_signed data_ptr get_device len hash repr format detach data requires_grad register_hook ndimension
-    _is_view is_pinned untyped_storage storage deepcopy reduce_ex is_nonzero retain_grad
-    register_post_accumulate_grad_hook is_inference zeros_like ones_like empty_like rand_like randn_like
-    full_like new_zeros new_ones new_empty new_full new_tensor result_type can_cast is_same_size
-    _has_compatible_shallow_copy_type _cudnn_rnn_flatten_weight is_tensor allclose equal
+    detach data requires_grad deepcopy zeros_like ones_like empty_like rand_like randn_like full_like
+    new_zeros new_ones new_empty new_full new_tensor
     """.split()
 )
 
 _BACKWARDS = frozenset([Tensor.backward, torch.autograd.backward, torch.autograd.grad])
 _REPEATS = frozenset("expand expand_as broadcast_to repeat tile".split())
+
+
+class Kind(Enum):
+    """What the recorder does with a function."""
+
+    PASSIVE = auto()  # moves no samples and no gradients
+    SHAPE = auto()
+    SIZE = auto()
+    BACKWARD = auto()
+    HARMLESS = auto()  # on a weight: no gradient flows
+    ORDINARY = auto()
+
+
+@functools.cache
+def kind_of(func: Callable[..., Any]) -> Kind:
+    if func.__name__ == "__get__":
+        attribute = name_of(func)
+        if attribute == "shape":
+            return Kind.SHAPE
+        return (
+            Kind.HARMLESS
+            if attribute == "data"
+            else (Kind.ORDINARY if attribute in _TENSOR_ATTRIBUTES else Kind.PASSIVE)
+        )
+    if func.__name__ == "size":
+        return Kind.SIZE
+    if func in _BACKWARDS:
+        return Kind.BACKWARD
+    name = name_of(func)
+    if func.__name__ == "__set__" or name in _PASSIVE:
+        return Kind.PASSIVE
+    return Kind.HARMLESS if name in _HARMLESS else Kind.ORDINARY
 
 
 class Recorder(TorchFunctionMode):
@@ -60,7 +102,6 @@ class Recorder(TorchFunctionMode):
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._parameters = parameters  # keeps the ids valid
-        self._roots: dict[int, Root] = {}
         self._begun = False
 
     def begin(self, tracker: Tracker, book: Book) -> None:
@@ -68,17 +109,14 @@ class Recorder(TorchFunctionMode):
         self.tracker = tracker
         anchor = torch.zeros((), requires_grad=True)
         for name, p in self._parameters.items():
-            self._roots[id(p)] = Root(tracker.scope, name, p, book, anchor)
+            tracker.roots[id(p)] = Root(tracker.scope, name, p, book, anchor)
         self._begun = True
-
-    def weight_of(self, t: Tensor) -> Weight | None:
-        return self._roots.get(id(t)) or self.tracker.weight_of(t)
 
     def wants_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an autograd.Function with these arguments uses a weight; others show their inside."""
         if not self._begun or not torch.is_grad_enabled():
             return False
-        return any(self.weight_of(t) is not None for t in tensors_in((args, kwargs)))
+        return any(self.tracker.tag(t).is_weight for t in tensors_in(args, kwargs))
 
     def __torch_function__(
         self,
@@ -88,33 +126,33 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._begun:
+        kind = kind_of(func)
+        if kind is Kind.PASSIVE or not self._begun:
             return func(*args, **kwargs)
-        name = func.__name__
-        if name == "__get__":
-            attribute = name_of(func)
-            if attribute == "shape":
-                return self._shape(args[0], func(*args))
-            if attribute not in _TENSOR_ATTRIBUTES:
-                return func(*args)
-        elif name == "__set__":
-            return func(*args)
-        elif name == "size":
+        if kind is Kind.SHAPE:
+            return self._shape(args[0], func(*args))
+        if kind is Kind.SIZE:
             return self._size(func(*args, **kwargs), args, kwargs)
-        elif func in _BACKWARDS:
+        if kind is Kind.BACKWARD:
             with self:  # a checkpoint inside recomputes its forward, which must be seen
                 return without_override_check(func)(*args, **kwargs)
 
-        if torch.is_grad_enabled() and name_of(func) not in _HARMLESS:
-            for t in tensors_in((args, kwargs)):
-                if self.weight_of(t) is not None:
+        tracker = self.tracker
+        tensors = tensors_in(*args, *kwargs.values()) if kwargs else tensors_in(*args)
+        layouts: list[Any] = []
+        for t in tensors:
+            tag = tracker.tag(t)
+            if tag.is_weight:
+                if kind is Kind.ORDINARY and torch.is_grad_enabled():
                     return self._call_on_weights(func, args, kwargs)
+                tag = tracker.constant
+            layouts.append(tag)
         output = func(*args, **kwargs)
-        self.tracker.propagate(func, args, kwargs, output)
+        tracker.propagate_from(func, args, kwargs, output, tensors, layouts)
         return output
 
     def _shape(self, t: Tensor, shape: torch.Size) -> torch.Size:
-        return shape if self.weight_of(t) is not None else self.tracker.tagged(t, shape)
+        return self.tracker.tagged(t, shape)
 
     def _size(self, size: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(size, int):
@@ -129,6 +167,9 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """The ladder: decomposition, rule, the function's own body, derivation, and the mixed rungs."""
         key = func.function if isinstance(func, Applied) else func
+        has_carriers = self._carriers(args, kwargs)
+        if not has_carriers and key not in DECLARING and out_of_place(func) is None:
+            return self._derived(func, args, kwargs)
         decomposition = DECOMPOSITIONS.get(key)
         if decomposition is not None:
             with self:
@@ -137,7 +178,7 @@ class Recorder(TorchFunctionMode):
                 return output
         rule = RULES.get(key)
         if rule is not None:
-            output = call_with_rule(rule, func, args, kwargs, self.tracker, self.weight_of)
+            output = call_with_rule(rule, func, args, kwargs, self.tracker)
             if output is not NotImplemented:
                 return output
         elif is_composite(func):
@@ -146,30 +187,29 @@ class Recorder(TorchFunctionMode):
         pure = out_of_place(func)
         if pure is not None:
             return self._in_place(pure, args, kwargs)
-        if not self._carriers(args, kwargs):
+        if not has_carriers:
             return self._derived(func, args, kwargs)
         return self._mixed(func, args, kwargs)
 
-    def _carriers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        return [
-            t
-            for t in tensors_in((args, kwargs))
-            if self.weight_of(t) is None and not self.tracker.is_constant(t)
-        ]
+    def _carriers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether any argument is more than weights and constants."""
+        return any(
+            not isinstance(self.tracker.layout(t), Constant) for t in tensors_in(args, kwargs)
+        )
 
     def _derived(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A function of weights and constants: its result is a weight again."""
-        first = self.weight_of(args[0]) if args and isinstance(args[0], Tensor) else None
+        first = self.tracker.weight_of(args[0]) if args and isinstance(args[0], Tensor) else None
         if first is not None:
             if name_of(func) in _REPEATS and any(True for _ in sizes_in((args[1:], kwargs))):
                 return self._repeated(func, first, args, kwargs)
-            if sum(isinstance(t, Tensor) for t in tensors_in((args, kwargs))) == 1:
+            if sum(isinstance(t, Tensor) for t in tensors_in(args, kwargs)) == 1:
                 lazy = transform(func, first, args, kwargs)
                 if lazy is not None:
                     return self._as_weight(lazy)
-        result, weights = derive(func, args, kwargs, self.weight_of)
+        result, weights = derive(func, args, kwargs, self.tracker.weight_of)
 
         def marked(t: Any) -> Any:
             if not isinstance(t, Tensor):
@@ -186,7 +226,7 @@ class Recorder(TorchFunctionMode):
         t = weight.value.detach()
         if t.is_floating_point() or t.is_complex():
             refuse_ordinary_gradients(t.requires_grad_(), weight.name)
-        self.tracker.mark_weight(t, weight)
+        self.tracker.mark(t, weight)
         return t
 
     def _repeated(
@@ -217,19 +257,25 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """Compute the new value apart, then let the target be it."""
         target = args[0]
-        result = self._call_on_weights(pure, args, kwargs)
-        weight = self.weight_of(result)
+        before = target
+        if (
+            self.tracker.weight_of(target) is None
+        ):  # the result may need what is about to be overwritten
+            before = target.clone()
+            self.tracker.mark(before, self.tracker.layout(target))
+        result = self._call_on_weights(pure, (before, *args[1:]), kwargs)
+        weight = self.tracker.weight_of(result)
         if weight is None:
             layout = self.tracker.layout(result)
             target.copy_(result)
             self.tracker.mark(target, layout)
             return target
-        if id(target) in self._roots or target._is_view():
+        if id(target) in self.tracker.roots or target._is_view():
             where = "a view" if target._is_view() else "a parameter"
             raise unsupported(pure, [weight], f"it changes {where} in place")
         with torch.no_grad():
             target.copy_(weight.value)
-        self.tracker.mark_weight(target, weight)
+        self.tracker.mark(target, weight)
         return target
 
     def _plain(
@@ -251,10 +297,7 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """A function of weights and samples without a rule."""
         tracker = self.tracker
-        call = MixedCall(func, args, kwargs, self.weight_of, tracker.layout)
-        lost = next((la for la in call.inputs.values() if isinstance(la, Lost)), None)
-        if lost is not None:
-            raise unsupported(func, call.weights.values(), lost.reason)
+        call = MixedCall(func, args, kwargs, self.tracker.weight_of, tracker.layout)
         values = {k: w.value for k, w in call.weights.items()}
         for value in values.values():
             tracker.mark(value, tracker.constant)
@@ -265,18 +308,32 @@ class Recorder(TorchFunctionMode):
             if output is not None:
                 tracker.propagate(func, plain_args, plain_kwargs, output)
                 return output
+        lost = next((la for la in call.inputs.values() if isinstance(la, Lost)), None)
+        if lost is not None:
+            output = func(*plain_args, **plain_kwargs)
+            return self._refused(func, call, output, lost)
         with torch.no_grad():
             plain = self._plain(func, plain_args, plain_kwargs)
         flat, spec = pytree.tree_flatten(plain)
         if not any(isinstance(t, Tensor) and t.is_floating_point() for t in flat):
             return plain
         layouts = [tracker.layout(t) for t in flat]
-        for layout in layouts:
-            if isinstance(layout, Lost):
-                raise unsupported(func, call.weights.values(), layout.reason)
+        lost = next((la for la in layouts if isinstance(la, Lost)), None)
+        if lost is not None:
+            return self._refused(func, call, plain, lost)
         results = by_vmap(call, layouts)
         if results is None or not same_values(results, flat):
             results = by_masked_vjp(call, layouts)
         for t, layout in zip(results, layouts, strict=True):
             tracker.mark(t, layout)
+        return pytree.tree_unflatten(results, spec)
+
+    def _refused(self, func: Callable[..., Any], call: MixedCall, output: Any, lost: Lost) -> Any:
+        """A result that may be looked at, but not differentiated."""
+        weights = list(call.weights.values())
+        error = unsupported(func, weights, lost.reason)
+        flat, spec = pytree.tree_flatten(output)
+        results = refused(error, weights[0].anchor, flat)
+        for t in results:
+            self.tracker.mark(t, lost)
         return pytree.tree_unflatten(results, spec)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.overrides import _get_current_function_mode_stack
 
 from pergrad.engine.inputs import batch_size_of, mark_inputs
@@ -39,6 +40,10 @@ def check_options(module: Any, batch_size: Any, loss_reduction: Any) -> None:
             "be recorded: record its `.module`, on one device"
         )
     for name, p in module.named_parameters():
+        if isinstance(p, UninitializedParameter):
+            raise PergradError(
+                f"parameter {name!r} of a lazy module has no shape yet: call the module once first"
+            )
         if p.requires_grad and p.is_meta:
             raise PergradError(
                 f"parameter {name!r} is on the meta device and has no values: materialise the module "
@@ -81,10 +86,9 @@ class Recording:
 
     def begin(self, size: int) -> None:
         """The batch has `size` samples: everything from here on is recorded."""
-        constants = [*self._module.parameters(), *self._module.buffers()]
         scale = size if self._loss_reduction == "mean" else 1
         self._ledger = Ledger(self._quantities, Batch(size, self._weights), scale)
-        self._tracker = Tracker(Scope(size), self._batch_dim, constants)
+        self._tracker = Tracker(Scope(size), self._batch_dim, self._module)
         if self._is_collecting:
             self._ledger.open()
         self._recorder.begin(self._tracker, self._ledger)

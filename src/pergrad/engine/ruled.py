@@ -15,7 +15,7 @@ from pergrad.engine.tap import Use, tap
 from pergrad.engine.tracker import Tracker
 from pergrad.engine.weights import Weight
 from pergrad.errors import UnsupportedFunctionError
-from pergrad.rules import Rule
+from pergrad.rules import Rule, ShapeOnly
 
 __all__ = ["call_with_rule", "unsupported", "written"]
 
@@ -26,39 +26,41 @@ def call_with_rule(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     tracker: Tracker,
-    weight_of: Callable[[Tensor], Weight | None],
 ) -> Any:
     """The function's result, tapped; NotImplemented where the rule does not cover the call."""
     bound = rule.bind(args, kwargs)
     weights: dict[str, Weight] = {}
+    lost: Lost | None = None
     plain: dict[str, Any] = {}
     layouts: dict[str, Samples | Owners] = {}
     for argument, value in bound.items():
         if not isinstance(value, Tensor):
             plain[argument] = value
             continue
-        weight = weight_of(value)
-        if weight is not None:
-            weights[argument] = weight
-            plain[argument] = _cast(weight.value, rule)
+        layout = tracker.tag(value)
+        if isinstance(layout, Weight):
+            weights[argument] = layout
+            plain[argument] = _cast(layout.value, rule)
             tracker.mark(plain[argument], tracker.constant)
             continue
-        layout = tracker.layout(value)
         if isinstance(layout, Lost):
-            raise unsupported(func, weights.values(), layout.reason)
+            lost = layout
         plain[argument] = _cast(value, rule)
         if isinstance(layout, Samples | Owners):
             layouts[argument] = layout
         if plain[argument] is not value:
             tracker.mark(plain[argument], layout)
-    if not layouts or not weights:
+    if not weights:
+        return NotImplemented
+    if lost is not None or not layouts:
         return NotImplemented
     if rule.weights is not None and not (
         weights.keys() <= rule.weights.keys() and layouts.keys().isdisjoint(rule.weights)
     ):
         return NotImplemented
     if rule.check is not None:
-        rule.check(plain, {argument: layout.dim for argument, layout in layouts.items()})
+        alone = tracker.scope.count == 1  # then any dimension will do
+        rule.check(plain, {name: 0 if alone else la.dim for name, la in layouts.items()})
 
     args = tuple(plain[argument] for argument in rule.names[: len(args)])
     output = func(*args, **{argument: plain[argument] for argument in kwargs})
@@ -78,9 +80,9 @@ def call_with_rule(
         elif saves is None or argument in saves:
             kept[argument] = value.detach()
         else:  # of a weight whose values are not needed, its shape
-            arguments[argument] = value.to("meta") if argument in weights else None
+            arguments[argument] = ShapeOnly(value.shape) if argument in weights else None
     positions = {argument: k for k, argument in enumerate(kept)}
-    use = Use(rule, written(func), arguments, positions, layouts, output_layouts, weights)
+    use = Use(rule, func, arguments, positions, layouts, output_layouts, weights)
     tapped = tap(use, tuple(kept.values()), outputs)
     for t, layout in zip(tapped, output_layouts, strict=True):
         tracker.mark(t, layout)

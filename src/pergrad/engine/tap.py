@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ class Use:
     """One call of a function on recorded weights: all that its rule needs but the kept tensors."""
 
     rule: Rule
-    function: str
+    function: Callable[..., Any]
     arguments: Mapping[str, Any]  # by name, without the kept tensors
     kept: Mapping[str, int]  # argument -> position among the kept tensors
     layouts: Mapping[str, Samples | Owners]  # of the arguments that carry samples
@@ -36,6 +36,8 @@ class Use:
         """Give every weight its factor; what is left to flow to the weights' anchors."""
         layouts = (*self.layouts.values(), *self.output_layouts)
         by_owner = next((la for la in layouts if isinstance(la, Owners)), None)
+        if by_owner is not None and by_owner.scope.count == 1:
+            by_owner = None
         arguments = dict(self.arguments)
         for name, position in self.kept.items():
             arguments[name] = self._rows(kept[position], self.layouts.get(name), by_owner)
@@ -54,6 +56,8 @@ class Use:
         """With a sample axis in front; with one row a slice where rows are told by their owner."""
         if not isinstance(layout, Samples | Owners):
             return t
+        if layout.scope.count == 1:  # whatever the dimension, all of it belongs to the one sample
+            return t.unsqueeze(0)
         return samples_first(t, layout if by_owner is None else by_owner.at(layout.dim))
 
     def _factor(
@@ -61,7 +65,7 @@ class Use:
     ) -> Factor:
         if argument not in gradients:
             raise PergradError(
-                f"the rule of `{self.function}` gives no gradient for its argument {argument!r}, "
+                f"the rule of `{self.function.__name__}` gives no gradient for its argument {argument!r}, "
                 f"which is parameter {parameter!r}; it gives {sorted(gradients)}"
             )
         found = gradients[argument]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pergrad.engine.layouts import Constant, Layout, Samples, Scope
-from pergrad.engine.propagation import Call, layouts_of_outputs, tensors_in
+from pergrad.engine.layouts import Layout, Samples, Scope
+from pergrad.engine.propagation import Call, handler_of, layouts_of_outputs, tensors_in
+from pergrad.engine.propagation.elementwise import aligned
 from pergrad.engine.propagation.indexing import layout_after_write
 from pergrad.engine.sizes import BatchSize
-from pergrad.engine.weights import Weight
+from pergrad.engine.weights import Root, Weight
 
 __all__ = ["Tracker"]
 
@@ -22,42 +23,51 @@ TAG = "_pergrad_layout"  # the attribute that a tensor carries its layout, or th
 class Tracker:
     """The layouts of one scope, whose inputs have their samples in dimension `batch_dim`."""
 
-    def __init__(self, scope: Scope, batch_dim: int, constants: Iterable[Tensor] = ()) -> None:
+    def __init__(self, scope: Scope, batch_dim: int, module: nn.Module | None = None) -> None:
         self.scope = scope
         self.batch_dim = batch_dim
-        self.strangers_are_constant = False  # while the module's own forward runs
         self.constant = scope.constant()
-        self._constants = {id(t): t for t in constants}  # what belongs to the model
+        self.strangers_are_constant = False  # while the module's own forward runs
+        self.roots: dict[int, Root] = {}  # by id
+        self._module = module
+        self._model_ids: set[int] | None = None
 
-    def knows(self, t: Tensor) -> bool:
-        tag: Layout | None = getattr(t, TAG, None)
-        return tag is not None and tag.scope is self.scope
+    # -- reading
 
-    def weight_of(self, t: Tensor) -> Weight | None:
-        tag = getattr(t, TAG, None)
-        return tag if isinstance(tag, Weight) and tag.scope is self.scope else None
-
-    def mark_weight(self, t: Tensor, weight: Weight) -> None:
-        setattr(t, TAG, weight)
-
-    def is_constant(self, t: Tensor) -> bool:
-        return isinstance(self.layout(t), Constant)
-
-    def layout(self, t: Tensor) -> Layout:
+    def tag(self, t: Tensor) -> Layout | Weight:
+        """What the tensor is here: a weight, or something with a layout."""
+        root = self.roots.get(id(t))
+        if root is not None:
+            return root
         tag: Layout | Weight | None = getattr(t, TAG, None)
         if tag is not None and tag.scope is self.scope:
-            return self.constant if isinstance(tag, Weight) else tag
-        if self.strangers_are_constant or id(t) in self._constants:
+            return tag
+        return self._tag_of_stranger(t)
+
+    def _tag_of_stranger(self, t: Tensor) -> Layout:
+        """A tensor made out of sight: the model's own is constant, others are as their shape shows."""
+        if self.strangers_are_constant or self._belongs_to_model(t):
             return self.constant
         return self.by_shape(t, self.batch_dim)
 
-    def mark(self, t: Tensor, layout: Layout) -> None:
-        setattr(t, TAG, layout)
+    def _belongs_to_model(self, t: Tensor) -> bool:
+        if self._model_ids is None:
+            module = self._module
+            own = [] if module is None else [*module.parameters(), *module.buffers()]
+            self._model_ids = {id(p) for p in own}
+        return id(t) in self._model_ids
 
-    @staticmethod
-    def unmark(t: Tensor) -> None:
-        if hasattr(t, TAG):
-            delattr(t, TAG)
+    def weight_of(self, t: Tensor) -> Weight | None:
+        tag = self.tag(t)
+        return tag if tag.is_weight else None  # type: ignore[return-value]
+
+    def layout(self, t: Tensor) -> Layout:
+        tag = self.tag(t)
+        return self.constant if tag.is_weight else tag  # type: ignore[return-value]
+
+    def knows(self, t: Tensor) -> bool:
+        tag: Layout | Weight | None = getattr(t, TAG, None)
+        return tag is not None and tag.scope is self.scope
 
     def by_shape(self, t: Tensor, dim: int) -> Layout:
         """The layout that the shape of an input shows."""
@@ -65,27 +75,57 @@ class Tracker:
             return self.scope.samples(dim)
         return self.constant
 
+    def tagged(self, t: Tensor, shape: torch.Size) -> torch.Size:
+        """The shape, with the size of the samples' dimension remembering what it counts."""
+        tag = self.tag(t)
+        if not isinstance(tag, Samples):
+            return shape
+        sizes = list(shape)
+        sizes[tag.dim] = BatchSize(sizes[tag.dim])
+        return torch.Size(sizes)
+
+    # -- writing
+
+    def mark(self, t: Tensor, tag: Layout | Weight) -> None:
+        setattr(t, TAG, tag)
+
+    @staticmethod
+    def unmark(t: Tensor) -> None:
+        if hasattr(t, TAG):
+            delattr(t, TAG)
+
     def propagate(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         """Give the outputs of a call their layouts."""
-        if output is None:
+        tensors = tensors_in(*args, *kwargs.values())
+        self.propagate_from(func, args, kwargs, output, tensors, [self.layout(t) for t in tensors])
+
+    def propagate_from(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+        tensors: list[Tensor],
+        layouts: list[Layout],
+    ) -> None:
+        """The same, where the tensors among the arguments and their layouts are known already."""
+        if isinstance(output, Tensor):
+            is_unary = len(tensors) == 1 and layouts[0].carries and handler_of(func) is aligned
+            if is_unary and output.shape == tensors[0].shape:  # most calls by far
+                setattr(output, TAG, layouts[0])
+                return
+            outputs = [output]
+        elif output is None:
             if func is Tensor.__setitem__ and isinstance(args[2], Tensor):
-                call = Call(self.scope, func, args, kwargs, [args[0]], self.layout)
+                call = Call(self.scope, func, args, kwargs, [args[0]], tensors, layouts)
                 self.mark(args[0], layout_after_write(call))
             return
-        outputs = [output] if isinstance(output, Tensor) else list(tensors_in(output))
-        if not outputs:
-            return
-        call = Call(self.scope, func, args, kwargs, outputs, self.layout)
+        else:
+            outputs = tensors_in(output)
+            if not outputs:
+                return
+        call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts)
         for t, layout in zip(outputs, layouts_of_outputs(call), strict=True):
-            self.mark(t, layout)
-
-    def tagged(self, t: Tensor, shape: torch.Size) -> torch.Size:
-        """The shape, with the size of the samples' dimension remembering what it counts."""
-        layout = self.layout(t)
-        if not isinstance(layout, Samples):
-            return shape
-        sizes = list(shape)
-        sizes[layout.dim] = BatchSize(sizes[layout.dim])
-        return torch.Size(sizes)
+            setattr(t, TAG, layout)

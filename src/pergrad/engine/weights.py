@@ -7,9 +7,10 @@ tensor of shape (n, *shape) without storage, whose place in the autograd graph g
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,13 +26,17 @@ __all__ = [
     "Transformed",
     "Weight",
     "carriers_of",
+    "quiet_vmap",
     "refuse_ordinary_gradients",
     "vjp_of_each",
 ]
 
 
-class Weight(ABC):
+class Weight:
     """A tensor that is the same for all samples but has a gradient for each."""
+
+    carries: ClassVar[bool] = False
+    is_weight: ClassVar[bool] = True
 
     def __init__(self, scope: Scope, name: str, value: Tensor) -> None:
         self.scope = scope
@@ -39,22 +44,22 @@ class Weight(ABC):
         self.value = value.detach()
 
     @property
-    @abstractmethod
     def anchor(self) -> Tensor:
         """What a tap of this weight hangs on in the graph; `take` gives its gradient."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def carrier(self) -> Tensor:
         """(n, *shape), whose gradient is the per-sample gradient."""
+        raise NotImplementedError
 
-    @abstractmethod
     def expect(self) -> None:
         """A use of the weight was seen."""
+        raise NotImplementedError
 
-    @abstractmethod
     def take(self, factor: Factor) -> Tensor | None:
         """Accept the gradients of one use; what is left to flow to the anchor."""
+        raise NotImplementedError
 
     def _empty_carrier(self) -> Tensor:
         return self.value.new_zeros(()).expand(self.scope.count, *self.value.shape)
@@ -190,14 +195,28 @@ class _PullBack(torch.autograd.Function):
         return None, None, None, *pulled
 
 
+@contextmanager
+def quiet_vmap() -> Iterator[None]:
+    """Within, vmap does not warn of functions that it runs as a loop: slow, but right."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
+
+
 def vjp_of_each(
     outputs: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor], count: int
 ) -> list[Tensor | None]:
     """The vector-Jacobian products of all samples: (n, *output) gradients to (n, *leaf) gradients."""
     try:
-        found = torch.autograd.grad(
-            outputs, leaves, gradients, is_grads_batched=True, retain_graph=True, allow_unused=True
-        )
+        with quiet_vmap():
+            found = torch.autograd.grad(
+                outputs,
+                leaves,
+                gradients,
+                is_grads_batched=True,
+                retain_graph=True,
+                allow_unused=True,
+            )
         return list(found)
     except RuntimeError:  # some function has no batching rule: one sample after the other
         each = [

@@ -10,17 +10,21 @@ from pergrad.rules import (
     recurrent,
 )
 from pergrad.rules.registry import (
+    DECLARING,
     DECOMPOSITIONS,
     RULES,
     Rule,
+    ShapeOnly,
     decomposes,
     implements_per_sample_grads,
 )
 
 __all__ = [
+    "DECLARING",
     "DECOMPOSITIONS",
     "RULES",
     "Rule",
+    "ShapeOnly",
     "activation",
     "convolution",
     "decomposes",

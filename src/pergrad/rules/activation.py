@@ -20,7 +20,7 @@ def prelu(
 ) -> Gradients:
     """∂a_n[c] = Σ_t g[n,t,c] min(x[n,t,c], 0); one slope for all channels sums over these too."""
     below = input.to(grad_output.dtype).clamp(max=0)
-    if weight.numel() == 1:
+    if tuple(weight.shape) in ((), (1,)):
         one = (len(input), -1, *weight.shape)
         return {"weight": lambda: ElementProduct(grad_output.reshape(one), below.reshape(one))}
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from pergrad.errors import PergradError
 from pergrad.factors import RowSum
 from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
+from pergrad.rules.samples import are_samples
 
 __all__: list[str] = []
 
@@ -42,7 +43,7 @@ def embedding(
     return {"weight": RowSum(index, grads if scale is None else grads * scale.unsqueeze(-1), rows)}
 
 
-@decomposes(F.embedding_bag)
+@decomposes(F.embedding_bag, declares_samples=True)
 def embedding_bag(
     input: Tensor,
     weight: Tensor,
@@ -59,14 +60,17 @@ def embedding_bag(
     """Look up, then sum, average or take the largest of every bag."""
     if not isinstance(weight, Tensor) or (input.dim() == 1 and offsets is None):
         raise PergradError("embedding_bag: 1-D input needs the offsets of its bags")
+    kept = torch.ones_like(input, dtype=weight.dtype)
+    if offsets is not None:
+        index, inside = _bags(len(input), offsets, include_last_offset)
+        input, kept = input[index], inside.to(weight.dtype)
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights[index]
     rows = F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
-    kept = torch.ones_like(input, dtype=rows.dtype)
     if padding_idx is not None:
-        kept = (input != padding_idx % weight.shape[0]).to(rows.dtype)
-    if offsets is not None:
-        rows, kept = _bags(rows, kept, offsets, include_last_offset)
+        kept = kept * (input != padding_idx % weight.shape[0])
     kept = kept.unsqueeze(-1)
     if mode == "max":
         filled = rows.masked_fill(kept == 0, -torch.inf).amax(1)
@@ -75,17 +79,11 @@ def embedding_bag(
     return total if mode == "sum" else total / kept.sum(1).clamp(min=1)
 
 
-def _bags(
-    rows: Tensor, kept: Tensor, offsets: Tensor, include_last_offset: bool
-) -> tuple[Tensor, Tensor]:
-    """Flat rows, and which of them count, as (bags, longest, ...), short bags padded with zeros."""
+def _bags(length: int, offsets: Tensor, include_last_offset: bool) -> tuple[Tensor, Tensor]:
+    """Positions of the rows as (bags, longest), and which of these are inside of their bag."""
     starts = offsets[:-1] if include_last_offset else offsets
-    ends = torch.cat(
-        [offsets[1:], offsets.new_tensor([len(rows)])[: len(starts) - len(offsets) + 1]]
-    )
+    ends = offsets[1:] if include_last_offset else F.pad(offsets[1:], (0, 1), value=length)
     lengths = ends - starts
-    longest = max(int(lengths.max()), 1)
-    step = torch.arange(longest, device=offsets.device)
-    index = (starts.unsqueeze(1) + step).clamp(max=len(rows) - 1)
-    inside = (step < lengths.unsqueeze(1)).to(rows.dtype)
-    return rows[index], kept[index] * inside
+    step = torch.arange(max(int(lengths.max()), 1), device=offsets.device)
+    index = are_samples(starts).unsqueeze(1) + step
+    return index.clamp(max=max(length - 1, 0)), step < lengths.unsqueeze(1)

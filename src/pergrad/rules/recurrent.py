@@ -15,18 +15,12 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from pergrad.rules.registry import decomposes
+from pergrad.rules.samples import carry_samples
 
-__all__ = ["carry_samples", "gru_cell", "lstm_cell", "relu_cell", "tanh_cell"]
+__all__ = ["gru_cell", "lstm_cell", "relu_cell", "tanh_cell"]
 
 State: TypeAlias = tuple[Tensor, ...]  # (h,) or (h, c), each (rows, features)
 Cell: TypeAlias = Callable[[Tensor, Tensor, State], State]
-
-
-def carry_samples(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor` itself, its rows declared to belong to the samples that the rows of `like` belong to."""
-    if has_torch_function((tensor, like)):
-        return handle_torch_function(carry_samples, (tensor, like), tensor, like)
-    return tensor
 
 
 def lstm_cell(x: Tensor, h: Tensor, state: State) -> State:

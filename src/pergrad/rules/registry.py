@@ -11,13 +11,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 from pergrad.factors import Factor
 
-__all__ = ["DECOMPOSITIONS", "RULES", "Rule", "decomposes", "implements_per_sample_grads"]
+__all__ = [
+    "DECLARING",
+    "DECOMPOSITIONS",
+    "RULES",
+    "Rule",
+    "ShapeOnly",
+    "decomposes",
+    "implements_per_sample_grads",
+]
 
 Gradient: TypeAlias = Factor | Tensor
 Gradients: TypeAlias = Mapping[str, Gradient | Callable[[], Gradient]]
@@ -43,8 +52,15 @@ class Rule:
         return {need for name in recorded for need in self.weights[name]}
 
 
+class ShapeOnly(NamedTuple):
+    """A weight whose values a rule does not need: its shape."""
+
+    shape: torch.Size
+
+
 RULES: dict[Callable[..., Any], Rule] = {}
 DECOMPOSITIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
+DECLARING: set[Callable[..., Any]] = set()
 
 
 def implements_per_sample_grads(
@@ -56,7 +72,8 @@ def implements_per_sample_grads(
     """Registers a rule: the decorated function gives the per-sample gradients of `functions`.
 
     The rule takes `grad_output` and then the function's own arguments, by their names; an argument
-    that was not kept or not given is its default. It returns a dict from argument name to the
+    that was not given is its default, one that was not kept is None, or, if it is a weight, has nothing
+    but its `shape`. It returns a dict from argument name to the
     gradients, (n, *shape): a tensor, a `Factor`, or a function without arguments that gives one and is
     called only when that argument is recorded. `grad_output` and the arguments that carry samples have
     a leading sample axis; the slice of sample n is what the function gets for that sample alone.
@@ -109,13 +126,18 @@ def implements_per_sample_grads(
 
 
 def decomposes(
-    *functions: Callable[..., Any],
+    *functions: Callable[..., Any], declares_samples: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a replacement: `functions` written in terms of others that have rules."""
+    """Registers a replacement: `functions` written in terms of others that have rules.
+
+    With `declares_samples` it is used even where no argument is known to carry samples.
+    """
 
     def register(replacement: Callable[..., Any]) -> Callable[..., Any]:
         for function in functions:
             DECOMPOSITIONS[function] = replacement
+            if declares_samples:
+                DECLARING.add(function)
         return replacement
 
     return register

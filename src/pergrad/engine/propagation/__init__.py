@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from pergrad.engine.layouts import Layout, Lost, Owners, Samples
@@ -16,8 +18,9 @@ from pergrad.engine.propagation import (
 )
 from pergrad.engine.propagation.creating import layout_by_sizes, sizes_in
 from pergrad.engine.propagation.elementwise import ELEMENTWISE
+from pergrad.engine.propagation.joining import declared_samples
 from pergrad.engine.propagation.probing import layouts_by_probe
-from pergrad.engine.propagation.table import HANDLERS, Call, name_of, tensors_in
+from pergrad.engine.propagation.table import Call, handler_of, name_of, tensors_in
 
 __all__ = [
     "ELEMENTWISE",
@@ -25,6 +28,7 @@ __all__ = [
     "batchwise",
     "contracting",
     "elementwise",
+    "handler_of",
     "indexing",
     "joining",
     "layouts_of_outputs",
@@ -38,22 +42,17 @@ __all__ = [
 
 def layouts_of_outputs(call: Call) -> list[Layout]:
     """The layout of every output of a call, from the layouts of its arguments."""
-    lost = next(
-        (la for t in call.tensors() if t.requires_grad and isinstance(la := call.layout(t), Lost)),
-        None,
-    )
-    if lost is not None:
-        if _interferes(call, lost):
-            return [call.mixed()] * len(call.outputs)
-        return [lost] * len(call.outputs)
-    if not call.carriers():
-        return [layout_by_sizes(call)] * len(call.outputs)
-    handler = HANDLERS.get(call.name)
+    for t, layout in zip(call.tensors, call.layouts, strict=True):
+        if isinstance(layout, Lost) and t.requires_grad:
+            return [call.mixed() if _interferes(call, layout) else layout] * len(call.outputs)
+    if not call.carriers:
+        return [declared_samples(call) or layout_by_sizes(call)] * len(call.outputs)
+    handler = handler_of(call.func)
     found = handler(call) if handler is not None else None
     if found is None:
         return layouts_by_probe(call)
-    layouts: list[Layout] = (
-        [found] * len(call.outputs) if isinstance(found, Layout) else list(found)
+    layouts: Sequence[Layout] = (
+        found if isinstance(found, list | tuple) else [found] * len(call.outputs)  # type: ignore[list-item]
     )
     return [
         layout if _fits(layout, t) else call.lost("moves samples in a way that is not known")
@@ -72,11 +71,11 @@ _LINEAR = frozenset(
 
 def _interferes(call: Call, lost: Lost) -> bool:
     """Whether what has lost its samples comes back to them, or is a total put into something not linear."""
-    if call.carriers():
+    if call.carriers:
         return True
     if not lost.is_total:
         return False
-    totals = sum(t.requires_grad and isinstance(call.layout(t), Lost) for t in call.tensors())
+    totals = sum(t.requires_grad and isinstance(call.layout(t), Lost) for t in call.tensors)
     is_product = call.name in ("mul", "div", "truediv", "true_divide", "dot") and totals > 1
     return call.name not in _LINEAR or is_product
 

@@ -28,17 +28,27 @@ def _spatial(call: Call) -> Layout | None:
     """The batch is the first dimension of the input; every row is worked on by itself."""
     t = call.argument(0, "input", "theta")
     layout = call.layout(t)
-    if isinstance(layout, Samples | Owners) and layout.dim != 0:
+    if isinstance(layout, Samples | Owners) and (layout.dim != 0 or _is_unbatched(call, t)):
         return call.mixed()
     return layout
+
+
+def _is_unbatched(call: Call, t: Tensor) -> bool:
+    """Whether a convolution takes the first dimension of its input for channels."""
+    return (
+        call.name.startswith("conv") and call.name[-1] == "d" and t.dim() == int(call.name[-2]) + 1
+    )
 
 
 @moves_samples("pad", "constant_pad_nd")
 def _pad(call: Call) -> Layout | None:
     t = call.argument(0, "input")
     layout = call.layout(t)
-    if isinstance(layout, Samples | Owners) and call.output.shape[layout.dim] != layout.size:
-        return call.lost("pads the dimension of the samples")
+    if isinstance(layout, Samples | Owners):
+        amounts = call.argument(1, "pad")
+        last = 2 * (t.dim() - 1 - layout.dim)
+        if any(amounts[last : last + 2]):
+            return call.lost("pads the dimension of the samples")
     return layout
 
 

@@ -19,7 +19,7 @@ def _combined(call: Call, places: Sequence[tuple[Tensor, int | None]]) -> Layout
 
     SUMMED is a contraction over the samples; None that the place is not known.
     """
-    found: Samples | Owners | None = None
+    seen: list[Samples | Owners] = []
     for t, place in places:
         layout = call.layout(t)
         if not isinstance(layout, Samples | Owners):
@@ -28,11 +28,8 @@ def _combined(call: Call, places: Sequence[tuple[Tensor, int | None]]) -> Layout
             return None
         if place == SUMMED:
             return call.mixed()
-        here = layout.at(place)
-        if found is not None and found.dim != here.dim:
-            return call.mixed()
-        found = here if found is None or isinstance(here, Samples) else found
-    return found
+        seen.append(layout.at(place))
+    return call.agreed(seen)
 
 
 def _place(call: Call, t: Tensor) -> int:
@@ -124,5 +121,5 @@ def _attention(call: Call) -> Layout | None:
         t = call.argument(k, name)
         dim = _place(call, t)
         shift = call.output.dim() - t.dim()
-        places.append((t, SUMMED if dim >= t.dim() - 2 and t.dim() > 2 else dim + shift))
+        places.append((t, SUMMED if dim >= t.dim() - 2 else dim + shift))
     return _combined(call, places)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from pergrad.engine.layouts import Layout, Owners, Samples
 from pergrad.engine.propagation.table import Call, moves_samples
 
@@ -28,7 +26,7 @@ ELEMENTWISE = frozenset(
     cuda requires_grad data real imag conj resolve_conj resolve_neg
     zeros_like ones_like empty_like full_like rand_like randn_like randint_like
     expand broadcast_to expand_as alias copy bucketize
-    lstm_cell gru_cell tanh_cell relu_cell
+    lstm_cell gru_cell tanh_cell relu_cell are_samples
 """.split()
 )
 
@@ -37,23 +35,14 @@ ELEMENTWISE = frozenset(
 def aligned(call: Call) -> Layout | None:
     """Arguments are aligned at their last dimensions; all that carry samples must agree on where."""
     out = call.output
-    found: Samples | Owners | None = None
-    for t, layout in call.carriers():
+    seen: list[Samples | Owners] = []
+    for t, layout in call.carriers:
+        if out.dim() < t.dim():
+            return None
         here = layout.at(out.dim() - t.dim() + layout.dim)
         if t.shape[layout.dim] != out.shape[here.dim]:
             if call.scope.count > 1:
                 return None
             here = call.scope.samples(here.dim, 1, out.shape[here.dim])
-        if found is None or found == here:
-            found = here
-        elif found.dim != here.dim or not _same_owners(found, here, out.device):
-            return call.mixed()
-        elif isinstance(here, Samples):
-            found = here
-    return found
-
-
-def _same_owners(a: Samples | Owners, b: Samples | Owners, device: torch.device) -> bool:
-    if isinstance(a, Owners) and isinstance(b, Owners) and a.owner is b.owner:
-        return True
-    return torch.equal(a.owner_of_each(device), b.owner_of_each(device))
+        seen.append(here)
+    return call.agreed(seen)

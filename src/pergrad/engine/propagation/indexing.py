@@ -16,11 +16,14 @@ __all__ = ["layout_after_write"]
 
 
 def _is_advanced(index: Any) -> bool:
-    return isinstance(index, Tensor | list | tuple)
+    return index is not None and index is not Ellipsis and not isinstance(index, int | slice)
 
 
 def _as_tensor(index: Any, device: torch.device) -> Tensor:
-    return index if isinstance(index, Tensor) else torch.as_tensor(index, device=device)
+    if isinstance(index, Tensor):
+        return index
+    made = torch.as_tensor(index, device=device)
+    return made if made.numel() else made.long()
 
 
 def _width(index: Any) -> int:
@@ -78,11 +81,13 @@ def _getitem(call: Call) -> Layout | None:
     t, index = call.args[:2]
     if call.name == "index":
         index = tuple(index)
+    if any(isinstance(i, bool) for i in (index if isinstance(index, tuple) else (index,))):
+        return call.lost("takes a truth value for an index")
     layout = call.layout(t)
     where = _Indexing(t, index)
     carriers = [i for i in where.tensors if isinstance(call.layout(i), Samples | Owners)]
-    if not isinstance(layout, Samples | Owners):
-        return _gathered(call, where, carriers)
+    if not isinstance(layout, Samples | Owners) or (carriers and not t.requires_grad):
+        return _gathered(call, where, carriers)  # without a gradient, only who asks matters
     k, item, offset = where.find(layout.dim)
     if isinstance(item, slice):
         if carriers:
@@ -125,7 +130,7 @@ def _picked(
     picked = owner[index]
     wide = [d for d in range(index.dim()) if index.shape[d] > 1] or [index.dim() - 1]
     for d in wide:
-        rows = picked.movedim(d, 0).flatten(1)
+        rows = picked.movedim(d, 0).reshape(picked.shape[d], -1)
         if len(wide) == 1 or bool((rows == rows[:, :1]).all()):
             return call.scope.owners(where.start + where.rank - index.dim() + d, rows[:, 0])
     return call.lost("picks samples along several dimensions at once")
@@ -170,8 +175,8 @@ def _select(call: Call) -> Layout:
         return layout
     owner = layout.owner_of_each(t.device)
     if call.name == "index_select":
-        return call.scope.owners(dim, owner[call.argument(2, "index")])
-    start = int(call.argument(2, "start"))
+        return call.scope.owners(dim, owner[call.argument(2, "index")].reshape(-1))
+    start = int(call.argument(2, "start")) % max(t.shape[dim], 1)
     return call.scope.owners(dim, owner[start : start + call.output.shape[dim]])
 
 

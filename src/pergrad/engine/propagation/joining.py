@@ -10,19 +10,16 @@ import torch
 from pergrad.engine.layouts import Layout, Owners, Samples
 from pergrad.engine.propagation.table import Call, moves_samples
 
-__all__: list[str] = []
+__all__ = ["declared_samples"]
 
 
 @moves_samples("cat", "concat", "concatenate")
 def _cat(call: Call) -> Layout:
     parts = call.argument(0, "tensors")
     dim = call.argument(1, "dim", "axis", default=0) % call.output.dim()
-    carriers = call.carriers()
-    first = carriers[0][1]
-    if any(layout.dim != first.dim for _, layout in carriers):
-        return call.mixed()
-    if dim != first.dim:
-        return next((la for _, la in carriers if isinstance(la, Samples)), first)
+    seen = [layout for _, layout in call.carriers]
+    if any(layout.dim != dim for layout in seen):
+        return call.agreed(seen)
     layouts = [call.layout(p) for p in parts if p.numel() or p.dim() > 1]
     if all(isinstance(la, Samples) and la.post == 1 for la in layouts):
         return call.scope.samples(dim, call.output.shape[dim] // call.scope.count)
@@ -36,11 +33,7 @@ def _cat(call: Call) -> Layout:
 @moves_samples("stack")
 def _stack(call: Call) -> Layout:
     dim = call.argument(1, "dim", default=0) % call.output.dim()
-    carriers = call.carriers()
-    first = next((la for _, la in carriers if isinstance(la, Samples)), carriers[0][1])
-    if any(layout.dim != first.dim for _, layout in carriers):
-        return call.mixed()
-    return first.at(first.dim + (dim <= first.dim))
+    return call.agreed([la.at(la.dim + (dim <= la.dim)) for _, la in call.carriers])
 
 
 @moves_samples("split", "split_with_sizes", "chunk", "tensor_split")
@@ -95,3 +88,10 @@ def _pad(call: Call) -> Sequence[Layout]:
 @moves_samples("carry_samples")
 def _carry(call: Call) -> Layout:
     return call.layout(call.args[1])
+
+
+def declared_samples(call: Call) -> Layout | None:
+    """The samples that `are_samples` declares for a tensor that is not known to carry any."""
+    if call.name == "are_samples" and call.output.shape[0] == call.scope.count:
+        return call.scope.samples(0)
+    return None

@@ -18,17 +18,52 @@ _GROWN: dict[Any, list[list[int] | None] | str] = {}  # signature -> grown dimen
 
 def layouts_by_probe(call: Call) -> list[Layout]:
     """One layout an output. The order of the samples is taken to be kept, as almost all functions do."""
-    if any(isinstance(layout, Owners) for _, layout in call.carriers()):
+    if any(isinstance(layout, Owners) for _, layout in call.carriers):
         return [call.lost("moves samples in a way that is not known")] * len(call.outputs)
     signature = _signature(call)
     grown = _GROWN.get(signature) if signature is not None else None
     if grown is None:
         grown = _probe(call)
+        if not isinstance(grown, str) and not _keeps_samples_apart(call, grown):
+            grown = "mixes or reorders the samples"
         if signature is not None:
             _GROWN[signature] = grown
     if isinstance(grown, str):
-        return [call.lost(grown)] * len(call.outputs)
+        return [call.mixed() if "mixes" in grown else call.lost(grown)] * len(call.outputs)
     return [_layout(call, t, dims) for t, dims in zip(call.outputs, grown, strict=True)]
+
+
+def _keeps_samples_apart(call: Call, grown: list[list[int] | None]) -> bool:
+    """Whether a sample that is not a number spoils its own part of the outputs and no other."""
+    count = call.scope.count
+    for sample in sorted({0, 1, count // 2, count - 1} & set(range(count))):
+        with torch.no_grad(), torch.random.fork_rng():
+            results = tensors_in(_with_poison(call, sample))
+        for t, dims in zip(results, grown, strict=True):
+            if not t.is_floating_point() or not dims or len(dims) > 1:
+                continue
+            layout = _layout(call, t, dims)
+            if not isinstance(layout, Samples):
+                continue
+            owner = layout.owner_of_each(t.device)
+            rows = t.isnan().movedim(layout.dim, 0).flatten(1).any(1) if t.dim() > 1 else t.isnan()
+            if bool((rows & (owner != sample)).any()):
+                return False
+    return True
+
+
+def _with_poison(call: Call, sample: int) -> Any:
+    def poison(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            layout = call.layout(value)
+            value = value.detach().clone()
+            if isinstance(layout, Samples) and value.is_floating_point():
+                rows = layout.owner_of_each(value.device) == sample
+                value.movedim(layout.dim, 0)[rows] = torch.nan
+            return value
+        return type(value)(poison(v) for v in value) if type(value) in (list, tuple) else value
+
+    return call.func(*poison(call.args), **{k: poison(v) for k, v in call.kwargs.items()})
 
 
 def _layout(call: Call, output: Tensor, grown: list[int] | None) -> Layout:
@@ -38,7 +73,7 @@ def _layout(call: Call, output: Tensor, grown: list[int] | None) -> Layout:
         return call.mixed()
     (dim,) = grown
     size = output.shape[dim]
-    for _, layout in call.carriers():
+    for _, layout in call.carriers:
         if layout.size == size:
             return layout.at(dim)
     if size % call.scope.count:

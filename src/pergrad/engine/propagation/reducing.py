@@ -13,8 +13,9 @@ from pergrad.engine.propagation.table import Call, moves_samples
 __all__: list[str] = []
 
 # where a function takes `dim` when it is not the second argument, and what it is by default
-_POSITION = {"topk": 2, "kthvalue": 2, "norm": 2, "vector_norm": 2, "normalize": 2, "renorm": 2}
-_DEFAULT = {"normalize": 1, "cosine_similarity": 1, "renorm": None}
+_POSITION = {"topk": 2, "kthvalue": 2, "norm": 2, "vector_norm": 2, "normalize": 2, "diff": 2}
+_DEFAULT = {"normalize": 1, "diff": -1}
+_SOFTMAXES = frozenset("softmax log_softmax softmin".split())
 _SUMS = frozenset("sum nansum mean nanmean".split())
 _LAST_BY_DEFAULT = frozenset(
     [
@@ -110,6 +111,8 @@ def _scan(call: Call) -> Layout | None:
     if not isinstance(layout, Samples | Owners):
         return layout
     dims = _dims(call, t.dim())
+    if call.name in _SOFTMAXES and call.argument(1, "dim") is None:
+        dims = [0 if t.dim() in (0, 1, 3) else 1]  # what torch.nn.functional takes it for
     if dims is None:
         return None
     return call.mixed() if layout.dim in dims else layout

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from pergrad.engine.layouts import Layout, Owners, Samples, after_reshape
 from pergrad.engine.propagation.table import Call, moves_samples
@@ -51,16 +52,18 @@ def _permutation(call: Call, rank: int) -> list[int]:
         return order[::-1]
     if call.name in ("mT", "mH", "adjoint"):
         return [*order[:-2], order[-1], order[-2]]
-    given = [*call.args[1:], *call.kwargs.values()]
     if call.name in ("permute", "permute_copy"):
+        given = call.kwargs.get("dims", call.args[1:])
         dims = given[0] if len(given) == 1 and isinstance(given[0], Sequence) else given
         return [d % rank for d in dims]
     if call.name in ("movedim", "moveaxis"):
-        source, target = ([d % rank for d in ([x] if isinstance(x, int) else x)] for x in given[:2])
+        pair = call.argument(1, "source"), call.argument(2, "destination")
+        source, target = ([d % rank for d in ([x] if isinstance(x, int) else x)] for x in pair)
         placed = dict(zip(target, source, strict=True))
         rest = iter(d for d in order if d not in source)
         return [placed[d] if d in placed else next(rest) for d in order]
-    a, b = given[0] % rank, given[1] % rank
+    a = call.argument(1, "dim0", "axis0") % rank
+    b = call.argument(2, "dim1", "axis1") % rank
     order[a], order[b] = order[b], order[a]
     return order
 
@@ -100,9 +103,12 @@ def _reorder(call: Call) -> Layout:
     layout = call.layout(t)
     if not isinstance(layout, Samples | Owners):
         return layout
+    if call.name == "roll" and call.argument(2, "dims") in (None, ()) and t.dim() > 1:
+        return call.mixed()  # over all elements as if they were one row
     owner = layout.owner_of_each(t.device)
     shape = [-1 if d == layout.dim else 1 for d in range(t.dim())]
-    moved = call.func(owner.view(shape), *call.args[1:], **call.kwargs)
+    options = {k: v for k, v in call.kwargs.items() if not isinstance(v, Tensor)}
+    moved = call.func(owner.view(shape), *call.args[1:], **options)
     return call.scope.owners(layout.dim, moved.flatten())
 
 

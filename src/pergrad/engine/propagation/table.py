@@ -3,54 +3,41 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
 
+import torch
 from torch import Tensor
 
-from pergrad.engine.layouts import Layout, Lost, Owners, Samples, Scope
+from pergrad.engine.layouts import Layout, Owners, Samples, Scope
 from pergrad.errors import MixedSamplesError
 
 __all__ = [
     "HANDLERS",
     "Call",
     "Handler",
+    "handler_of",
     "moves_samples",
     "name_of",
     "tensors_in",
 ]
 
-MISSING: Any = object()
 _ARITHMETIC = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "floordiv",
-        "mod",
-        "pow",
-        "matmul",
-        "and",
-        "or",
-        "xor",
-        "lshift",
-        "rshift",
-    ]
+    "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 )
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(*values: Any) -> list[Tensor]:
     """The tensors among a function's arguments or results, also inside lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_in(*value)
+        elif isinstance(value, dict):
+            found += tensors_in(*value.values())
+    return found
 
 
 @functools.cache
@@ -65,16 +52,32 @@ def name_of(func: Callable[..., Any]) -> str:
     return name[:-1] if name.endswith("_") else name
 
 
-@dataclass(slots=True)
 class Call:
-    """One call of a torch function, and how to read the layouts of its tensors."""
+    """One call of a torch function: its arguments, its outputs, and the layouts of its tensors."""
 
-    scope: Scope
-    func: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: list[Tensor]
-    layout: Callable[[Tensor], Layout]
+    __slots__ = ("args", "carriers", "func", "kwargs", "layouts", "outputs", "scope", "tensors")
+
+    def __init__(
+        self,
+        scope: Scope,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outputs: list[Tensor],
+        tensors: list[Tensor],
+        layouts: list[Layout],
+    ) -> None:
+        self.scope = scope
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.outputs = outputs
+        self.tensors = tensors
+        self.layouts = layouts  # of the tensors
+        self.carriers = cast(  # the arguments that carry samples, with their layouts
+            list[tuple[Tensor, Samples | Owners]],
+            [(t, layout) for t, layout in zip(tensors, layouts, strict=True) if layout.carries],
+        )
 
     @property
     def name(self) -> str:
@@ -84,18 +87,12 @@ class Call:
     def output(self) -> Tensor:
         return self.outputs[0]
 
-    def tensors(self) -> Iterator[Tensor]:
-        yield from tensors_in(self.args)
-        yield from tensors_in(self.kwargs)
-
-    def carriers(self) -> list[tuple[Tensor, Samples | Owners]]:
-        """The arguments that carry samples, with their layouts."""
-        found = []
-        for t in self.tensors():
-            layout = self.layout(t)
-            if isinstance(layout, Samples | Owners):
-                found.append((t, layout))
-        return found
+    def layout(self, t: Tensor) -> Layout:
+        """The layout of one of the arguments."""
+        for own, layout in zip(self.tensors, self.layouts, strict=True):
+            if own is t:
+                return layout
+        return self.scope.constant()
 
     def argument(self, position: int, *names: str, default: Any = None) -> Any:
         for name in names:
@@ -103,17 +100,42 @@ class Call:
                 return self.kwargs[name]
         return self.args[position] if len(self.args) > position else default
 
-    def lost(self, reason: str) -> Lost:
+    def lost(self, reason: str) -> Layout:
+        if self.scope.count == 1 and self.output.dim():
+            return self._of_the_only_sample()
         return self.scope.lost(f"`{self.name}` {reason}")
+
+    def _of_the_only_sample(self) -> Layout:
+        return self.scope.samples(0, 1, self.output.shape[0])
 
     def mixed(self) -> Layout:
         """Several samples act on one another: fatal where a gradient flows, a constant elsewhere."""
-        for t in self.outputs:
-            if t.requires_grad:
-                t.register_hook(functools.partial(_refuse, self.name))
-        if any(t.requires_grad for t in self.outputs):
-            return self.lost("mixes the samples")
-        return self.scope.constant()
+        if not any(t.requires_grad for t in self.outputs):
+            return self.scope.constant()
+        if self.scope.count > 1:
+            for t in self.outputs:
+                if t.requires_grad:
+                    t.register_hook(functools.partial(_refuse, self.name))
+        return self.lost("mixes the samples")
+
+    def agreed(self, layouts: Sequence[Samples | Owners]) -> Layout:
+        """The one layout that arguments, each seen from the output, have in common."""
+        found = layouts[0]
+        for layout in layouts[1:]:
+            if layout == found:
+                continue
+            if layout.dim != found.dim or not self._same_owners(layout, found):
+                return self.mixed()
+            found = layout if isinstance(layout, Samples) else found
+        return found
+
+    def _same_owners(self, a: Samples | Owners, b: Samples | Owners) -> bool:
+        if isinstance(a, Owners) and isinstance(b, Owners) and a.owner is b.owner:
+            return True
+        if isinstance(a, Samples) and isinstance(b, Samples):  # and not equal
+            return self.scope.count == 1
+        device = self.output.device
+        return torch.equal(a.owner_of_each(device), b.owner_of_each(device))
 
     def total(self) -> Layout:
         """A sum over the samples, as a loss is: each still has its own gradient."""
@@ -133,6 +155,11 @@ def _refuse(name: str, _: Tensor) -> None:
 Handler: TypeAlias = Callable[[Call], Layout | Sequence[Layout] | None]
 H = TypeVar("H", bound=Handler)
 HANDLERS: dict[str, Handler] = {}
+
+
+@functools.cache
+def handler_of(func: Callable[..., Any]) -> Handler | None:
+    return HANDLERS.get(name_of(func))
 
 
 def moves_samples(*names: str) -> Callable[[H], H]:
