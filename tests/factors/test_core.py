@@ -183,3 +183,21 @@ def test_adding_up_leaves_the_factors_as_they_were() -> None:
     before = first.gradients.clone()
     add_up([first, second])
     assert torch.equal(first.gradients, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scaled_factor_gives_scaled_gradients(kind: str) -> None:
+    factor = rows_of(kind, 4)
+    before = factor.materialize().clone()
+    assert_near(factor.scaled(3.0).materialize(), 3 * before)
+    assert_near(
+        ByOwner(factor, torch.tensor([1, 0, 1, 1]), 2).scaled(0.5).materialize().sum(0),
+        before.sum(0) / 2,
+    )
+    assert_near(factor.materialize(), before)
+
+
+@pytest.mark.parametrize("kind", sorted(uses_of_one_weight()))
+def test_transposed_factor_gives_the_gradients_of_the_transpose(kind: str) -> None:
+    factor = uses_of_one_weight()[kind]
+    assert_near(factor.transposed().materialize(), factor.materialize().mT)

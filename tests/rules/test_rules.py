@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+import pergrad
+from pergrad.errors import MixedSamplesError
 from pergrad.rules import DECOMPOSITIONS, RULES
 from pergrad.testing import check_rule
-from tests.rules.cases import CASES, RECURRENT_DEFAULTS, Case
+from tests.rules.cases import CASES, Case, recurrent
 
+REFUSED = {F.batch_norm: {"training"}}  # arguments whose other values no sample can have alone
 FUNCTIONS = [
     function
     for function in [*RULES, *DECOMPOSITIONS]
@@ -34,7 +38,8 @@ def by_name(case: Case) -> str:
 @pytest.mark.parametrize("case", CASES, ids=by_name)
 def test_rule_equals_the_loop(case: Case) -> None:
     for dtype in (torch.float64, torch.float32):
-        check_rule(case.call, *case.args, samples=case.samples, dtype=dtype, **case.kwargs)
+        call = case.call or case.function
+        check_rule(call, *case.args, samples=case.samples, dtype=dtype, **case.kwargs)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
@@ -48,9 +53,13 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     if rule is not None:
         parameters = inspect.signature(rule.gradients).parameters
         return {name: parameters[name].default for name in rule.names}
+    if function in (torch.mm, Tensor.mm):  # `matmul` calls it `other`
+        return {"input": inspect.Parameter.empty, "mat2": inspect.Parameter.empty}
+    if function in (torch.matmul, Tensor.matmul, Tensor.__matmul__):
+        return {"input": inspect.Parameter.empty, "other": inspect.Parameter.empty}
     parameters = inspect.signature(DECOMPOSITIONS[function]).parameters
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters.values()):
-        return {"batch_sizes": None, **RECURRENT_DEFAULTS}
+        return {"batch_sizes": None, **recurrent.LAYER_DEFAULTS}
     return {name: p.default for name, p in parameters.items()}
 
 
@@ -64,4 +73,10 @@ def test_cases_give_every_argument_a_value_of_its_own(function: Callable[..., An
         for name, value in case.given(defaults).items()
         if isinstance(value, Tensor) or value != defaults[name]
     }
-    assert changed == set(defaults)
+    assert changed | REFUSED.get(function, set()) == set(defaults)
+
+
+def test_normalising_over_the_samples_is_refused() -> None:
+    model = torch.nn.BatchNorm1d(4)
+    with pytest.raises(MixedSamplesError, match="training mode"):
+        pergrad.call_for_per_sample_grads(model)(torch.randn(5, 4))

@@ -68,7 +68,7 @@ def derive(
     found: dict[int, Weight] = {id(t): by_leaf[id(t)] for t in own if id(t) in by_leaf}
     new = [t for t in own if id(t) not in found]
     if new:
-        name = f"{name_of(func)}({', '.join(dict.fromkeys(p.name for p in parents))})"
+        name = " and ".join(dict.fromkeys(p.name for p in parents))
         scope = parents[0].scope
         carriers = carriers_of(new, list(leaves.values()), parents)
         for t, carrier in zip(new, carriers, strict=True):

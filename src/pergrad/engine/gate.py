@@ -30,6 +30,7 @@ class _Inside:
             torch.autograd.backward(
                 [t for t, _ in reached], [g for _, g in reached], retain_graph=keep
             )
+        self.recording.clean_up()
         found = [leaf.grad for leaf in self.leaves]
         for leaf in self.leaves:
             leaf.grad = None
@@ -100,6 +101,7 @@ def run_gated(
             output = module(*args, **kwargs)
         finally:
             recording.leave_forward()
+            recording.clean_up()
     flat, spec = pytree.tree_flatten(output)
     gated = [t for t in flat if isinstance(t, Tensor) and t.requires_grad]
     if not gated:

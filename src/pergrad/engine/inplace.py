@@ -15,7 +15,7 @@ __all__ = ["out_of_place"]
 class _Put:
     """`t[index] = value` on a copy of t. (No plain function: those are taken for composites of torch.)"""
 
-    __name__ = "put"
+    __name__ = "written"
 
     def __call__(self, t: Tensor, index: Any, value: Any) -> Tensor:
         out = t.clone()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -45,8 +45,8 @@ class Scope:
     def constant(self) -> Constant:
         return Constant(self)
 
-    def lost(self, reason: str, *, is_total: bool = False) -> Lost:
-        return Lost(self, reason, is_total)
+    def lost(self, reason: str, why: Literal["total", "mixed", "unknown"] = "unknown") -> Lost:
+        return Lost(self, reason, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,9 @@ class Lost:
     is_weight: ClassVar[bool] = False
     scope: Scope
     reason: str
-    is_total: bool = False  # a sum over the samples, as a loss is: harmless until it meets a sample
+    why: Literal["total", "mixed", "unknown"] = (
+        "unknown"  # a total is harmless until it meets a sample
+    )
 
 
 Layout: TypeAlias = Samples | Owners | Constant | Lost

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
 
 from pergrad.engine.composites import is_composite, without_override_check
 from pergrad.engine.derivation import derive, transform
@@ -27,11 +28,18 @@ from pergrad.engine.ladder import (
 from pergrad.engine.layouts import Constant, Lost, samples_back
 from pergrad.engine.ledger import Book
 from pergrad.engine.opaque import Applied
-from pergrad.engine.propagation import ELEMENTWISE, name_of, sizes_in, tensors_in
+from pergrad.engine.propagation import (
+    ELEMENTWISE,
+    mixed_samples,
+    name_of,
+    sizes_in,
+    tensors_in,
+)
 from pergrad.engine.ruled import call_with_rule, unsupported
 from pergrad.engine.sizes import BatchSize
 from pergrad.engine.tracker import Tracker
 from pergrad.engine.weights import Root, Weight, refuse_ordinary_gradients
+from pergrad.errors import UnsupportedFunctionError
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
 
 __all__ = ["Recorder"]
@@ -92,6 +100,10 @@ def kind_of(func: Callable[..., Any]) -> Kind:
     if func.__name__ == "__set__" or name in _PASSIVE:
         return Kind.PASSIVE
     return Kind.HARMLESS if name in _HARMLESS else Kind.ORDINARY
+
+
+def _is_differentiable(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
 
 
 class Recorder(TorchFunctionMode):
@@ -167,6 +179,13 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """The ladder: decomposition, rule, the function's own body, derivation, and the mixed rungs."""
         key = func.function if isinstance(func, Applied) else func
+        if key is CheckpointFunction:
+            weights = [w for t in tensors_in(args, kwargs) if (w := self.tracker.weight_of(t))]
+            raise unsupported(
+                func,
+                weights,
+                "a reentrant checkpoint takes it as an argument; pass use_reentrant=False",
+            )
         has_carriers = self._carriers(args, kwargs)
         if not has_carriers and key not in DECLARING and out_of_place(func) is None:
             return self._derived(func, args, kwargs)
@@ -224,7 +243,7 @@ class Recorder(TorchFunctionMode):
     def _as_weight(self, weight: Weight) -> Tensor:
         """A tensor for the model to go on with; should an ordinary gradient reach it, that is an error."""
         t = weight.value.detach()
-        if t.is_floating_point() or t.is_complex():
+        if _is_differentiable(t):
             refuse_ordinary_gradients(t.requires_grad_(), weight.name)
         self.tracker.mark(t, weight)
         return t
@@ -315,7 +334,7 @@ class Recorder(TorchFunctionMode):
         with torch.no_grad():
             plain = self._plain(func, plain_args, plain_kwargs)
         flat, spec = pytree.tree_flatten(plain)
-        if not any(isinstance(t, Tensor) and t.is_floating_point() for t in flat):
+        if not any(isinstance(t, Tensor) and _is_differentiable(t) for t in flat):
             return plain
         layouts = [tracker.layout(t) for t in flat]
         lost = next((la for la in layouts if isinstance(la, Lost)), None)
@@ -331,7 +350,16 @@ class Recorder(TorchFunctionMode):
     def _refused(self, func: Callable[..., Any], call: MixedCall, output: Any, lost: Lost) -> Any:
         """A result that may be looked at, but not differentiated."""
         weights = list(call.weights.values())
-        error = unsupported(func, weights, lost.reason)
+        error: Exception
+        if lost.why == "mixed":
+            error = mixed_samples(lost.reason)
+        elif lost.why == "total" and not any(la.carries for la in call.inputs.values()):
+            error = UnsupportedFunctionError(
+                f"a term of the loss depends on {' and '.join(w.name for w in weights)} alone (a weight "
+                "penalty?): it belongs to no sample; leave it out here and add its gradient yourself"
+            )
+        else:
+            error = unsupported(func, weights, lost.reason)
         flat, spec = pytree.tree_flatten(output)
         results = refused(error, weights[0].anchor, flat)
         for t in results:

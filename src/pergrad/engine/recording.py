@@ -34,7 +34,7 @@ def check_options(module: Any, batch_size: Any, loss_reduction: Any) -> None:
         )
     if not isinstance(module, nn.Module):
         raise PergradError(f"Module passed must be nn.Module, got {type(module).__name__}")
-    if isinstance(module, nn.DataParallel):
+    if any(isinstance(m, nn.DataParallel) for m in module.modules()):
         raise PergradError(
             "nn.DataParallel copies the module to other threads and devices, where its parameters cannot "
             "be recorded: record its `.module`, on one device"
@@ -116,8 +116,8 @@ class Recording:
             )
 
     def clean_up(self) -> None:
-        """Take the tags off the caller's tensors."""
-        for t in self._marked:
+        """Take the tags off the caller's tensors and the module's own."""
+        for t in (*self._marked, *self._module.buffers(), *self._module.parameters()):
             Tracker.unmark(t)
         self._marked.clear()
 

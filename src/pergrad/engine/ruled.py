@@ -54,6 +54,8 @@ def call_with_rule(
         return NotImplemented
     if lost is not None or not layouts:
         return NotImplemented
+    if any(isinstance(value, Tensor) and value.is_complex() for value in plain.values()):
+        return NotImplemented  # the rules are written for real numbers
     if rule.weights is not None and not (
         weights.keys() <= rule.weights.keys() and layouts.keys().isdisjoint(rule.weights)
     ):

@@ -120,7 +120,9 @@ class Tracker:
         elif output is None:
             if func is Tensor.__setitem__ and isinstance(args[2], Tensor):
                 call = Call(self.scope, func, args, kwargs, [args[0]], tensors, layouts)
+                before = self.layout(args[0])
                 self.mark(args[0], layout_after_write(call))
+                self._after_write(call, args[0], before)
             return
         else:
             outputs = tensors_in(output)
@@ -129,3 +131,11 @@ class Tracker:
         call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts)
         for t, layout in zip(outputs, layouts_of_outputs(call), strict=True):
             setattr(t, TAG, layout)
+        if tensors and outputs[0] is tensors[0]:
+            self._after_write(call, outputs[0], layouts[0])
+
+    def _after_write(self, call: Call, t: Tensor, before: Layout) -> None:
+        """What was written in place through a view is in the tensor behind it too."""
+        base = t._base
+        if base is not None and t.requires_grad and self.layout(t) != before:
+            self.mark(base, call.mixed("writes samples through a view"))

@@ -20,7 +20,7 @@ from pergrad.engine.propagation.creating import layout_by_sizes, sizes_in
 from pergrad.engine.propagation.elementwise import ELEMENTWISE
 from pergrad.engine.propagation.joining import declared_samples
 from pergrad.engine.propagation.probing import layouts_by_probe
-from pergrad.engine.propagation.table import Call, handler_of, name_of, tensors_in
+from pergrad.engine.propagation.table import Call, handler_of, mixed_samples, name_of, tensors_in
 
 __all__ = [
     "ELEMENTWISE",
@@ -32,6 +32,7 @@ __all__ = [
     "indexing",
     "joining",
     "layouts_of_outputs",
+    "mixed_samples",
     "name_of",
     "reducing",
     "shaping",
@@ -44,7 +45,9 @@ def layouts_of_outputs(call: Call) -> list[Layout]:
     """The layout of every output of a call, from the layouts of its arguments."""
     for t, layout in zip(call.tensors, call.layouts, strict=True):
         if isinstance(layout, Lost) and t.requires_grad:
-            return [call.mixed() if _interferes(call, layout) else layout] * len(call.outputs)
+            if layout.why == "mixed" or not _interferes(call, layout):
+                return [layout] * len(call.outputs)
+            return [call.mixed(f"follows on: {layout.reason}")] * len(call.outputs)
     if not call.carriers:
         return [declared_samples(call) or layout_by_sizes(call)] * len(call.outputs)
     handler = handler_of(call.func)
@@ -60,6 +63,7 @@ def layouts_of_outputs(call: Call) -> list[Layout]:
     ]
 
 
+# What a sum over the samples may go through and still be one.
 _LINEAR = frozenset(
     """
     add sub mul div truediv true_divide neg to float double half bfloat16 type type_as sum mean clone
@@ -67,14 +71,22 @@ _LINEAR = frozenset(
     requires_grad data cpu cuda dot
     """.split()
 )
+# What moves elements about without letting any two of them meet.
+_RESHAPES = frozenset(
+    """
+    view reshape flatten unflatten squeeze unsqueeze ravel transpose permute t T mT movedim getitem
+    select narrow chunk split unbind expand contiguous sum mean
+    """.split()
+)
 
 
 def _interferes(call: Call, lost: Lost) -> bool:
-    """Whether what has lost its samples comes back to them, or is a total put into something not linear."""
+    """Whether what has lost its samples may let them act on one another."""
     if call.carriers:
         return True
-    if not lost.is_total:
-        return False
+    if lost.why != "total":
+        alone = len(call.tensors) == 1
+        return not alone or call.name not in ELEMENTWISE | _RESHAPES
     totals = sum(t.requires_grad and isinstance(call.layout(t), Lost) for t in call.tensors)
     is_product = call.name in ("mul", "div", "truediv", "true_divide", "dot") and totals > 1
     return call.name not in _LINEAR or is_product

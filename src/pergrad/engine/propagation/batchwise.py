@@ -28,9 +28,22 @@ def _spatial(call: Call) -> Layout | None:
     """The batch is the first dimension of the input; every row is worked on by itself."""
     t = call.argument(0, "input", "theta")
     layout = call.layout(t)
+    if isinstance(layout, Samples) and layout.dim == 1 and call.name.startswith("conv"):
+        return _grouped(call, layout)
     if isinstance(layout, Samples | Owners) and (layout.dim != 0 or _is_unbatched(call, t)):
         return call.mixed()
     return layout
+
+
+def _grouped(call: Call, layout: Samples) -> Layout:
+    """A convolution with a kernel for each sample, its samples told apart by the groups."""
+    kernel = call.layout(call.argument(1, "weight"))
+    groups = call.argument(6, "groups", default=1)
+    count = call.scope.count
+    is_own = isinstance(kernel, Samples) and kernel.dim == 0 and kernel.pre == layout.pre == 1
+    if not is_own or groups % count:
+        return call.mixed()
+    return call.scope.samples(1, 1, call.output.shape[1] // count)
 
 
 def _is_unbatched(call: Call, t: Tensor) -> bool:
@@ -68,7 +81,11 @@ def _batch_first_norm(call: Call) -> Layout | None:
 
 @moves_samples("batch_norm")
 def _batch_norm(call: Call) -> Layout | None:
-    return call.mixed() if call.argument(5, "training", default=False) else _spatial(call)
+    if call.argument(5, "training", default=False):
+        return call.mixed(
+            "in training mode normalises over the samples: call .eval() on it, or use nn.GroupNorm"
+        )
+    return _spatial(call)
 
 
 @moves_samples("embedding", "one_hot")

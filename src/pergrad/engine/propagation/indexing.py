@@ -15,8 +15,15 @@ from pergrad.engine.propagation.table import Call, moves_samples
 __all__ = ["layout_after_write"]
 
 
+def _is_number(index: Any) -> bool:
+    """A number, or a scalar tensor that stands for one."""
+    if isinstance(index, Tensor):
+        return index.dim() == 0 and index.dtype not in (torch.bool, torch.uint8)
+    return isinstance(index, int) or type(index).__name__ in ("int64", "int32")
+
+
 def _is_advanced(index: Any) -> bool:
-    return index is not None and index is not Ellipsis and not isinstance(index, int | slice)
+    return index is not None and not isinstance(index, slice) and not _is_number(index)
 
 
 def _as_tensor(index: Any, device: torch.device) -> Tensor:
@@ -49,13 +56,15 @@ class _Indexing:
 
     def __init__(self, t: Tensor, index: Any) -> None:
         self.items = _normalized(index, t.dim())
-        self.advanced = [k for k, i in enumerate(self.items) if _is_advanced(i)]
-        self.tensors = [_as_tensor(self.items[k], t.device) for k in self.advanced]
+        blocks = [
+            i for i in self.items if not _is_number(i)
+        ]  # a number only takes its dimension away
+        places = [k for k, i in enumerate(blocks) if _is_advanced(i)]
+        self.tensors = [_as_tensor(blocks[k], t.device) for k in places]
         shapes = [(1,) if i.dtype in (torch.bool, torch.uint8) else i.shape for i in self.tensors]
         self.rank = max((len(s) for s in shapes), default=0)  # of the block that they give
-        ks = self.advanced
-        together = bool(ks) and ks == list(range(ks[0], ks[-1] + 1))
-        self.start = self._kept(ks[0]) if together else 0  # where the block stands in the output
+        together = bool(places) and places == list(range(places[0], places[-1] + 1))
+        self.start = places[0] if together else 0  # where the block stands in the output
 
     def _kept(self, k: int) -> int:
         return sum(i is None or isinstance(i, slice) for i in self.items[:k])
@@ -73,7 +82,7 @@ class _Indexing:
     def place_of_slice(self, k: int) -> int:
         """The output dimension of the slice at position k."""
         kept = self._kept(k)
-        return kept + self.rank if self.advanced and kept >= self.start else kept
+        return kept + self.rank if self.tensors and kept >= self.start else kept
 
 
 @moves_samples("getitem", "index")
@@ -81,8 +90,11 @@ def _getitem(call: Call) -> Layout | None:
     t, index = call.args[:2]
     if call.name == "index":
         index = tuple(index)
-    if any(isinstance(i, bool) for i in (index if isinstance(index, tuple) else (index,))):
-        return call.lost("takes a truth value for an index")
+    items = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(i, bool) for i in items):
+        if index is not True:
+            return call.mixed("takes truth values for indices")
+        index = None  # both add a dimension in front
     layout = call.layout(t)
     where = _Indexing(t, index)
     carriers = [i for i in where.tensors if isinstance(call.layout(i), Samples | Owners)]
@@ -96,7 +108,7 @@ def _getitem(call: Call) -> Layout | None:
         if call.output.shape[place] == layout.size and (item.step or 1) == 1:
             return layout.at(place)
         return call.scope.owners(place, layout.owner_of_each(t.device)[item])
-    if not _is_advanced(item):
+    if _is_number(item):
         return call.lost("picks one sample out") if t.requires_grad else call.scope.constant()
     return _picked(call, where, _as_tensor(item, t.device), offset, layout)
 
@@ -130,32 +142,37 @@ def _picked(
     picked = owner[index]
     wide = [d for d in range(index.dim()) if index.shape[d] > 1] or [index.dim() - 1]
     for d in wide:
-        rows = picked.movedim(d, 0).reshape(picked.shape[d], -1)
+        rows = picked.movedim(d, 0).flatten(1) if picked.dim() > 1 else picked.unsqueeze(1)
         if len(wide) == 1 or bool((rows == rows[:, :1]).all()):
             return call.scope.owners(where.start + where.rank - index.dim() + d, rows[:, 0])
-    return call.lost("picks samples along several dimensions at once")
+    return call.mixed("picks samples along several dimensions at once")
 
 
-@moves_samples("put")
+@moves_samples("written")
 def layout_after_write(call: Call) -> Layout:
     """The layout of `t` after `t[index] = value`."""
     t, index, value = call.args[:3]
     layout = call.layout(t)
-    if isinstance(layout, Samples | Owners) or not isinstance(value, Tensor):
-        return layout
-    written = call.layout(value)
+    written = call.layout(value) if isinstance(value, Tensor) else call.scope.constant()
     if not isinstance(written, Samples | Owners):
         return layout
-    where = _Indexing(t, index)
-    region = t[index]
+    region = t.detach()[index]
     place = region.dim() - value.dim() + written.dim
+    if isinstance(layout, Samples | Owners):
+        reading = Call(call.scope, Tensor.__getitem__, (t, index), {}, [region], [t], [layout])
+        there = _getitem(reading)
+        fits = isinstance(there, Samples | Owners) and region.shape[there.dim] == there.size
+        if not fits or place < 0 or written.size != region.shape[place]:
+            return call.mixed("writes samples over others")
+        return layout if call.agreed([there, written.at(place)]).carries else call.mixed()
+    where = _Indexing(t, index)
     first = 0
     for k, item in enumerate(where.items):
         is_place = isinstance(item, slice) and where.place_of_slice(k) == place
         if is_place and t.shape[first] == written.size:
             return written.at(first)
         first += _width(item)
-    return call.lost("writes samples into a constant")
+    return call.mixed("writes samples into a constant")
 
 
 @moves_samples("select", "narrow", "index_select", "select_copy", "narrow_copy")
@@ -202,36 +219,31 @@ def _gather(call: Call) -> Layout | None:
 
 
 @moves_samples(
-    *[
-        "scatter",
-        "scatter_add",
-        "scatter_reduce",
-        "index_add",
-        "index_copy",
-        "index_fill",
-        "index_reduce",
-    ]
+    *"scatter scatter_add scatter_reduce index_add index_copy index_fill index_reduce".split()
 )
 def _scatter(call: Call) -> Layout | None:
-    """A tensor that has samples keeps them; a constant one takes those of what is written into it."""
+    """What is written must belong to whom it is written to; a constant takes over whose it is."""
     t = call.argument(0, "input", "self")
     layout = call.layout(t)
-    if isinstance(layout, Samples | Owners):
-        return layout
     dim = call.argument(1, "dim") % t.dim()
     index, source = call.argument(2, "index"), call.argument(3, "src", "source", "value")
-    for part in (source, index):
-        own = call.layout(part) if isinstance(part, Tensor) else None
-        if not isinstance(own, Samples | Owners):
-            continue
-        if own.dim != dim:
-            return own if call.output.shape[own.dim] == own.size else None
-        if index.dim() == 1:
-            owner = torch.full((t.shape[dim],), -1, device=t.device)
-            owner[index] = own.owner_of_each(t.device)
-            return call.scope.owners(dim, owner) if bool((owner >= 0).all()) else None
+    layouts = [call.layout(p) for p in (source, index) if isinstance(p, Tensor)]
+    own = next((la for la in layouts if isinstance(la, Samples | Owners)), None)
+    if own is None:
+        return layout
+    if own.dim != dim:
+        if call.output.shape[own.dim] != own.size:
+            return None
+        return call.agreed([layout, own] if isinstance(layout, Samples | Owners) else [own])
+    if index.dim() != 1:
         return call.mixed()
-    return layout
+    givers = own.owner_of_each(t.device)
+    if isinstance(layout, Samples | Owners):
+        same = layout.dim == dim and torch.equal(layout.owner_of_each(t.device)[index], givers)
+        return layout if same else call.mixed("writes samples over others")
+    owner = torch.full((t.shape[dim],), -1, device=t.device)
+    owner[index] = givers
+    return call.scope.owners(dim, owner) if bool((owner >= 0).all()) else None
 
 
 @moves_samples("nonzero", "argwhere", "where")

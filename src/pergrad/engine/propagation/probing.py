@@ -19,7 +19,7 @@ _GROWN: dict[Any, list[list[int] | None] | str] = {}  # signature -> grown dimen
 def layouts_by_probe(call: Call) -> list[Layout]:
     """One layout an output. The order of the samples is taken to be kept, as almost all functions do."""
     if any(isinstance(layout, Owners) for _, layout in call.carriers):
-        return [call.lost("moves samples in a way that is not known")] * len(call.outputs)
+        return [call.mixed("moves samples in a way that is not known")] * len(call.outputs)
     signature = _signature(call)
     grown = _GROWN.get(signature) if signature is not None else None
     if grown is None:
@@ -29,7 +29,7 @@ def layouts_by_probe(call: Call) -> list[Layout]:
         if signature is not None:
             _GROWN[signature] = grown
     if isinstance(grown, str):
-        return [call.mixed() if "mixes" in grown else call.lost(grown)] * len(call.outputs)
+        return [call.mixed(grown)] * len(call.outputs)
     return [_layout(call, t, dims) for t, dims in zip(call.outputs, grown, strict=True)]
 
 
@@ -40,7 +40,7 @@ def _keeps_samples_apart(call: Call, grown: list[list[int] | None]) -> bool:
         with torch.no_grad(), torch.random.fork_rng():
             results = tensors_in(_with_poison(call, sample))
         for t, dims in zip(results, grown, strict=True):
-            if not t.is_floating_point() or not dims or len(dims) > 1:
+            if not (t.is_floating_point() or t.is_complex()) or not dims or len(dims) > 1:
                 continue
             layout = _layout(call, t, dims)
             if not isinstance(layout, Samples):
@@ -68,7 +68,7 @@ def _with_poison(call: Call, sample: int) -> Any:
 
 def _layout(call: Call, output: Tensor, grown: list[int] | None) -> Layout:
     if grown is None or len(grown) > 1:
-        return call.lost("moves samples in a way that is not known")
+        return call.mixed("moves samples in a way that is not known")
     if not grown:
         return call.mixed()
     (dim,) = grown
@@ -88,18 +88,20 @@ def _signature(call: Call) -> Any:
         if isinstance(value, Tensor):
             layout = call.layout(value)
             where = (layout.dim, layout.pre, layout.post) if isinstance(layout, Samples) else None
+            if where is None and not value.is_floating_point():
+                raise TypeError("the answer may depend on the values of an index")
             return value.shape, value.dtype, where
         if isinstance(value, list | tuple):
             return tuple(part(v) for v in value)
         return type(value), value
 
-    signature = (
-        call.func,
-        call.scope.count,
-        part(call.args),
-        tuple((k, part(v)) for k, v in call.kwargs.items()),
-    )
     try:
+        signature = (
+            call.func,
+            call.scope.count,
+            part(call.args),
+            tuple((k, part(v)) for k, v in call.kwargs.items()),
+        )
         hash(signature)
     except TypeError:
         return None

@@ -18,19 +18,9 @@ _DEFAULT = {"normalize": 1, "diff": -1}
 _SOFTMAXES = frozenset("softmax log_softmax softmin".split())
 _SUMS = frozenset("sum nansum mean nanmean".split())
 _LAST_BY_DEFAULT = frozenset(
-    [
-        "sort",
-        "argsort",
-        "msort",
-        "topk",
-        "kthvalue",
-        "mode",
-        "glu",
-        "softmax",
-        "log_softmax",
-        "softmin",
-        "gumbel_softmax",
-    ]
+    """
+    sort argsort msort topk kthvalue mode glu softmax log_softmax softmin gumbel_softmax
+    """.split()
 )
 
 
@@ -49,36 +39,9 @@ def _input(call: Call) -> tuple[Tensor, Layout]:
     return t, call.layout(t)
 
 
-@moves_samples(
-    *[
-        "sum",
-        "nansum",
-        "mean",
-        "nanmean",
-        "amax",
-        "amin",
-        "prod",
-        "std",
-        "var",
-        "logsumexp",
-        "norm",
-        "vector_norm",
-    ]
-)
-@moves_samples(
-    *[
-        "argmax",
-        "argmin",
-        "all",
-        "any",
-        "median",
-        "nanmedian",
-        "count_nonzero",
-        "quantile",
-        "nanquantile",
-    ]
-)
-@moves_samples(*["max", "min", "std_mean", "var_mean", "aminmax", "kthvalue", "mode"])
+@moves_samples(*"sum nansum mean nanmean amax amin prod std var logsumexp norm vector_norm".split())
+@moves_samples(*"argmax argmin all any median nanmedian count_nonzero".split())
+@moves_samples(*"max min std_mean var_mean aminmax kthvalue mode".split())
 def _reduce(call: Call) -> Layout | None:
     t, layout = _input(call)
     if isinstance(call.argument(1, "other"), Tensor):
@@ -93,19 +56,8 @@ def _reduce(call: Call) -> Layout | None:
     return layout.at(layout.dim - sum(d < layout.dim for d in dims))
 
 
-@moves_samples(
-    *[
-        "softmax",
-        "log_softmax",
-        "softmin",
-        "gumbel_softmax",
-        "cumsum",
-        "cumprod",
-        "cummax",
-        "cummin",
-    ]
-)
-@moves_samples(*["logcumsumexp", "glu", "normalize", "renorm", "diff"])
+@moves_samples(*"softmax log_softmax softmin gumbel_softmax cumsum cumprod cummax cummin".split())
+@moves_samples(*"logcumsumexp glu normalize diff".split())
 def _scan(call: Call) -> Layout | None:
     t, layout = _input(call)
     if not isinstance(layout, Samples | Owners):
@@ -116,6 +68,15 @@ def _scan(call: Call) -> Layout | None:
     if dims is None:
         return None
     return call.mixed() if layout.dim in dims else layout
+
+
+@moves_samples("renorm")
+def _renorm(call: Call) -> Layout:
+    """Every slice along `dim` is scaled by itself, so that `dim` must be the samples' own."""
+    t, layout = _input(call)
+    if not isinstance(layout, Samples | Owners):
+        return layout
+    return layout if call.argument(2, "dim") % t.dim() == layout.dim else call.mixed()
 
 
 @moves_samples("sort", "argsort", "msort", "topk")

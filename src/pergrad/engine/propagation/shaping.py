@@ -14,18 +14,9 @@ __all__: list[str] = []
 
 
 @moves_samples(
-    *[
-        "view",
-        "reshape",
-        "flatten",
-        "unflatten",
-        "squeeze",
-        "unsqueeze",
-        "ravel",
-        "view_as",
-        "reshape_as",
-        "_unsafe_view",
-    ]
+    *"""
+    view reshape flatten unflatten squeeze unsqueeze ravel view_as reshape_as _unsafe_view
+""".split()
 )
 def _reshape(call: Call) -> Layout:
     t = call.argument(0, "input", "self")

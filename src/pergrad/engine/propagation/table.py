@@ -17,13 +17,14 @@ __all__ = [
     "Call",
     "Handler",
     "handler_of",
+    "mixed_samples",
     "moves_samples",
     "name_of",
     "tensors_in",
 ]
 
 _ARITHMETIC = frozenset(
-    "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+    "add sub mul div truediv floordiv mod pow matmul and or xor lshift rshift".split()
 )
 
 
@@ -108,15 +109,18 @@ class Call:
     def _of_the_only_sample(self) -> Layout:
         return self.scope.samples(0, 1, self.output.shape[0])
 
-    def mixed(self) -> Layout:
+    def mixed(self, reason: str = "mixes the samples of the batch") -> Layout:
         """Several samples act on one another: fatal where a gradient flows, a constant elsewhere."""
         if not any(t.requires_grad for t in self.outputs):
             return self.scope.constant()
+        if self.scope.count == 1 and self.output.dim():
+            return self._of_the_only_sample()
+        reason = f"`{self.name}` {reason}"
         if self.scope.count > 1:
             for t in self.outputs:
                 if t.requires_grad:
-                    t.register_hook(functools.partial(_refuse, self.name))
-        return self.lost("mixes the samples")
+                    t.register_hook(functools.partial(_refuse, reason))
+        return self.scope.lost(reason, "mixed")
 
     def agreed(self, layouts: Sequence[Samples | Owners]) -> Layout:
         """The one layout that arguments, each seen from the output, have in common."""
@@ -140,16 +144,20 @@ class Call:
     def total(self) -> Layout:
         """A sum over the samples, as a loss is: each still has its own gradient."""
         if any(t.requires_grad for t in self.outputs):
-            return self.scope.lost(f"`{self.name}` adds up the samples", is_total=True)
+            return self.scope.lost(f"`{self.name}` adds up the samples", "total")
         return self.scope.constant()
 
 
-def _refuse(name: str, _: Tensor) -> None:
-    raise MixedSamplesError(
-        f"`{name}` mixes the samples of the batch and the loss depends on its result, so that a sample "
-        "has no gradient of its own; take the loss from a part of the model in which samples do not "
-        "meet (or leave that part out with torch.no_grad)"
+def mixed_samples(reason: str) -> MixedSamplesError:
+    return MixedSamplesError(
+        f"{reason}, and the loss depends on its result: a sample has no gradient of its own there. Take "
+        "the loss from a part of the model in which samples do not meet, or put torch.no_grad around "
+        "what mixes them"
     )
+
+
+def _refuse(reason: str, _: Tensor) -> None:
+    raise mixed_samples(reason)
 
 
 Handler: TypeAlias = Callable[[Call], Layout | Sequence[Layout] | None]

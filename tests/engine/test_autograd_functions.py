@@ -1,0 +1,173 @@
+"""A user's own torch.autograd.Function, with and without a weight, against the loop."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+import pergrad
+from pergrad.errors import PergradError
+from tests.engine.exactness import Case, Formula, assert_exact, numbers, state_of, total
+
+T = D = 4
+
+
+class Sine(torch.autograd.Function):
+    """No weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.saved_tensors[0].cos()
+
+
+class Map(torch.autograd.Function):
+    """y = x Wᵀ + b; the gradients of weights are sums over all rows, as people write them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
+        return grad @ weight, rows.t() @ inputs, rows.sum(0) if ctx.has_bias else None
+
+
+class OnceScale(torch.autograd.Function):
+    """The weight is on ctx, the input comes second, and there are numbers and two outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, power: int, weight: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.power, ctx.weight = power, weight
+        ctx.save_for_backward(x)
+        return x * weight**power, x.sum(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_sum: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        of_weight = ctx.power * ctx.weight ** (ctx.power - 1) * (grad * x).flatten(0, -2).sum(0)
+        return None, of_weight, grad * ctx.weight**ctx.power + grad_sum.unsqueeze(-1)
+
+
+class Modern(torch.autograd.Function):
+    """With setup_context and a generated vmap rule."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        return x * weight
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad * weight, (grad * x).sum(tuple(range(x.dim() - weight.dim())))
+
+
+class StraightThrough(torch.autograd.Function):
+    """A weight alone: a quantised weight."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return weight.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+class Reversed(torch.autograd.Function):
+    """The gradient's sign is turned: the backward is not that of the forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, strength: float) -> Tensor:
+        ctx.strength = strength
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return -ctx.strength * grad, None
+
+
+def formula(function: Callable[..., Any], *sample: int, **shapes: tuple[int, ...]) -> Case:
+    return Case(
+        lambda: Formula(function, **{name: numbers(*shape) for name, shape in shapes.items()}),
+        lambda size: (numbers(size, *(sample or (T, D))),),
+    )
+
+
+CASES = {
+    "no weight": formula(lambda m, x: Sine.apply(x * m.w) * m.w, w=(D,)),
+    "no weight, between layers": formula(
+        lambda m, x: F.linear(Sine.apply(F.linear(x, m.v)), m.w), v=(3, D), w=(2, 3)
+    ),
+    "reversed gradient": formula(lambda m, x: Reversed.apply(x @ m.w, 0.5) @ m.w, w=(D, D)),
+    "weight": formula(lambda m, x: Map.apply(x, m.w), w=(3, D)),
+    "weight and bias": formula(lambda m, x: Map.apply(x, m.w, m.b), w=(3, D), b=(3,)),
+    "one row a sample": formula(lambda m, x: Map.apply(x, m.w, m.b), D, w=(3, D), b=(3,)),
+    "derived weight": formula(lambda m, x: Map.apply(x, m.w.tanh().t()), w=(D, 3)),
+    "weight used elsewhere too": formula(
+        lambda m, x: Map.apply(x, m.w) + F.linear(x, m.w), w=(D, D)
+    ),
+    "twice": formula(lambda m, x: Map.apply(Map.apply(x, m.w), m.w), w=(D, D)),
+    "rows folded": formula(lambda m, x: Map.apply(x.reshape(-1, D), m.w), w=(3, D)),
+    "rows selected": formula(lambda m, x: Map.apply(x[x[..., 0] > -0.5], m.w), w=(3, D)),
+    "samples second": formula(
+        lambda m, x: Map.apply(x.transpose(0, 1), m.w).transpose(0, 1), w=(3, D)
+    ),
+    "two outputs": formula(lambda m, x: OnceScale.apply(2, m.w, x), w=(D,)),
+    "one of two outputs": formula(lambda m, x: OnceScale.apply(3, m.w, x)[0], w=(D,)),
+    "modern": formula(lambda m, x: Modern.apply(x, m.w), w=(D,)),
+    "weight alone": formula(lambda m, x: F.linear(x, StraightThrough.apply(m.w)), w=(3, D)),
+    "weight alone, then a function": formula(
+        lambda m, x: Map.apply(x, StraightThrough.apply(m.w)), w=(3, D)
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [T, 3, 1])
+@pytest.mark.parametrize("name", CASES)
+def test_per_sample_gradients_are_those_of_the_loop(name: str, size: int) -> None:
+    assert_exact(CASES[name], size)
+
+
+class Hidden(torch.autograd.Function):
+    """Takes its weight from outside of its arguments: nobody sees that it is used."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, model: nn.Module) -> Tensor:
+        ctx.model = model
+        return F.linear(x, model.weight.detach())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        with torch.enable_grad():
+            x = torch.ones(len(grad), ctx.model.in_features, dtype=grad.dtype)
+            torch.autograd.backward(F.linear(x, ctx.model.weight), grad)
+        return grad @ ctx.model.weight, None
+
+
+def test_weight_used_out_of_sight_is_recorded_or_refused_never_an_ordinary_gradient() -> None:
+    inner = nn.Linear(D, 3, bias=False).double()
+    model = Formula(lambda m, x: Hidden.apply(x * m.scale, inner), scale=numbers(D), inner=inner)
+    before = state_of(model)
+    with pytest.raises(PergradError):
+        pergrad.grads(model, lambda m, x: total(m(x)), numbers(3, D))
+    assert state_of(model) == before

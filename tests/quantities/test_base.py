@@ -1,0 +1,85 @@
+"""What a quantity may rely on: when it is called, with what, and that it is alone with its result."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pergrad
+from pergrad.factors import Factor, add_up
+from pergrad.quantities import Batch, Quantity
+from pergrad.testing import assert_near, loop_grads
+
+
+class Diary(Quantity):
+    """Writes down how it is called, and sums what it gets."""
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+        self.sums: dict[str, Tensor] = {}
+
+    def begin(self, batch: Batch) -> None:
+        self.entries.append(f"begin {batch.size}")
+        self.names = list(batch.parameters)
+
+    def consume(self, name: str, factors: Sequence[Factor]) -> None:
+        self.entries.append(name)
+        self.sums[name] = self.sums.get(name, 0) + add_up(factors)
+
+    def end(self) -> None:
+        self.entries.append("end")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh()).double()
+
+
+def test_quantity_is_called_once_for_each_parameter_from_the_last_to_the_first() -> None:
+    net, diary = model(), Diary()
+    with pergrad.record(net, diary) as same:
+        net(torch.randn(5, 3).double()).sum().backward()
+    assert same is diary
+    first, *middle, last = diary.entries
+    assert (first, last) == ("begin 5", "end")
+    assert sorted(middle) == sorted(diary.names) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+    assert {*middle[:2]} == {"2.bias", "2.weight"}
+
+
+def test_quantity_gets_all_uses_of_a_weight_at_once() -> None:
+    net, diary = model(), Diary()
+    twice = nn.Sequential(nn.Linear(3, 4).double(), net[2], net[2])
+    x = torch.randn(5, 3).double()
+    with pergrad.record(twice, diary):
+        twice(x).sum().backward()
+    assert diary.entries.count("1.weight") == 1
+    expected = loop_grads(twice, lambda m, x: m(x).sum(1), x)
+    for name, rows in expected.items():
+        assert_near(diary.sums[name], rows, name)
+
+
+def test_several_quantities_see_the_same() -> None:
+    net, diary, grads = model(), Diary(), pergrad.Grads()
+    with pergrad.record(net, diary, grads, loss_reduction="mean") as both:
+        net(torch.randn(5, 3).double()).mean(0).sum().backward()
+    assert both == (diary, grads)
+    for name, rows in grads.result.items():
+        assert_near(diary.sums[name], rows, name)
+
+
+def test_quantity_is_not_ended_after_an_error() -> None:
+    net, diary = model(), Diary()
+
+    def fail() -> None:
+        with pergrad.record(net, diary):
+            net(torch.randn(5, 3).double()).sum().backward()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert "end" not in diary.entries

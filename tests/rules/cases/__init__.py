@@ -1,0 +1,14 @@
+"""Calls of every function that has a rule: together they give each argument a value of its own."""
+
+from tests.rules.cases import convolution, embedding, linear, normalization, recurrent
+from tests.rules.cases.case import Case
+
+__all__ = ["CASES", "Case", "recurrent"]
+
+CASES: list[Case] = [
+    *linear.CASES,
+    *convolution.CASES,
+    *normalization.CASES,
+    *embedding.CASES,
+    *recurrent.CASES,
+]

@@ -1,0 +1,79 @@
+"""Linear maps and matrix products."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.rules.cases.case import Case, data, weight
+
+__all__ = ["CASES"]
+
+
+def linear() -> list[Case]:
+    shapes = [(5, 4), (5, 3, 4), (5, 2, 3, 4), (2, 3, 2, 2, 4), (4, 4, 4), (1, 4), (3, 1, 4)]
+    x, w, b = data(5, 3, 4), weight(6, 4), weight(6)
+    return [
+        *(Case(F.linear, (data(*shape), weight(6, 4), weight(6))) for shape in shapes),
+        *(Case(F.linear, (data(*shape), weight(4, 4))) for shape in shapes),
+        Case(F.linear, (x, w, None)),
+        Case(F.linear, (x,), {"bias": b, "weight": w}),
+        Case(F.linear, (x, w), {"bias": b}),
+        Case(F.linear, (), {"bias": b, "weight": w, "input": x}, samples=("input",)),
+        Case(F.linear, (), {"weight": w, "input": x}, samples=("input",)),
+        Case(F.linear, (x, data(6, 4), b)),  # the weight is no parameter at all
+    ]
+
+
+def bilinear() -> list[Case]:
+    w, b = weight(5, 3, 4), weight(5)
+
+    def case(x: Tensor, y: Tensor, b: Tensor | None) -> Case:
+        return Case(F.bilinear, (x, y, w) if b is None else (x, y, w, b), samples=(0, 1))
+
+    return [
+        case(data(6, 3), data(6, 4), b),
+        case(data(6, 3), data(6, 4), None),
+        case(data(4, 2, 3), data(4, 2, 4), b),
+        case(data(1, 3), data(1, 4), b),
+        case(data(3, 5, 2, 3), data(3, 5, 2, 4), None),
+    ]
+
+
+def matrix_products() -> list[Case]:
+    w = weight(4, 6)
+    methods = [torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm]
+    cases = []
+    for function in methods:
+        shapes = [(5, 4), (4, 4), (1, 4)]
+        if "mm" not in function.__name__:
+            shapes += [(5, 3, 4), (2, 3, 2, 4)]
+        cases += [Case(function, (data(*shape), w)) for shape in shapes]
+    return [
+        *cases,
+        Case(torch.matmul, (data(5, 4),), {"other": w}),
+        Case(torch.matmul, (data(5, 3, 4), weight(4))),  # a vector
+        Case(torch.matmul, (data(5, 3, 4), weight(5, 4, 2)[:1].detach().requires_grad_())),
+        Case(torch.matmul, (weight(6, 4), data(5, 4, 3)), samples=(1,)),  # from the left
+        *(Case(f, (data(5, 4),), {"mat2": w}) for f in (torch.mm, Tensor.mm)),
+    ]
+
+
+def added_products() -> list[Case]:
+    x, w, b = data(5, 4), weight(4, 6), weight(6)
+    cases = []
+    for f in (torch.addmm, Tensor.addmm):
+        cases += [
+            Case(f, (b, x, w), samples=(1,)),
+            Case(f, (b, x, w), {"alpha": 0.5}, samples=(1,)),
+            Case(f, (b, x, w), {"beta": 2.0}, samples=(1,)),
+            Case(f, (b,), {"mat2": w, "mat1": x}, samples=("mat1",)),
+            Case(f, (data(6), x, w), samples=(1,)),
+            Case(f, (weight(1, 6), x, w), samples=(1,)),
+            Case(f, (data(5, 6), x, w), samples=(0, 1)),
+        ]
+    return cases
+
+
+CASES = [*linear(), *bilinear(), *matrix_products(), *added_products()]
