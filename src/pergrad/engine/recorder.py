@@ -187,7 +187,8 @@ class Recorder(TorchFunctionMode):
                 "a reentrant checkpoint takes it as an argument; pass use_reentrant=False",
             )
         has_carriers = self._carriers(args, kwargs)
-        if not has_carriers and key not in DECLARING and out_of_place(func) is None:
+        writes = out_of_place(func) is not None or kwargs.get("inplace", False)
+        if not has_carriers and key not in DECLARING and not writes:
             return self._derived(func, args, kwargs)
         decomposition = DECOMPOSITIONS.get(key)
         if decomposition is not None:
@@ -308,7 +309,7 @@ class Recorder(TorchFunctionMode):
                 return output
         else:
             output = func(*args, **kwargs)
-        self.tracker.propagate(func, args, kwargs, output)
+        self.tracker.propagate(func, args, kwargs, output, flows=True)
         return output
 
     def _mixed(
@@ -338,6 +339,8 @@ class Recorder(TorchFunctionMode):
             return plain
         layouts = [tracker.layout(t) for t in flat]
         lost = next((la for la in layouts if isinstance(la, Lost)), None)
+        if any(isinstance(la, Constant) for la in layouts):
+            lost = tracker.scope.lost("its result does not show the samples")
         if lost is not None:
             return self._refused(func, call, plain, lost)
         results = by_vmap(call, layouts)

@@ -95,11 +95,17 @@ class Tracker:
             delattr(t, TAG)
 
     def propagate(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+        flows: bool | None = None,
     ) -> None:
-        """Give the outputs of a call their layouts."""
+        """Give the outputs of a call their layouts; `flows` says whether a gradient is going to."""
         tensors = tensors_in(*args, *kwargs.values())
-        self.propagate_from(func, args, kwargs, output, tensors, [self.layout(t) for t in tensors])
+        layouts = [self.layout(t) for t in tensors]
+        self.propagate_from(func, args, kwargs, output, tensors, layouts, flows)
 
     def propagate_from(
         self,
@@ -109,6 +115,7 @@ class Tracker:
         output: Any,
         tensors: list[Tensor],
         layouts: list[Layout],
+        flows: bool | None = None,
     ) -> None:
         """The same, where the tensors among the arguments and their layouts are known already."""
         if isinstance(output, Tensor):
@@ -128,7 +135,7 @@ class Tracker:
             outputs = tensors_in(output)
             if not outputs:
                 return
-        call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts)
+        call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts, flows)
         for t, layout in zip(outputs, layouts_of_outputs(call), strict=True):
             setattr(t, TAG, layout)
         if tensors and outputs[0] is tensors[0]:

@@ -73,6 +73,17 @@ def _addmm(call: Call) -> Layout | None:
     return _combined(call, [*places, (bias, _place(call, bias) + shift)])
 
 
+@moves_samples("grouped_mm", "_grouped_mm", "grouped_mm_fallback")
+def _grouped_matmul(call: Call) -> Layout | None:
+    """Rows times the matrix of the group that each is in: the rows stay."""
+    x, weight = (
+        call.argument(0, "input", "self", "mat_a"),
+        call.argument(1, "weight", "mat2", "mat_b"),
+    )
+    places: list[tuple[Tensor, int | None]] = [(x, 0 if _place(call, x) == 0 else SUMMED)]
+    return _combined(call, [*places, (weight, SUMMED)])
+
+
 @moves_samples("linear")
 def _linear(call: Call) -> Layout | None:
     x, weight = call.argument(0, "input"), call.argument(1, "weight")

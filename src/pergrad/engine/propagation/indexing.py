@@ -161,8 +161,9 @@ def layout_after_write(call: Call) -> Layout:
     if isinstance(layout, Samples | Owners):
         reading = Call(call.scope, Tensor.__getitem__, (t, index), {}, [region], [t], [layout])
         there = _getitem(reading)
-        fits = isinstance(there, Samples | Owners) and region.shape[there.dim] == there.size
-        if not fits or place < 0 or written.size != region.shape[place]:
+        if not isinstance(there, Samples | Owners) or region.shape[there.dim] != there.size:
+            return call.mixed("writes samples over others")
+        if place < 0 or written.size != region.shape[place]:
             return call.mixed("writes samples over others")
         return layout if call.agreed([there, written.at(place)]).carries else call.mixed()
     where = _Indexing(t, index)
@@ -276,6 +277,7 @@ def _masked_select(call: Call) -> Layout:
 @moves_samples("masked_scatter")
 def _masked_scatter(call: Call) -> Layout:
     layout = call.layout(call.argument(0, "input", "self"))
-    if isinstance(layout, Samples | Owners):
-        return layout
-    return call.lost("writes samples into a constant")
+    source = call.layout(call.argument(2, "source"))
+    if isinstance(source, Samples | Owners):  # its elements go where there is room, whosever it is
+        return call.mixed("writes samples over others")
+    return layout

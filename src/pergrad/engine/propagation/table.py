@@ -56,7 +56,17 @@ def name_of(func: Callable[..., Any]) -> str:
 class Call:
     """One call of a torch function: its arguments, its outputs, and the layouts of its tensors."""
 
-    __slots__ = ("args", "carriers", "func", "kwargs", "layouts", "outputs", "scope", "tensors")
+    __slots__ = (
+        "args",
+        "carriers",
+        "flows",
+        "func",
+        "kwargs",
+        "layouts",
+        "outputs",
+        "scope",
+        "tensors",
+    )
 
     def __init__(
         self,
@@ -67,6 +77,7 @@ class Call:
         outputs: list[Tensor],
         tensors: list[Tensor],
         layouts: list[Layout],
+        flows: bool | None = None,
     ) -> None:
         self.scope = scope
         self.func = func
@@ -75,6 +86,8 @@ class Call:
         self.outputs = outputs
         self.tensors = tensors
         self.layouts = layouts  # of the tensors
+        # whether a gradient will flow through the outputs; said where they are computed without
+        self.flows = any(t.requires_grad for t in outputs) if flows is None else flows
         self.carriers = cast(  # the arguments that carry samples, with their layouts
             list[tuple[Tensor, Samples | Owners]],
             [(t, layout) for t, layout in zip(tensors, layouts, strict=True) if layout.carries],
@@ -111,7 +124,7 @@ class Call:
 
     def mixed(self, reason: str = "mixes the samples of the batch") -> Layout:
         """Several samples act on one another: fatal where a gradient flows, a constant elsewhere."""
-        if not any(t.requires_grad for t in self.outputs):
+        if not self.flows:
             return self.scope.constant()
         if self.scope.count == 1 and self.output.dim():
             return self._of_the_only_sample()
@@ -143,7 +156,7 @@ class Call:
 
     def total(self) -> Layout:
         """A sum over the samples, as a loss is: each still has its own gradient."""
-        if any(t.requires_grad for t in self.outputs):
+        if self.flows:
             return self.scope.lost(f"`{self.name}` adds up the samples", "total")
         return self.scope.constant()
 
