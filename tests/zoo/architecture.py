@@ -30,6 +30,7 @@ class Architecture:
     is_maskable: bool = False
     takes_labels: bool = True  # if its forward does, and has logits
     options: dict[str, Any] = field(default_factory=dict)  # what is passed beside the inputs
+    overflows_in_float32: bool = False  # to which it casts the least float64, its mask
     refusal: str = ""  # what pergrad says, where it cannot
 
     @property

@@ -13,12 +13,23 @@ __all__ = [
     "Inputs",
     "boxes",
     "captioned",
+    "described",
+    "features",
+    "forecast",
     "heard",
+    "illustrated",
     "images",
+    "mono",
+    "moonlit",
     "pairs",
+    "played",
+    "queried",
     "series",
+    "shuffled",
     "spectrograms",
+    "spoken",
     "tokens",
+    "unnamed",
     "videos",
     "waves",
 ]
@@ -121,10 +132,6 @@ def spoken(batch: int) -> Inputs:
 
 def moonlit(batch: int) -> Inputs:
     return {"input_values": torch.randn(batch, 1200), "decoder_input_ids": _words(batch, LENGTH)}
-
-
-def fused(batch: int) -> Inputs:
-    return {"input_features": torch.randn(batch, 1, 32, 8)}
 
 
 def played(batch: int) -> Inputs:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["out_of_place"]
+__all__ = ["out_of_place", "writes_in_place"]
 
 
 class _Put:
@@ -33,6 +33,12 @@ class _Copied:
 
 
 _SPECIAL: dict[Any, Callable[..., Any]] = {Tensor.__setitem__: _Put(), Tensor.copy_: _Copied()}
+
+
+@functools.cache
+def writes_in_place(func: Callable[..., Any]) -> bool:
+    name = func.__name__
+    return func in _SPECIAL or name.startswith("__i") or (name.endswith("_") and name[-2] != "_")
 
 
 @functools.cache

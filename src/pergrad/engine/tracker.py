@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pergrad.engine.inplace import writes_in_place
 from pergrad.engine.layouts import Layout, Samples, Scope
 from pergrad.engine.propagation import Call, handler_of, layouts_of_outputs, tensors_in
 from pergrad.engine.propagation.elementwise import aligned
@@ -138,7 +139,7 @@ class Tracker:
         call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts, flows)
         for t, layout in zip(outputs, layouts_of_outputs(call), strict=True):
             setattr(t, TAG, layout)
-        if tensors and outputs[0] is tensors[0]:
+        if tensors and outputs[0] is tensors[0] and writes_in_place(func):
             self._after_write(call, outputs[0], layouts[0])
 
     def _after_write(self, call: Call, t: Tensor, before: Layout) -> None:

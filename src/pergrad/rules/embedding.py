@@ -85,5 +85,7 @@ def _bags(length: int, offsets: Tensor, include_last_offset: bool) -> tuple[Tens
     ends = offsets[1:] if include_last_offset else F.pad(offsets[1:], (0, 1), value=length)
     lengths = ends - starts
     step = torch.arange(max(int(lengths.max()), 1), device=offsets.device)
-    index = are_samples(starts).unsqueeze(1) + step
-    return index.clamp(max=max(length - 1, 0)), step < lengths.unsqueeze(1)
+    first = are_samples(starts).unsqueeze(1)
+    inside = step < lengths.unsqueeze(1)
+    index = torch.where(inside, first + step, first)  # outside: a row of the bag's own, not counted
+    return index.clamp(max=max(length - 1, 0)), inside

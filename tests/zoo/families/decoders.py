@@ -113,15 +113,6 @@ DECODERS: dict[str, Architecture] = {
         options={"use_cache": False},  # with it, its own backward fails: states written in place
     ),
     "xLSTM": text("xLSTMForCausalLM", hidden_size=128, num_heads=2, chunk_size=8),
-    "Reformer": text(
-        "ReformerModelWithLMHead",
-        is_decoder=True,
-        axial_pos_embds=False,
-        attn_layers=["local", "local"],
-        attention_head_size=4,
-        local_attn_chunk_length=4,
-        feed_forward_size=32,
-    ),
     "Apertus": decoder("ApertusForCausalLM"),
     "Arcee": decoder("ArceeForCausalLM"),
     "BitNet": decoder("BitNetForCausalLM"),

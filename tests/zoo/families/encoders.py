@@ -90,12 +90,18 @@ ENCODERS: dict[str, Architecture] = {
     "Tapas": text("TapasForMaskedLM", type_vocab_sizes=[3, 4, 4, 2, 4, 4, 4]),
     "YOSO": text("YosoForMaskedLM", use_expectation=True),
     "X-MOD": text("XmodForMaskedLM", languages=("en",), default_language="en"),
-    "Canine": text(
+    "Canine": Architecture(
         "CanineModel",
-        num_hash_buckets=16,
-        num_hash_functions=2,
-        downsampling_rate=1,
-        local_transformer_stride=4,
+        {
+            **TEXT,
+            "num_hash_buckets": 16,
+            "num_hash_functions": 2,
+            "downsampling_rate": 1,
+            "local_transformer_stride": 4,
+        },
+        tokens,
+        is_maskable=True,
+        overflows_in_float32=True,
     ),
     "RoCBERT": text(
         "RoCBertForMaskedLM",

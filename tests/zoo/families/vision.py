@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.zoo.architecture import Architecture
-from tests.zoo.batches import HEADS, HIDDEN, shuffled, tokens
+from tests.zoo.batches import HEADS, HIDDEN, shuffled, tokens, videos
 from tests.zoo.tiny import TEXT, VISION, image, pyramid, unlabelled, video
 
 __all__ = ["VISION_MODELS"]
@@ -157,7 +157,12 @@ VISION_MODELS: dict[str, Architecture] = {
         tokens,
         is_maskable=True,
     ),
-    "TimeSformer": video("TimesformerForVideoClassification"),
+    "TimeSformer": Architecture(
+        "TimesformerForVideoClassification",
+        {**VISION, "num_frames": 4},
+        videos,
+        refusal="mixes the samples",  # the class tokens of a batch are rows of its first samples
+    ),
     "VideoMAE": video("VideoMAEForVideoClassification"),
     "ViViT": video("VivitForVideoClassification", tubelet_size=[2, 4, 4]),
     "GLPN": unlabelled(

@@ -83,7 +83,7 @@ def _batch_first_norm(call: Call) -> Layout | None:
 def _batch_norm(call: Call) -> Layout | None:
     if call.argument(5, "training", default=False):
         return call.mixed(
-            "in training mode normalises over the samples: call .eval() on it, or use nn.GroupNorm"
+            "(BatchNorm in training mode) normalises over the samples: call .eval(), or use nn.GroupNorm"
         )
     return _spatial(call)
 
@@ -114,7 +114,11 @@ _ELEMENTWISE_LOSSES = """
 
 @moves_samples(*_ELEMENTWISE_LOSSES.split())
 def _elementwise_loss(call: Call) -> Layout | None:
-    return aligned(call) if call.output.dim() else call.total()
+    if call.output.dim():
+        return aligned(call)
+    rank = max(t.dim() for t, _ in call.carriers)
+    common = call.agreed([la.at(rank - t.dim() + la.dim) for t, la in call.carriers])
+    return call.total() if common.carries else common
 
 
 @moves_samples("cross_entropy", "nll_loss")
@@ -123,7 +127,10 @@ def _class_loss(call: Call) -> Layout | None:
     scores: Tensor = call.argument(0, "input")
     layout = call.layout(scores)
     if not call.output.dim():
-        return call.total()
+        target = call.layout(call.argument(1, "target"))
+        both = [la for la in (layout, target) if isinstance(la, Samples | Owners) and la.dim == 0]
+        common = call.agreed(both) if both else layout
+        return call.total() if common.carries or not both else common
     if not isinstance(layout, Samples | Owners) or layout.dim == 1:
         return None
     return layout.at(layout.dim - (layout.dim > 1))

@@ -236,8 +236,9 @@ def _scatter(call: Call) -> Layout | None:
         if call.output.shape[own.dim] != own.size:
             return None
         return call.agreed([layout, own] if isinstance(layout, Samples | Owners) else [own])
-    if index.dim() != 1:
+    if index.dim() > 1:
         return call.mixed()
+    index = index.reshape(-1)
     givers = own.owner_of_each(t.device)
     if isinstance(layout, Samples | Owners):
         same = layout.dim == dim and torch.equal(layout.owner_of_each(t.device)[index], givers)

@@ -18,7 +18,9 @@ _GROWN: dict[Any, list[list[int] | None] | str] = {}  # signature -> grown dimen
 
 def layouts_by_probe(call: Call) -> list[Layout]:
     """One layout an output. The order of the samples is taken to be kept, as almost all functions do."""
-    if any(isinstance(layout, Owners) for _, layout in call.carriers):
+    kinds = {type(layout) for _, layout in call.carriers}
+    owners = [layout for _, layout in call.carriers if isinstance(layout, Owners)]
+    if owners and (len(kinds) > 1 or any(la.owner is not owners[0].owner for la in owners)):
         return [call.mixed("moves samples in a way that is not known")] * len(call.outputs)
     signature = _signature(call)
     grown = _GROWN.get(signature) if signature is not None else None
@@ -43,7 +45,7 @@ def _keeps_samples_apart(call: Call, grown: list[list[int] | None]) -> bool:
             if not (t.is_floating_point() or t.is_complex()) or not dims or len(dims) > 1:
                 continue
             layout = _layout(call, t, dims)
-            if not isinstance(layout, Samples):
+            if not isinstance(layout, Samples | Owners):
                 continue
             owner = layout.owner_of_each(t.device)
             rows = t.isnan().movedim(layout.dim, 0).flatten(1).any(1) if t.dim() > 1 else t.isnan()
@@ -57,7 +59,7 @@ def _with_poison(call: Call, sample: int) -> Any:
         if isinstance(value, Tensor):
             layout = call.layout(value)
             value = value.detach().clone()
-            if isinstance(layout, Samples) and value.is_floating_point():
+            if isinstance(layout, Samples | Owners) and value.is_floating_point():
                 rows = layout.owner_of_each(value.device) == sample
                 value.movedim(layout.dim, 0)[rows] = torch.nan
             return value
@@ -76,7 +78,7 @@ def _layout(call: Call, output: Tensor, grown: list[int] | None) -> Layout:
     for _, layout in call.carriers:
         if layout.size == size:
             return layout.at(dim)
-    if size % call.scope.count:
+    if size % call.scope.count or any(isinstance(la, Owners) for _, la in call.carriers):
         return call.lost("gives a dimension that is no multiple of the batch size")
     return call.scope.samples(dim, 1, size // call.scope.count)
 
@@ -88,7 +90,7 @@ def _signature(call: Call) -> Any:
         if isinstance(value, Tensor):
             layout = call.layout(value)
             where = (layout.dim, layout.pre, layout.post) if isinstance(layout, Samples) else None
-            if where is None and not value.is_floating_point():
+            if isinstance(layout, Owners) or (where is None and not value.is_floating_point()):
                 raise TypeError("the answer may depend on the values of an index")
             return value.shape, value.dtype, where
         if isinstance(value, list | tuple):
@@ -117,6 +119,8 @@ def _probe(call: Call) -> list[list[int] | None] | str:
             shape = list(value.shape)
             if isinstance(layout, Samples):
                 shape[layout.dim] = shape[layout.dim] // count * (count + by)
+            elif isinstance(layout, Owners):
+                shape[layout.dim] += by
             return torch.empty(shape, dtype=value.dtype, device="meta")
         if isinstance(value, BatchSize):
             return int(value) // count * (count + by)
