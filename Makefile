@@ -13,7 +13,7 @@ ARGS ?=
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow demo bench lint format types clean
+.PHONY: help install test test-slow zoo demo bench lint format types clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -32,6 +32,9 @@ test: lint types ## lint, type-check and run the tests
 
 test-slow: $(STAMP) ## run the tests that `make test` leaves out
 	$(PYTEST) -m slow $(ARGS)
+
+zoo: $(STAMP) ## check every Hugging Face architecture and write its table
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo.table --write tests/zoo/RESULTS.md
 
 demo: $(STAMP) ## find flipped labels in a small data set by their gradients
 	$(BIN)/python examples/mislabelled_digits.py $(ARGS)

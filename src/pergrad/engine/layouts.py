@@ -60,6 +60,10 @@ class Samples:
     pre: int = 1
     post: int = 1
 
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.dim, self.pre, self.post
+
     def at(self, dim: int) -> Samples:
         return self if dim == self.dim else replace(self, dim=dim)
 

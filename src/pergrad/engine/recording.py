@@ -34,21 +34,6 @@ def check_options(module: Any, batch_size: Any, loss_reduction: Any) -> None:
         )
     if not isinstance(module, nn.Module):
         raise PergradError(f"Module passed must be nn.Module, got {type(module).__name__}")
-    if any(isinstance(m, nn.DataParallel) for m in module.modules()):
-        raise PergradError(
-            "nn.DataParallel copies the module to other threads and devices, where its parameters cannot "
-            "be recorded: record its `.module`, on one device"
-        )
-    for name, p in module.named_parameters():
-        if isinstance(p, UninitializedParameter):
-            raise PergradError(
-                f"parameter {name!r} of a lazy module has no shape yet: call the module once first"
-            )
-        if p.requires_grad and p.is_meta:
-            raise PergradError(
-                f"parameter {name!r} is on the meta device and has no values: materialise the module "
-                "first, for example with module.to_empty(device=...) and its weights"
-            )
     if batch_size is not None and not isinstance(batch_size, int):
         raise BatchSizeError(
             f"Batch size passed must be None or an integer, got {type(batch_size).__name__}"
@@ -57,9 +42,34 @@ def check_options(module: Any, batch_size: Any, loss_reduction: Any) -> None:
         raise BatchSizeError(f"Batch size must be positive, got {batch_size}")
 
 
-def trainable(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters to record, each once, by the name that `named_parameters` gives."""
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The parameters to record, each once, by the name that `named_parameters` gives; and all tensors."""
+    weights: dict[str, Tensor] = {}
+    own: dict[int, Tensor] = {}
+    for prefix, m in module.named_modules():
+        if isinstance(m, nn.DataParallel):
+            raise PergradError(
+                "nn.DataParallel copies the module to other threads and devices, where its parameters "
+                "cannot be recorded: record its `.module`, on one device"
+            )
+        for key, p in m._parameters.items():
+            if p is None or id(p) in own:
+                continue
+            own[id(p)] = p
+            name = f"{prefix}.{key}" if prefix else key
+            if isinstance(p, UninitializedParameter):
+                raise PergradError(
+                    f"parameter {name!r} of a lazy module has no shape yet: call the module once first"
+                )
+            if p.requires_grad:
+                weights[name] = p
+            if p.requires_grad and p.is_meta:
+                raise PergradError(
+                    f"parameter {name!r} is on the meta device and has no values: materialise the module "
+                    "first, for example with module.to_empty(device=...) and its weights"
+                )
+        own.update({id(b): b for b in m._buffers.values() if b is not None})
+    return weights, list(own.values())
 
 
 class Recording:
@@ -74,7 +84,7 @@ class Recording:
         batch_first: bool,
     ) -> None:
         self._module = module
-        self._weights = trainable(module)
+        self._weights, self._own = survey(module)
         self._quantities = quantities
         self._loss_reduction = loss_reduction
         self._batch_dim = 0 if batch_first else 1
@@ -88,7 +98,7 @@ class Recording:
         """The batch has `size` samples: everything from here on is recorded."""
         scale = size if self._loss_reduction == "mean" else 1
         self._ledger = Ledger(self._quantities, Batch(size, self._weights), scale)
-        self._tracker = Tracker(Scope(size), self._batch_dim, self._module)
+        self._tracker = Tracker(Scope(size), self._batch_dim, self._own)
         if self._is_collecting:
             self._ledger.open()
         self._recorder.begin(self._tracker, self._ledger)
@@ -117,7 +127,7 @@ class Recording:
 
     def clean_up(self) -> None:
         """Take the tags off the caller's tensors and the module's own."""
-        for t in (*self._marked, *self._module.buffers(), *self._module.parameters()):
+        for t in (*self._marked, *self._own):
             Tracker.unmark(t)
         self._marked.clear()
 

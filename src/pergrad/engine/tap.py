@@ -18,14 +18,14 @@ from pergrad.rules import Rule
 __all__ = ["Use", "tap"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Use:
     """One call of a function on recorded weights: all that its rule needs but the kept tensors."""
 
     rule: Rule
     function: Callable[..., Any]
     arguments: Mapping[str, Any]  # by name, without the kept tensors
-    kept: Mapping[str, int]  # argument -> position among the kept tensors
+    kept: tuple[str, ...]  # the arguments that the kept tensors are
     layouts: Mapping[str, Samples | Owners]  # of the arguments that carry samples
     output_layouts: tuple[Layout, ...]
     weights: Mapping[str, Weight]  # by argument
@@ -39,8 +39,8 @@ class Use:
         if by_owner is not None and by_owner.scope.count == 1:
             by_owner = None
         arguments = dict(self.arguments)
-        for name, position in self.kept.items():
-            arguments[name] = self._rows(kept[position], self.layouts.get(name), by_owner)
+        for name, t in zip(self.kept, kept, strict=True):
+            arguments[name] = self._rows(t, self.layouts.get(name), by_owner)
         outputs = [
             None if g is None else self._rows(g, la, by_owner)
             for g, la in zip(grads, self.output_layouts, strict=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pergrad.engine.inplace import writes_in_place
-from pergrad.engine.layouts import Layout, Samples, Scope
+from pergrad.engine.layouts import Constant, Layout, Samples, Scope
 from pergrad.engine.propagation import Call, handler_of, layouts_of_outputs, tensors_in
 from pergrad.engine.propagation.elementwise import aligned
 from pergrad.engine.propagation.indexing import layout_after_write
@@ -21,17 +21,59 @@ __all__ = ["Tracker"]
 TAG = "_pergrad_layout"  # the attribute that a tensor carries its layout, or the weight that it is, in
 
 
+# What repeats from step to step is not worked out again: the signature of a call, as far as the layout
+# of its output can depend on it, to that layout.
+_KNOWN: dict[Any, tuple[int, int, int]] = {}
+_MOST_KNOWN = 10_000
+_ATOMS = frozenset([int, float, bool, str, type(None), torch.dtype, torch.device])
+
+
+def _signature(
+    count: int,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    layouts: list[Layout],
+) -> Any:
+    """None for a call that may depend on more than shapes and layouts, or that writes in place."""
+    if writes_in_place(func) or not any(layout.carries for layout in layouts):
+        return None
+    of = iter(layouts)
+    parts: list[Any] = [func, count]
+    for value in (*args, *kwargs, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            layout = next(of)
+            if not value.is_floating_point():
+                return None  # indices: their values may matter
+            if isinstance(layout, Samples):
+                parts.append((layout.key, value.shape))
+            elif isinstance(layout, Constant):
+                parts.append(value.shape)
+            else:
+                return None
+        elif type(value) is bool:
+            parts.append("true" if value else "false")  # not equal to 1 or 0
+        elif type(value) is BatchSize:
+            parts.append(("samples", int(value)))
+        elif type(value) in _ATOMS or (
+            type(value) in (tuple, torch.Size) and all(type(v) in (int, BatchSize) for v in value)
+        ):
+            parts.append(value)
+        else:
+            return None
+    return tuple(parts)
+
+
 class Tracker:
     """The layouts of one scope, whose inputs have their samples in dimension `batch_dim`."""
 
-    def __init__(self, scope: Scope, batch_dim: int, module: nn.Module | None = None) -> None:
+    def __init__(self, scope: Scope, batch_dim: int, own: Iterable[Tensor] = ()) -> None:
         self.scope = scope
         self.batch_dim = batch_dim
         self.constant = scope.constant()
         self.strangers_are_constant = False  # while the module's own forward runs
         self.roots: dict[int, Root] = {}  # by id
-        self._module = module
-        self._model_ids: set[int] | None = None
+        self._own = {id(t) for t in own}  # what belongs to the model
 
     # -- reading
 
@@ -47,16 +89,9 @@ class Tracker:
 
     def _tag_of_stranger(self, t: Tensor) -> Layout:
         """A tensor made out of sight: the model's own is constant, others are as their shape shows."""
-        if self.strangers_are_constant or self._belongs_to_model(t):
+        if self.strangers_are_constant or id(t) in self._own:
             return self.constant
         return self.by_shape(t, self.batch_dim)
-
-    def _belongs_to_model(self, t: Tensor) -> bool:
-        if self._model_ids is None:
-            module = self._module
-            own = [] if module is None else [*module.parameters(), *module.buffers()]
-            self._model_ids = {id(p) for p in own}
-        return id(t) in self._model_ids
 
     def weight_of(self, t: Tensor) -> Weight | None:
         tag = self.tag(t)
@@ -124,6 +159,11 @@ class Tracker:
             if is_unary and output.shape == tensors[0].shape:  # most calls by far
                 setattr(output, TAG, layouts[0])
                 return
+            key = _signature(self.scope.count, func, args, kwargs, layouts)
+            known = _KNOWN.get(key) if key is not None else None
+            if known is not None:
+                setattr(output, TAG, Samples(self.scope, *known))
+                return
             outputs = [output]
         elif output is None:
             if func is Tensor.__setitem__ and isinstance(args[2], Tensor):
@@ -133,12 +173,17 @@ class Tracker:
                 self._after_write(call, args[0], before)
             return
         else:
+            key = None
             outputs = tensors_in(output)
             if not outputs:
                 return
         call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts, flows)
         for t, layout in zip(outputs, layouts_of_outputs(call), strict=True):
             setattr(t, TAG, layout)
+        if isinstance(output, Tensor) and key is not None and isinstance(layout, Samples):
+            if len(_KNOWN) >= _MOST_KNOWN:
+                _KNOWN.clear()
+            _KNOWN[key] = layout.key
         if tensors and outputs[0] is tensors[0] and writes_in_place(func):
             self._after_write(call, outputs[0], layouts[0])
 

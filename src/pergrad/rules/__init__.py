@@ -2,6 +2,7 @@
 
 from pergrad.rules import (
     activation,
+    arithmetic,
     convolution,
     embedding,
     linear,
@@ -26,6 +27,7 @@ __all__ = [
     "Rule",
     "ShapeOnly",
     "activation",
+    "arithmetic",
     "convolution",
     "decomposes",
     "embedding",

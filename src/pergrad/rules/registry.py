@@ -9,7 +9,7 @@ that sample alone, its own batch dimension included. So for `F.linear(x, w)` wit
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -39,13 +39,14 @@ class Rule:
     gradients: Callable[..., Gradients]
     names: tuple[str, ...]  # the function's arguments, in order
     weights: Mapping[str, tuple[str, ...]] | None  # argument -> the arguments its gradient needs
-    check: Callable[[Mapping[str, Any], Mapping[str, int]], None] | None
+    check: Callable[[Mapping[str, Any], Mapping[str, int]], bool | None] | None
     casts_under_autocast: bool
+    symmetric: bool
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self.names, args, strict=False)), **kwargs}
 
-    def saves(self, recorded: Sequence[str]) -> set[str] | None:
+    def saves(self, recorded: Iterable[str]) -> set[str] | None:
         """The arguments to keep for the backward, given which ones are recorded; None means all."""
         if self.weights is None:
             return None
@@ -66,8 +67,9 @@ DECLARING: set[Callable[..., Any]] = set()
 def implements_per_sample_grads(
     *functions: Callable[..., Any],
     weights: Mapping[str, tuple[str, ...]] | None = None,
-    check: Callable[[Mapping[str, Any], Mapping[str, int]], None] | None = None,
+    check: Callable[[Mapping[str, Any], Mapping[str, int]], bool | None] | None = None,
     casts_under_autocast: bool = False,
+    symmetric: bool = False,
 ) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
     """Registers a rule: the decorated function gives the per-sample gradients of `functions`.
 
@@ -83,8 +85,10 @@ def implements_per_sample_grads(
         weights: for each argument that may be a weight, the arguments that its gradient needs (kept for
             the backward). Default: any argument may be one, and all are kept.
         check: called before the function with its arguments and, by argument name, the dimension of
-            the samples; raises when the rule cannot serve that call.
+            the samples; raises when there is no gradient, and returns False when there is one but this
+            rule does not give it (a general one is used then).
         casts_under_autocast: whether autocast runs the function in its lower precision.
+        symmetric: whether an argument that may be a weight may also carry samples.
 
     A function of one's own, with its rule:
 
@@ -117,7 +121,7 @@ def implements_per_sample_grads(
             raise TypeError(
                 f"a rule's first argument must be `grad_output`, but {gradients.__qualname__} has {names}"
             )
-        rule = Rule(gradients, names[1:], weights, check, casts_under_autocast)
+        rule = Rule(gradients, names[1:], weights, check, casts_under_autocast, symmetric)
         for function in functions:
             RULES[function] = rule
         return gradients

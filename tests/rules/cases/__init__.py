@@ -1,6 +1,6 @@
 """Calls of every function that has a rule: together they give each argument a value of its own."""
 
-from tests.rules.cases import convolution, embedding, linear, normalization, recurrent
+from tests.rules.cases import arithmetic, convolution, embedding, linear, normalization, recurrent
 from tests.rules.cases.case import Case
 
 __all__ = ["CASES", "Case", "recurrent"]
@@ -11,4 +11,5 @@ CASES: list[Case] = [
     *normalization.CASES,
     *embedding.CASES,
     *recurrent.CASES,
+    *arithmetic.CASES,
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pergrad.engine.layouts import Layout
-from pergrad.engine.propagation.table import Call
+from pergrad.engine.propagation.table import Call, moves_samples
 from pergrad.engine.sizes import BatchSize
 
 __all__ = ["layout_by_sizes", "sizes_in"]
@@ -21,6 +21,7 @@ def sizes_in(value: Any) -> Iterator[BatchSize]:
             yield from sizes_in(item)
 
 
+@moves_samples("new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided")
 def layout_by_sizes(call: Call) -> Layout:
     """A new tensor has samples where a size that counts them was given: `zeros(x.shape[0], T)`."""
     sizes = [*sizes_in(call.args), *sizes_in(tuple(call.kwargs.values()))]

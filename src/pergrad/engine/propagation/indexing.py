@@ -109,7 +109,9 @@ def _getitem(call: Call) -> Layout | None:
             return layout.at(place)
         return call.scope.owners(place, layout.owner_of_each(t.device)[item])
     if _is_number(item):
-        return call.lost("picks one sample out") if t.requires_grad else call.scope.constant()
+        if where.tensors:
+            return call.lost("picks one sample out") if t.requires_grad else call.scope.constant()
+        return call.of_one_sample(call.output, layout, int(item))
     return _picked(call, where, _as_tensor(item, t.device), offset, layout)
 
 
@@ -187,7 +189,7 @@ def _select(call: Call) -> Layout:
         return own.at(dim) if isinstance(own, Samples | Owners) else layout
     if call.name == "select":
         if dim == layout.dim:
-            return call.lost("picks one sample out") if t.requires_grad else call.scope.constant()
+            return call.of_one_sample(call.output, layout, int(call.argument(2, "index")))
         return layout.at(layout.dim - (dim < layout.dim))
     if dim != layout.dim:
         return layout
@@ -277,8 +279,17 @@ def _masked_select(call: Call) -> Layout:
 
 @moves_samples("masked_scatter")
 def _masked_scatter(call: Call) -> Layout:
-    layout = call.layout(call.argument(0, "input", "self"))
-    source = call.layout(call.argument(2, "source"))
-    if isinstance(source, Samples | Owners):  # its elements go where there is room, whosever it is
-        return call.mixed("writes samples over others")
-    return layout
+    t, mask, source = (call.argument(k, name) for k, name in enumerate(("input", "mask", "source")))
+    layout, written = call.layout(t), call.layout(source)
+    if not isinstance(written, Samples | Owners):
+        return layout
+    if not isinstance(layout, Samples | Owners):
+        return call.mixed("writes samples into a constant")
+    takers = _owner_of_elements(layout, t)[mask.expand(t.shape)]
+    givers = _owner_of_elements(written, source).flatten()[: len(takers)]
+    return layout if torch.equal(takers, givers) else call.mixed("writes samples over others")
+
+
+def _owner_of_elements(layout: Samples | Owners, t: Tensor) -> Tensor:
+    sizes = [-1 if d == layout.dim else 1 for d in range(t.dim())]
+    return layout.owner_of_each(t.device).view(sizes).expand(t.shape)

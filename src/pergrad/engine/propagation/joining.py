@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from pergrad.engine.layouts import Layout, Owners, Samples
 from pergrad.engine.propagation.table import Call, moves_samples
@@ -33,7 +34,23 @@ def _cat(call: Call) -> Layout:
 @moves_samples("stack")
 def _stack(call: Call) -> Layout:
     dim = call.argument(1, "dim", default=0) % call.output.dim()
+    single = _single_owners(call)
+    if single is not None:
+        return call.scope.owners(dim, single)
     return call.agreed([la.at(la.dim + (dim <= la.dim)) for _, la in call.carriers])
+
+
+def _single_owners(call: Call) -> Tensor | None:
+    """The owners of parts that belong to one sample each, as `unbind` over the samples leaves them."""
+    layouts = [layout for _, layout in call.carriers]
+    if len(layouts) != len(call.tensors) or not all(isinstance(la, Owners) for la in layouts):
+        return None
+    owners = [la.owner for la in layouts if isinstance(la, Owners) and len(la.owner)]
+    if len(owners) != len(layouts) or len({int(o[0]) for o in owners}) == 1:
+        return None
+    if not all(bool((owner == owner[0]).all()) for owner in owners):
+        return None
+    return torch.stack([owner[0] for owner in owners])
 
 
 @moves_samples("split", "split_with_sizes", "chunk", "tensor_split")
@@ -50,15 +67,15 @@ def _split(call: Call) -> Layout | Sequence[Layout]:
     return [call.scope.owners(dim, owner[a:b]) for a, b in zip(starts, ends, strict=True)]
 
 
-@moves_samples("unbind")
-def _unbind(call: Call) -> Layout:
+@moves_samples("unbind", "iter")
+def _unbind(call: Call) -> Layout | Sequence[Layout]:
     t = call.argument(0, "input", "self")
     layout = call.layout(t)
     dim = call.argument(1, "dim", default=0) % t.dim()
     if not isinstance(layout, Samples | Owners):
         return layout
     if dim == layout.dim:
-        return call.lost("takes the samples apart") if t.requires_grad else call.scope.constant()
+        return [call.of_one_sample(part, layout, k) for k, part in enumerate(call.outputs)]
     return layout.at(layout.dim - (dim < layout.dim))
 
 

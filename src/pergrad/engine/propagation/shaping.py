@@ -103,6 +103,25 @@ def _reorder(call: Call) -> Layout:
     return call.scope.owners(layout.dim, moved.flatten())
 
 
+@moves_samples("as_strided")
+def _as_strided(call: Call) -> Layout | None:
+    """Followed where one dimension still steps from sample to sample and the others stay inside of one."""
+    t = call.argument(0, "input", "self")
+    layout = call.layout(t)
+    if not isinstance(layout, Samples | Owners):
+        return layout
+    step, size = t.stride(layout.dim), t.shape[layout.dim]
+    sizes, strides = call.output.shape, call.output.stride()
+    offset = call.output.storage_offset() - t.storage_offset()
+    for dim in range(len(sizes)):
+        reach = sum(
+            (n - 1) * s for d, (n, s) in enumerate(zip(sizes, strides, strict=True)) if d != dim
+        )
+        if sizes[dim] == size and strides[dim] == step and offset >= 0 and offset + reach < step:
+            return layout.at(dim)
+    return call.mixed()
+
+
 @moves_samples("unfold")
 def _unfold(call: Call) -> Layout | None:
     """Tensor.unfold puts its window last; F.unfold keeps the batch first."""

@@ -119,6 +119,15 @@ class Call:
             return self._of_the_only_sample()
         return self.scope.lost(f"`{self.name}` {reason}")
 
+    def of_one_sample(self, part: Tensor, layout: Samples | Owners, index: int) -> Layout:
+        """What is left of a tensor when one index of its samples' dimension is picked."""
+        if not part.dim():
+            return (
+                self.lost("picks one sample out") if part.requires_grad else self.scope.constant()
+            )
+        owner = layout.owner_of_each(part.device)[index]
+        return Owners(self.scope, 0, owner.expand(part.shape[0]))
+
     def _of_the_only_sample(self) -> Layout:
         return self.scope.samples(0, 1, self.output.shape[0])
 
