@@ -12,6 +12,8 @@ NAMES = [
     "PergradError",
     "__version__",
     "call_for_per_sample_grads",
+    "explain",
+    "verify",
     "grads",
     "implements_per_sample_grads",
     "record",

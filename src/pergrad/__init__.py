@@ -1,6 +1,13 @@
 """Per-sample gradients in PyTorch."""
 
-from pergrad.engine import ExpandedWeight, call_for_per_sample_grads, grads, record
+from pergrad.engine import (
+    ExpandedWeight,
+    call_for_per_sample_grads,
+    explain,
+    grads,
+    record,
+    verify,
+)
 from pergrad.errors import PergradError
 from pergrad.quantities import Grads
 from pergrad.rules import implements_per_sample_grads
@@ -13,7 +20,9 @@ __all__ = [
     "PergradError",
     "__version__",
     "call_for_per_sample_grads",
+    "explain",
     "grads",
     "implements_per_sample_grads",
     "record",
+    "verify",
 ]

@@ -1,6 +1,17 @@
 """The engine: sees every use of a parameter, follows the samples, and feeds the quantities."""
 
 from pergrad.engine.contract import ExpandedWeight, call_for_per_sample_grads
-from pergrad.engine.scopes import grads, record
+from pergrad.engine.entry import grads, record
+from pergrad.engine.explanation import ExplainReport, explain
+from pergrad.engine.verification import VerifyReport, verify
 
-__all__ = ["ExpandedWeight", "call_for_per_sample_grads", "grads", "record"]
+__all__ = [
+    "ExpandedWeight",
+    "ExplainReport",
+    "VerifyReport",
+    "call_for_per_sample_grads",
+    "explain",
+    "grads",
+    "record",
+    "verify",
+]

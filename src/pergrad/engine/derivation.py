@@ -68,9 +68,9 @@ def derive(
     found: dict[int, Weight] = {id(t): by_leaf[id(t)] for t in own if id(t) in by_leaf}
     new = [t for t in own if id(t) not in found]
     if new:
-        name = " and ".join(dict.fromkeys(p.name for p in parents))
+        roots = tuple(dict.fromkeys(root for p in parents for root in p.roots))
         scope = parents[0].scope
         carriers = carriers_of(new, list(leaves.values()), parents)
         for t, carrier in zip(new, carriers, strict=True):
-            found[id(t)] = Derived(scope, name, t, carrier)
+            found[id(t)] = Derived(scope, roots, t, carrier)
     return result, found

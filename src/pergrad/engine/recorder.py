@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from pergrad.engine.composites import is_composite, without_override_check
 from pergrad.engine.derivation import derive, transform
 from pergrad.engine.inplace import out_of_place
+from pergrad.engine.journal import Journal, Rung
 from pergrad.engine.ladder import (
     MixedCall,
     by_broadcast,
@@ -35,7 +36,7 @@ from pergrad.engine.propagation import (
     sizes_in,
     tensors_in,
 )
-from pergrad.engine.ruled import call_with_rule, unsupported
+from pergrad.engine.ruled import call_with_rule, unsupported, written
 from pergrad.engine.sizes import BatchSize
 from pergrad.engine.tracker import Tracker
 from pergrad.engine.weights import Root, Weight, refuse_ordinary_gradients
@@ -111,9 +112,10 @@ class Recorder(TorchFunctionMode):
 
     tracker: Tracker
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], journal: Journal | None = None) -> None:
         super().__init__()
         self._parameters = parameters  # keeps the ids valid
+        self._journal = journal
         self._begun = False
 
     def begin(self, tracker: Tracker, book: Book) -> None:
@@ -172,6 +174,13 @@ class Recorder(TorchFunctionMode):
         dim = args[1] if len(args) > 1 else kwargs["dim"]
         return self._shape(args[0], args[0].shape)[dim]
 
+    def _note(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rung: Rung
+    ) -> None:
+        if self._journal is not None:
+            weights = [w for t in tensors_in(args, kwargs) if (w := self.tracker.weight_of(t))]
+            self._journal.note(weights, written(func), rung)
+
     # -- functions that use weights
 
     def _call_on_weights(
@@ -200,6 +209,7 @@ class Recorder(TorchFunctionMode):
         if rule is not None:
             output = call_with_rule(rule, func, args, kwargs, self.tracker)
             if output is not NotImplemented:
+                self._note(func, args, kwargs, "rule")
                 return output
         elif is_composite(func):
             with self:
@@ -221,6 +231,7 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A function of weights and constants: its result is a weight again."""
+        self._note(func, args, kwargs, "derived")
         first = self.tracker.weight_of(args[0]) if args and isinstance(args[0], Tensor) else None
         if first is not None:
             if name_of(func) in _REPEATS and any(True for _ in sizes_in((args[1:], kwargs))):
@@ -257,6 +268,7 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any],
     ) -> Tensor:
         """`token.expand(batch_size, -1, -1)`: the weight once for every sample."""
+        self._note(func, args, kwargs, "expanded")
         count = self.tracker.scope.count
         if name_of(func) == "expand_as":
             args = (args[0], self._shape(args[1], args[1].shape))
@@ -326,6 +338,7 @@ class Recorder(TorchFunctionMode):
         if name_of(func) in ELEMENTWISE:
             output = by_broadcast(call)
             if output is not None:
+                self._note(func, args, kwargs, "broadcast")
                 tracker.propagate(func, plain_args, plain_kwargs, output)
                 return output
         lost = next((la for la in call.inputs.values() if isinstance(la, Lost)), None)
@@ -344,8 +357,10 @@ class Recorder(TorchFunctionMode):
         if lost is not None:
             return self._refused(func, call, plain, lost)
         results = by_vmap(call, layouts)
+        rung: Rung = "vmap"
         if results is None or not same_values(results, flat):
-            results = by_masked_vjp(call, layouts)
+            results, rung = by_masked_vjp(call, layouts), "masked VJP"
+        self._note(func, args, kwargs, rung)
         for t, layout in zip(results, layouts, strict=True):
             tracker.mark(t, layout)
         return pytree.tree_unflatten(results, spec)

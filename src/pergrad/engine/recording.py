@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.overrides import _get_current_function_mode_stack
 
 from pergrad.engine.inputs import batch_size_of, mark_inputs
+from pergrad.engine.journal import Journal
 from pergrad.engine.layouts import Scope
 from pergrad.engine.ledger import Ledger
 from pergrad.engine.opaque import seeing_functions
@@ -82,13 +83,14 @@ class Recording:
         *,
         loss_reduction: LossReduction,
         batch_first: bool,
+        journal: Journal | None = None,
     ) -> None:
         self._module = module
         self._weights, self._own = survey(module)
         self._quantities = quantities
         self._loss_reduction = loss_reduction
         self._batch_dim = 0 if batch_first else 1
-        self._recorder = Recorder(self._weights)
+        self._recorder = Recorder(self._weights, journal)
         self._ledger: Ledger | None = None
         self._tracker: Tracker | None = None
         self._is_collecting = False

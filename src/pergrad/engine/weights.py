@@ -38,10 +38,14 @@ class Weight:
     carries: ClassVar[bool] = False
     is_weight: ClassVar[bool] = True
 
-    def __init__(self, scope: Scope, name: str, value: Tensor) -> None:
+    def __init__(self, scope: Scope, roots: tuple[str, ...], value: Tensor) -> None:
         self.scope = scope
-        self.name = name
+        self.roots = roots  # the names of the parameters that it is, or comes from
         self.value = value.detach()
+
+    @property
+    def name(self) -> str:
+        return " and ".join(self.roots)
 
     @property
     def anchor(self) -> Tensor:
@@ -71,7 +75,7 @@ class Root(Weight):
     def __init__(
         self, scope: Scope, name: str, parameter: Tensor, book: Book, anchor: Tensor
     ) -> None:
-        super().__init__(scope, name, parameter)
+        super().__init__(scope, (name,), parameter)
         self._book = book
         self._anchor = anchor
         self._carrier: Tensor | None = None
@@ -101,7 +105,7 @@ class Transformed(Weight):
     """A weight whose factors turn into its parent's by a lazy transformation, such as a transpose."""
 
     def __init__(self, parent: Weight, value: Tensor, back: Callable[[Factor], Factor]) -> None:
-        super().__init__(parent.scope, parent.name, value)
+        super().__init__(parent.scope, parent.roots, value)
         self._parent = parent
         self._back = back
 
@@ -126,8 +130,10 @@ class Transformed(Weight):
 class Derived(Weight):
     """Any other function of weights and constants."""
 
-    def __init__(self, scope: Scope, name: str, value: Tensor, carrier: Tensor) -> None:
-        super().__init__(scope, name, value)
+    def __init__(
+        self, scope: Scope, roots: tuple[str, ...], value: Tensor, carrier: Tensor
+    ) -> None:
+        super().__init__(scope, roots, value)
         self._carrier = carrier
 
     @property

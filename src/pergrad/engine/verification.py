@@ -1,0 +1,371 @@
+"""`verify`: the per-sample gradients against a loop over a few samples and the ordinary gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pergrad.engine.journal import Journal
+from pergrad.engine.recording import LossReduction
+from pergrad.engine.scopes import recorded, reduced
+from pergrad.engine.tables import text_table
+from pergrad.errors import PergradError
+from pergrad.quantities import Grads
+
+__all__ = ["Verification", "VerifyReport", "verified", "verify"]
+
+# An error is relative to the largest element of the parameter's gradient, or to this share of the model's.
+_FLOOR = 1e-6
+_TOLERANCE = {
+    torch.float64: 1e-7,
+    torch.float32: 2e-3,
+    torch.bfloat16: 0.1,
+    torch.float16: 0.05,
+}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One parameter: how it is computed and how far off it is."""
+
+    name: str
+    shape: tuple[int, ...]
+    how: str
+    error: float  # largest relative error against the loop and against the ordinary gradient
+    verdict: str  # "ok", "wrong" or "untouched": no sample has a gradient for it
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """A row for each recorded parameter, and what is wrong with the whole; printing it shows the table."""
+
+    rows: tuple[Verification, ...]
+    samples: tuple[int, ...]  # those that the loop was run for
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems and all(row.verdict != "wrong" for row in self.rows)
+
+    @property
+    def untouched(self) -> tuple[str, ...]:
+        return tuple(row.name for row in self.rows if row.verdict == "untouched")
+
+    def __str__(self) -> str:
+        table = text_table(
+            ["parameter", "shape", "how", "error", "verdict"],
+            [[r.name, str(r.shape), r.how, f"{r.error:.1e}", r.verdict] for r in self.rows],
+        )
+        wrong = sum(row.verdict == "wrong" for row in self.rows)
+        verdict = "all right" if self.ok else f"{wrong} parameters wrong" if wrong else "not right"
+        samples = ", ".join(map(str, self.samples))
+        lines = [
+            table,
+            *(f"problem: {p}" for p in self.problems),
+            *(f"note: {n}" for n in self.notes),
+        ]
+        return "\n".join([*lines, f"{verdict}: {len(self.rows)} parameters, samples {samples}"])
+
+
+def verify(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    *batch: Any,
+    samples: int = 4,
+    batch_size: int | None = None,
+    loss_reduction: LossReduction = "sum",
+    batch_first: bool = True,
+    quiet: bool = False,
+) -> VerifyReport:
+    """Checks the per-sample gradients of one batch, prints a table and returns it; see `report.ok`.
+
+    A few samples are run alone, one forward and backward each, and compared; the sum over all samples is
+    compared with the ordinary gradient of the batch; and one sample is made NaN, which must leave all
+    others as they are. A model that draws random numbers (dropout) is checked in eval mode, since a
+    sample alone would draw others. The model is left as it was.
+
+    Args:
+        model: the model.
+        loss_fn: as for `pergrad.grads`.
+        batch: what loss_fn takes beside the model; tensors in it are cut to one sample.
+        samples: how many samples to run alone.
+        batch_size: as for `pergrad.grads`.
+        loss_reduction: as for `pergrad.grads`.
+        batch_first: as for `pergrad.grads`.
+        quiet: do not print.
+
+    >>> import torch, pergrad
+    >>> model = torch.nn.Linear(2, 1).double()
+    >>> x = torch.ones(3, 2, dtype=torch.float64)
+    >>> pergrad.verify(model, lambda model, x: model(x).sum(1), x, quiet=True).ok
+    True
+    """
+    run = _Run(model, loss_fn, batch, batch_size, loss_reduction, batch_first)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())), run.repeatable() as notes:
+        report = _report(run, samples, notes)
+    if not quiet:
+        print(report)
+    return report
+
+
+class _Run:
+    """One batch through one model, whole, one sample of it, or with one sample spoilt."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., Tensor],
+        batch: tuple[Any, ...],
+        batch_size: int | None,
+        loss_reduction: LossReduction,
+        batch_first: bool,
+    ) -> None:
+        self.model = model
+        self.loss_fn = loss_fn
+        self.batch = batch
+        self.dim = 0 if batch_first else 1
+        self.reduction: LossReduction = loss_reduction
+        self.batch_size = batch_size
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+    @contextmanager
+    def repeatable(self) -> Iterator[list[str]]:
+        """The model such that two runs give the same loss, in eval mode if need be."""
+        with torch.no_grad():
+            losses = [
+                reduced(self.loss_fn(self.model, *self.batch), self.reduction) for _ in range(2)
+            ]
+        if torch.equal(losses[0], losses[1]) or bool(losses[0].isnan()):
+            yield []
+            return
+        training = {m: m.training for m in self.model.modules()}
+        self.model.eval()
+        try:
+            yield ["the model draws random numbers: checked in eval mode"]
+        finally:
+            for m, was_training in training.items():
+                m.training = was_training
+
+    def per_sample(
+        self, batch: tuple[Any, ...], journal: Journal | None = None
+    ) -> dict[str, Tensor]:
+        quantity = Grads()
+        with recorded(
+            self.model,
+            [quantity],
+            batch_size=self.batch_size,
+            loss_reduction=self.reduction,
+            batch_first=self.dim == 0,
+            journal=journal,
+        ):
+            reduced(self.loss_fn(self.model, *batch), self.reduction).backward()
+        return quantity.result
+
+    def ordinary(self, batch: tuple[Any, ...]) -> dict[str, Tensor]:
+        loss = reduced(self.loss_fn(self.model, *batch), self.reduction)
+        found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
+            for (name, p), g in zip(self.parameters.items(), found, strict=True)
+        }
+
+    def _map(self, size: int, change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+        def apply(value: Any) -> Any:
+            is_tensor = isinstance(value, Tensor) and value.dim() > self.dim
+            return change(value) if is_tensor and value.shape[self.dim] == size else value
+
+        mapped: tuple[Any, ...] = pytree.tree_map(apply, self.batch)
+        return mapped
+
+    def sample(self, n: int, size: int) -> tuple[Any, ...]:
+        return self._map(size, lambda t: t.narrow(self.dim, n, 1))
+
+    def spoilt(self, n: int, size: int) -> tuple[Any, ...] | None:
+        """The batch with sample n not a number; None where it holds no floating numbers."""
+        touched = False
+
+        def spoil(t: Tensor) -> Tensor:
+            nonlocal touched
+            if not t.is_floating_point():
+                return t
+            touched = True
+            t = t.detach().clone()
+            t.select(self.dim, n).fill_(torch.nan)
+            return t
+
+        batch = self._map(size, spoil)
+        return batch if touched else None
+
+
+def _report(run: _Run, samples: int, notes: list[str]) -> VerifyReport:
+    journal = Journal()
+    try:
+        found = run.per_sample(run.batch, journal)
+    except PergradError as error:
+        return VerifyReport((), (), (str(error),), tuple(notes))
+    size = len(next(iter(found.values())))
+    chosen = _chosen(samples, size)
+    expected = [run.ordinary(run.sample(n, size)) for n in chosen]
+    whole = run.ordinary(run.batch)
+    parts = size if run.reduction == "mean" else 1
+    floor = _FLOOR * max(float(g.abs().max()) for g in found.values() if g.numel())
+
+    rows = []
+    for name, grads in found.items():
+        errors = [_error(grads[n], e[name], floor) for n, e in zip(chosen, expected, strict=True)]
+        errors.append(_error(grads.sum(0) / parts, whole[name], floor))
+        rows.append(_row(name, grads, journal.rung_of(name) or "-", errors))
+    problems = _mixing(run, found, size)
+    return VerifyReport(tuple(rows), chosen, tuple(problems), tuple(notes))
+
+
+def _error(actual: Tensor, wanted: Tensor, floor: float) -> float:
+    """The largest difference, relative to the largest element."""
+    if not wanted.numel():
+        return 0.0
+    scale = max(float(wanted.abs().max()), floor)
+    return float((actual - wanted).abs().max()) / scale if scale else 0.0
+
+
+def _row(name: str, grads: Tensor, how: str, errors: list[float]) -> Verification:
+    worst = max(errors) if all(e == e for e in errors) else float("nan")
+    is_ok = worst <= _TOLERANCE.get(grads.dtype, 1e-2)
+    untouched = is_ok and not bool(grads.any())
+    verdict = "untouched" if untouched else "ok" if is_ok else "wrong"
+    return Verification(name, tuple(grads.shape[1:]), how, worst, verdict)
+
+
+def _chosen(samples: int, size: int) -> tuple[int, ...]:
+    """Samples to look at, from the first to the last."""
+    return tuple(sorted({round(k * (size - 1) / max(samples - 1, 1)) for k in range(samples)}))
+
+
+def _mixing(run: _Run, clean: Mapping[str, Tensor], size: int) -> list[str]:
+    """What a sample that is not a number does to the others."""
+    if size == 1:
+        return []
+    with _poisoned_embeddings(run.model, size, run.dim) as hooked:
+        spoilt = run.spoilt(0, size)
+        if spoilt is None and not hooked:
+            return []
+        try:
+            found = run.per_sample(run.batch if spoilt is None else spoilt)
+        except PergradError as error:
+            return [f"with one sample NaN: {error}"]
+    reached = [
+        n for n in range(1, size) if any(_is_spoilt(found[k][n], clean[k][n]) for k in clean)
+    ]
+    if not reached:
+        return []
+    return [
+        f"the model mixes samples: making sample 0 NaN spoils the gradients of {reached[:8]}; look for "
+        "normalisation, attention or sorting over the batch"
+    ]
+
+
+def _is_spoilt(grads: Tensor, clean: Tensor) -> bool:
+    return bool((grads.isnan() & ~clean.isnan()).any())
+
+
+@contextmanager
+def _poisoned_embeddings(model: nn.Module, size: int, dim: int) -> Iterator[bool]:
+    """Within, what embeddings look up for sample 0 is not a number: tokens themselves cannot be NaN."""
+
+    def spoil(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        index = args[0] if args else None
+        if not isinstance(index, Tensor) or index.dim() <= dim or index.shape[dim] != size:
+            return output
+        keep = torch.ones(size, dtype=output.dtype, device=output.device)
+        keep[0] = torch.nan
+        shape = [1] * output.dim()
+        shape[dim] = size
+        return output * keep.view(shape)
+
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    hooks = [m.register_forward_hook(spoil) for m in embeddings]
+    try:
+        yield bool(hooks)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def verified(
+    module: nn.Module, grads: Grads, loss_reduction: LossReduction, batch_first: bool
+) -> Iterator[None]:
+    """Within, the module's one call is watched; at the end `grads` is checked against single samples.
+
+    Each of a few samples goes through the module alone and backward from the gradients that the recorded
+    loss gave its part of the output.
+    """
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    arrived: dict[int, Tensor] = {}  # the gradients of the outputs, by position
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append((args, kwargs))
+
+    def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        for k, t in enumerate(_differentiable(output)):
+            t.register_hook(lambda g, k=k: arrived.update({k: g.detach()}))
+
+    hooks = [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(calls) != 1:
+        raise PergradError(
+            f"verify=True needs one call of the module in the block, got {len(calls)}"
+        )
+    dim = 0 if batch_first else 1
+    size = len(next(iter(grads.result.values())))
+    scale = size if loss_reduction == "mean" else 1
+
+    def cut(value: Any, n: int) -> Any:
+        is_tensor = isinstance(value, Tensor) and value.dim() > dim and value.shape[dim] == size
+        return value.detach().narrow(dim, n, 1) if is_tensor else value
+
+    weights = {name: p for name, p in module.named_parameters() if name in grads.result}
+    chosen = _chosen(4, size)
+    expected = []
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        for n in chosen:
+            args, kwargs = pytree.tree_map(lambda v, n=n: cut(v, n), calls[0])
+            own, again = (_differentiable(module(*args, **kwargs)) for _ in range(2))
+            if not all(torch.equal(a, b) for a, b in zip(own, again, strict=True)):
+                raise PergradError(
+                    "verify=True cannot check a module that draws random numbers (dropout): use "
+                    "pergrad.verify, or put the module into eval mode for this step"
+                )
+            found = torch.autograd.grad(
+                [own[k] for k in arrived],
+                list(weights.values()),
+                [cut(g, n) * scale for g in arrived.values()],
+                allow_unused=True,
+            )
+            expected.append(dict(zip(weights, found, strict=True)))
+    floor = _FLOOR * max(float(g.abs().max()) for g in grads.result.values() if g.numel())
+    rows = []
+    for name, result in grads.result.items():
+        wanted = [torch.zeros_like(result[0]) if e[name] is None else e[name] for e in expected]
+        errors = [_error(result[n], w, floor) for n, w in zip(chosen, wanted, strict=True)]
+        rows.append(_row(name, result, "-", errors))
+    report = VerifyReport(tuple(rows), chosen, (), ())
+    if not report.ok:
+        raise PergradError(f"the per-sample gradients of this step are wrong:\n{report}")
+
+
+def _differentiable(output: Any) -> list[Tensor]:
+    return [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
