@@ -35,6 +35,7 @@ test-slow: $(STAMP) ## run the tests that `make test` leaves out
 
 zoo: $(STAMP) ## check every Hugging Face architecture and write its table
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo.table --write tests/zoo/RESULTS.md
+	$(BIN)/python -m tests.support --write README.md
 
 demo: $(STAMP) ## find flipped labels in a small data set by their gradients
 	$(BIN)/python examples/mislabelled_digits.py $(ARGS)

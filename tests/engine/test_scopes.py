@@ -475,3 +475,30 @@ def test_quantity_may_be_used_again() -> None:
         with pergrad.record(model, grads):
             losses(model, x, y).sum().backward()
         assert_all_near(grads.result, loop_grads(model, losses, x, y))
+
+
+def test_gradient_of_the_input_alone_is_nobody_elses_affair() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+
+    def adversarial(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        start = x.detach().requires_grad_()
+        (direction,) = torch.autograd.grad(model(start).sum(), start)
+        return model(x + 0.1 * direction.sign()).square().sum(1)
+
+    expected = loop_grads(model, adversarial, x)
+    found = pergrad.grads(model, adversarial, x)
+    for name, value in expected.items():
+        assert_near(found[name], value, name)
+
+
+def test_second_derivatives_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+    def penalty(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        (direction,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return direction.square().sum(1)
+
+    with pytest.raises(pergrad.PergradError, match="create_graph"):
+        pergrad.grads(model, penalty, torch.randn(5, 3, dtype=torch.float64))

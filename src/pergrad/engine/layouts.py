@@ -6,7 +6,7 @@ tags of another recorder, an earlier step's or another thread's, mean nothing he
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Literal, TypeAlias
 
@@ -39,7 +39,7 @@ class Scope:
         if len(owner) == self.count and torch.equal(
             owner, torch.arange(self.count, device=owner.device)
         ):
-            return Samples(self, dim)
+            return self.samples(dim)
         return Owners(self, dim, owner)
 
     def constant(self) -> Constant:
@@ -49,7 +49,7 @@ class Scope:
         return Lost(self, reason, why)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that takes three times as long to make, and many are made
 class Samples:
     """Dimension `dim` has size pre·count·post, and its index i belongs to sample (i // post) % count."""
 
@@ -65,7 +65,7 @@ class Samples:
         return self.dim, self.pre, self.post
 
     def at(self, dim: int) -> Samples:
-        return self if dim == self.dim else replace(self, dim=dim)
+        return self if dim == self.dim else self.scope.samples(dim, self.pre, self.post)
 
     @property
     def size(self) -> int:
@@ -129,7 +129,7 @@ def samples_first(x: Tensor, layout: Samples | Owners) -> Tensor:
     """
     dim = layout.dim
     if isinstance(layout, Owners) or layout.pre == layout.post == 1:
-        return x.movedim(dim, 0).unsqueeze(dim + 1)
+        return x.unsqueeze(1) if dim == 0 else x.movedim(dim, 0).unsqueeze(dim + 1)
     if layout.pre == 1:
         return x.unflatten(dim, (layout.scope.count, layout.post)).movedim(dim, 0)
     split = x.unflatten(dim, (layout.pre, layout.scope.count, layout.post))
@@ -160,7 +160,7 @@ def after_reshape(layout: Samples | Owners, old: torch.Size, new: torch.Size) ->
         if right and before % left == 0 and after % right == 0:
             pre, post = before // left, after // right
             if pre * layout.scope.count * post == size:
-                candidate = Samples(layout.scope, dim, pre, post)
+                candidate = layout.scope.samples(dim, pre, post)
                 if pre == post == 1:
                     return candidate
                 found = found or candidate

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -23,6 +24,8 @@ class Book(Protocol):
 
     def add(self, name: str, factor: Factor) -> None: ...
 
+    def paused(self) -> AbstractContextManager[None]: ...
+
 
 class Ledger:
     """Uses are counted in the forward; a parameter is reduced and freed when all have arrived."""
@@ -35,6 +38,7 @@ class Ledger:
         self._arrived: Counter[str] = Counter()
         self._factors: dict[str, list[Factor]] = {}
         self._is_open = False
+        self._is_paused = False
 
     def expect(self, name: str) -> None:
         # A use seen inside a backward is a checkpoint's recomputation: the first one was counted,
@@ -53,7 +57,18 @@ class Ledger:
         for quantity in self._quantities:
             quantity.begin(self._batch)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within, gradients pass by: they belong to somebody else's backward."""
+        was, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = was
+
     def add(self, name: str, factor: Factor) -> None:
+        if self._is_paused:
+            return
         if not self._is_open:
             raise ScopeError(
                 f"a gradient of parameter {name!r} arrived outside of its scope: call backward() "
@@ -94,6 +109,9 @@ class GradSampleBook:
 
     def expect(self, name: str) -> None:
         pass
+
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def add(self, name: str, factor: Factor) -> None:
         factor = factor if self._scale == 1 else factor.scaled(self._scale)

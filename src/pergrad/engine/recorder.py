@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from enum import Enum, auto
 from typing import Any
 
@@ -38,7 +39,7 @@ from pergrad.engine.propagation import (
 )
 from pergrad.engine.ruled import call_with_rule, unsupported, written
 from pergrad.engine.sizes import BatchSize
-from pergrad.engine.tracker import Tracker
+from pergrad.engine.tracker import TAG, Tracker
 from pergrad.engine.weights import Root, Weight, refuse_ordinary_gradients
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
@@ -111,6 +112,7 @@ class Recorder(TorchFunctionMode):
     """Interception for one scope: `parameters` are the recorded tensors by name."""
 
     tracker: Tracker
+    _book: Book
 
     def __init__(self, parameters: Mapping[str, Tensor], journal: Journal | None = None) -> None:
         super().__init__()
@@ -121,6 +123,7 @@ class Recorder(TorchFunctionMode):
     def begin(self, tracker: Tracker, book: Book) -> None:
         """Record from now on; until then, functions pass by."""
         self.tracker = tracker
+        self._book = book
         anchor = torch.zeros((), requires_grad=True)
         for name, p in self._parameters.items():
             tracker.roots[id(p)] = Root(tracker.scope, name, p, book, anchor)
@@ -148,14 +151,15 @@ class Recorder(TorchFunctionMode):
         if kind is Kind.SIZE:
             return self._size(func(*args, **kwargs), args, kwargs)
         if kind is Kind.BACKWARD:
-            with self:  # a checkpoint inside recomputes its forward, which must be seen
-                return without_override_check(func)(*args, **kwargs)
+            return self._backward(func, args, kwargs)
 
         tracker = self.tracker
         tensors = tensors_in(*args, *kwargs.values()) if kwargs else tensors_in(*args)
         layouts: list[Any] = []
         for t in tensors:
-            tag = tracker.tag(t)
+            tag: Any = getattr(t, TAG, None)  # what `tracker.tag` does, for most tensors
+            if tag is None or tag.scope is not tracker.scope:
+                tag = tracker.tag(t)
             if tag.is_weight:
                 if kind is Kind.ORDINARY and torch.is_grad_enabled():
                     return self._call_on_weights(func, args, kwargs)
@@ -164,6 +168,15 @@ class Recorder(TorchFunctionMode):
         output = func(*args, **kwargs)
         tracker.propagate_from(func, args, kwargs, output, tensors, layouts)
         return output
+
+    def _backward(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A backward inside of the recording; one that asks for some gradients only leaves ours alone."""
+        some_only = func is torch.autograd.grad or kwargs.get("inputs") is not None
+        book = self._book.paused() if some_only else nullcontext()
+        with book, self:  # a checkpoint inside recomputes its forward, which must be seen
+            return without_override_check(func)(*args, **kwargs)
 
     def _shape(self, t: Tensor, shape: torch.Size) -> torch.Size:
         return self.tracker.tagged(t, shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ from pergrad.engine.propagation.elementwise import aligned
 from pergrad.engine.propagation.indexing import layout_after_write
 from pergrad.engine.sizes import BatchSize
 from pergrad.engine.weights import Root, Weight
+from pergrad.rules.samples import are_samples
 
-__all__ = ["Tracker"]
+__all__ = ["TAG", "Tracker"]
 
 TAG = "_pergrad_layout"  # the attribute that a tensor carries its layout, or the weight that it is, in
 
@@ -36,32 +37,50 @@ def _signature(
     layouts: list[Layout],
 ) -> Any:
     """None for a call that may depend on more than shapes and layouts, or that writes in place."""
-    if writes_in_place(func) or not any(layout.carries for layout in layouts):
+    if writes_in_place(func):
         return None
-    of = iter(layouts)
     parts: list[Any] = [func, count]
-    for value in (*args, *kwargs, *kwargs.values()) if kwargs else args:
+    given = (*args, *kwargs, *kwargs.values()) if kwargs else args
+    return tuple(parts) if _describe(given, iter(layouts), parts) else None
+
+
+def _describe(values: Iterable[Any], layouts: Iterator[Layout], parts: list[Any]) -> bool:
+    """Add to `parts` what a layout may depend on; False where that is more than can be compared."""
+    for value in values:
         if isinstance(value, Tensor):
-            layout = next(of)
+            layout = next(layouts)
             if not value.is_floating_point():
-                return None  # indices: their values may matter
+                return False  # indices: their values may matter
             if isinstance(layout, Samples):
-                parts.append((layout.key, value.shape))
+                parts.append((layout.dim, layout.pre, layout.post, value.shape))
             elif isinstance(layout, Constant):
                 parts.append(value.shape)
             else:
-                return None
+                return False
         elif type(value) is bool:
             parts.append("true" if value else "false")  # not equal to 1 or 0
+        elif type(value) in _ATOMS:
+            parts.append(value)
         elif type(value) is BatchSize:
             parts.append(("samples", int(value)))
-        elif type(value) in _ATOMS or (
-            type(value) in (tuple, torch.Size) and all(type(v) in (int, BatchSize) for v in value)
-        ):
-            parts.append(value)
+        elif type(value) is slice:
+            parts.append(("slice", value.start, value.stop, value.step))
+            if isinstance(value.start, Tensor) or isinstance(value.stop, Tensor):
+                return False
+        elif isinstance(value, list | tuple):
+            parts.append(("of", len(value)))
+            if not _describe(value, layouts, parts):
+                return False
+        elif value is Ellipsis:
+            parts.append("...")
         else:
-            return None
-    return tuple(parts)
+            return False
+    return True
+
+
+def _has_sizes(args: tuple[Any, ...]) -> bool:
+    """Whether a size that counts samples may be among the arguments."""
+    return any(type(a) not in _ATOMS and not isinstance(a, Tensor) for a in args)
 
 
 class Tracker:
@@ -159,10 +178,13 @@ class Tracker:
             if is_unary and output.shape == tensors[0].shape:  # most calls by far
                 setattr(output, TAG, layouts[0])
                 return
+            if self._is_of_constants(func, args, kwargs, layouts):
+                setattr(output, TAG, self.constant)
+                return
             key = _signature(self.scope.count, func, args, kwargs, layouts)
             known = _KNOWN.get(key) if key is not None else None
             if known is not None:
-                setattr(output, TAG, Samples(self.scope, *known))
+                setattr(output, TAG, self.scope.samples(*known))
                 return
             outputs = [output]
         elif output is None:
@@ -186,6 +208,19 @@ class Tracker:
             _KNOWN[key] = layout.key
         if tensors and outputs[0] is tensors[0] and writes_in_place(func):
             self._after_write(call, outputs[0], layouts[0])
+
+    def _is_of_constants(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        layouts: list[Layout],
+    ) -> bool:
+        """Whether a result is the same for all samples, as can be seen at once."""
+        for layout in layouts:
+            if layout is not self.constant:
+                return False
+        return bool(layouts) and not kwargs and not _has_sizes(args) and func is not are_samples
 
     def _after_write(self, call: Call, t: Tensor, before: Layout) -> None:
         """What was written in place through a view is in the tensor behind it too."""

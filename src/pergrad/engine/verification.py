@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,9 @@ from pergrad.quantities import Grads
 
 __all__ = ["Verification", "VerifyReport", "verified", "verify"]
 
-# An error is relative to the largest element of the parameter's gradient, or to this share of the model's.
-_FLOOR = 1e-6
+# An error is relative to the largest element of the parameter's gradient, but not to less than the
+# rounding of the model's largest: a key's bias under a softmax has no gradient but noise.
+_NOISE = 1e3  # times the precision of the dtype
 _TOLERANCE = {
     torch.float64: 1e-7,
     torch.float32: 2e-3,
@@ -108,11 +110,24 @@ def verify(
     True
     """
     run = _Run(model, loss_fn, batch, batch_size, loss_reduction, batch_first)
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())), run.repeatable() as notes:
+    with _undisturbed(model), run.repeatable() as notes:
         report = _report(run, samples, notes)
     if not quiet:
         print(report)
     return report
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Whatever runs within, the random state and the model's buffers are as before at the end."""
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, saved in buffers:
+                buffer.copy_(saved)
 
 
 class _Run:
@@ -129,7 +144,9 @@ class _Run:
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
-        self.batch = batch
+        self.batch = pytree.tree_map_only(
+            Tensor, Tensor.detach, batch
+        )  # no gradient for the caller's
         self.dim = 0 if batch_first else 1
         self.reduction: LossReduction = loss_reduction
         self.batch_size = batch_size
@@ -138,20 +155,28 @@ class _Run:
     @contextmanager
     def repeatable(self) -> Iterator[list[str]]:
         """The model such that two runs give the same loss, in eval mode if need be."""
-        with torch.no_grad():
-            losses = [
-                reduced(self.loss_fn(self.model, *self.batch), self.reduction) for _ in range(2)
-            ]
-        if torch.equal(losses[0], losses[1]) or bool(losses[0].isnan()):
+        if self._repeats():
             yield []
             return
         training = {m: m.training for m in self.model.modules()}
         self.model.eval()
         try:
-            yield ["the model draws random numbers: checked in eval mode"]
+            yield [
+                "the model draws random numbers: checked in eval mode"
+                if self._repeats()
+                else "the model draws random numbers even in eval mode: samples alone draw others"
+            ]
         finally:
             for m, was_training in training.items():
                 m.training = was_training
+
+    def _repeats(self) -> bool:
+        losses = []
+        for seed in range(2):
+            with torch.no_grad(), _undisturbed(self.model):
+                torch.manual_seed(seed)
+                losses.append(reduced(self.loss_fn(self.model, *self.batch), self.reduction))
+        return torch.equal(*losses) or bool(losses[0].isnan())
 
     def per_sample(
         self, batch: tuple[Any, ...], journal: Journal | None = None
@@ -176,28 +201,33 @@ class _Run:
             for (name, p), g in zip(self.parameters.items(), found, strict=True)
         }
 
-    def _map(self, size: int, change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+    def _map(self, size: int, change: Callable[[Tensor, int], Tensor]) -> tuple[Any, ...]:
+        """The batch with `change` made to each tensor that has samples, in the dimension it has them in."""
+
         def apply(value: Any) -> Any:
-            is_tensor = isinstance(value, Tensor) and value.dim() > self.dim
-            return change(value) if is_tensor and value.shape[self.dim] == size else value
+            if isinstance(value, Tensor):
+                for dim in dict.fromkeys([self.dim, 0] if value.dim() == 1 else [self.dim]):
+                    if value.dim() > dim and value.shape[dim] == size:
+                        return change(value, dim)
+            return value
 
         mapped: tuple[Any, ...] = pytree.tree_map(apply, self.batch)
         return mapped
 
     def sample(self, n: int, size: int) -> tuple[Any, ...]:
-        return self._map(size, lambda t: t.narrow(self.dim, n, 1))
+        return self._map(size, lambda t, dim: t.narrow(dim, n, 1))
 
     def spoilt(self, n: int, size: int) -> tuple[Any, ...] | None:
         """The batch with sample n not a number; None where it holds no floating numbers."""
         touched = False
 
-        def spoil(t: Tensor) -> Tensor:
+        def spoil(t: Tensor, dim: int) -> Tensor:
             nonlocal touched
             if not t.is_floating_point():
                 return t
             touched = True
             t = t.detach().clone()
-            t.select(self.dim, n).fill_(torch.nan)
+            t.select(dim, n).fill_(torch.nan)
             return t
 
         batch = self._map(size, spoil)
@@ -206,6 +236,10 @@ class _Run:
 
 def _report(run: _Run, samples: int, notes: list[str]) -> VerifyReport:
     journal = Journal()
+    if not run.parameters:
+        return VerifyReport(
+            (), (), ("the model has no parameter that requires grad",), tuple(notes)
+        )
     try:
         found = run.per_sample(run.batch, journal)
     except PergradError as error:
@@ -215,7 +249,7 @@ def _report(run: _Run, samples: int, notes: list[str]) -> VerifyReport:
     expected = [run.ordinary(run.sample(n, size)) for n in chosen]
     whole = run.ordinary(run.batch)
     parts = size if run.reduction == "mean" else 1
-    floor = _FLOOR * max(float(g.abs().max()) for g in found.values() if g.numel())
+    floor = _floor(found)
 
     rows = []
     for name, grads in found.items():
@@ -224,6 +258,13 @@ def _report(run: _Run, samples: int, notes: list[str]) -> VerifyReport:
         rows.append(_row(name, grads, journal.rung_of(name) or "-", errors))
     problems = _mixing(run, found, size)
     return VerifyReport(tuple(rows), chosen, tuple(problems), tuple(notes))
+
+
+def _floor(grads: Mapping[str, Tensor]) -> float:
+    """The size below which a gradient is rounding."""
+    largest = max((float(g.abs().max()) for g in grads.values() if g.numel()), default=0.0)
+    precision = max(torch.finfo(g.dtype).eps for g in grads.values())
+    return _NOISE * precision * largest
 
 
 def _error(actual: Tensor, wanted: Tensor, floor: float) -> float:
@@ -251,7 +292,12 @@ def _mixing(run: _Run, clean: Mapping[str, Tensor], size: int) -> list[str]:
     """What a sample that is not a number does to the others."""
     if size == 1:
         return []
-    with _poisoned_embeddings(run.model, size, run.dim) as hooked:
+    tokens = {
+        t.data_ptr()
+        for t in pytree.tree_leaves(run.batch)
+        if isinstance(t, Tensor) and t.dim() > run.dim and t.shape[run.dim] == size
+    }
+    with _poisoned_embeddings(run.model, size, run.dim, tokens) as hooked:
         spoilt = run.spoilt(0, size)
         if spoilt is None and not hooked:
             return []
@@ -259,6 +305,8 @@ def _mixing(run: _Run, clean: Mapping[str, Tensor], size: int) -> list[str]:
             found = run.per_sample(run.batch if spoilt is None else spoilt)
         except PergradError as error:
             return [f"with one sample NaN: {error}"]
+        except (RuntimeError, ValueError):
+            return []  # the model itself refuses what is not a number
     reached = [
         n for n in range(1, size) if any(_is_spoilt(found[k][n], clean[k][n]) for k in clean)
     ]
@@ -275,12 +323,14 @@ def _is_spoilt(grads: Tensor, clean: Tensor) -> bool:
 
 
 @contextmanager
-def _poisoned_embeddings(model: nn.Module, size: int, dim: int) -> Iterator[bool]:
+def _poisoned_embeddings(model: nn.Module, size: int, dim: int, tokens: set[int]) -> Iterator[bool]:
     """Within, what embeddings look up for sample 0 is not a number: tokens themselves cannot be NaN."""
 
     def spoil(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         index = args[0] if args else None
-        if not isinstance(index, Tensor) or index.dim() <= dim or index.shape[dim] != size:
+        if not isinstance(index, Tensor) or index.data_ptr() not in tokens:
+            return output
+        if index.dim() <= dim or index.shape[dim] != size:
             return output
         keep = torch.ones(size, dtype=output.dtype, device=output.device)
         keep[0] = torch.nan
@@ -304,17 +354,33 @@ def verified(
     """Within, the module's one call is watched; at the end `grads` is checked against single samples.
 
     Each of a few samples goes through the module alone and backward from the gradients that the recorded
-    loss gave its part of the output.
+    loss gave its part of the output: what the loss itself does is not checked.
     """
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     arrived: dict[int, Tensor] = {}  # the gradients of the outputs, by position
+    autocast: list[AbstractContextManager[Any]] = []
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append((args, kwargs))
+        if torch.is_grad_enabled():
+            calls.append((args, kwargs))
+            autocast.append(_current_autocast(module))
 
-    def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        for k, t in enumerate(_differentiable(output)):
-            t.register_hook(lambda g, k=k: arrived.update({k: g.detach()}))
+    def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        position = itertools.count()
+
+        def watch(t: Any) -> Any:
+            if not isinstance(t, Tensor) or not t.requires_grad:
+                return t
+            k, seen = (
+                next(position),
+                t.view_as(t),
+            )  # what flows inside of the module is its own affair
+            seen.register_hook(
+                lambda g: arrived.update({k: arrived[k] + g if k in arrived else g.detach()})
+            )
+            return seen
+
+        return pytree.tree_map(watch, output)
 
     hooks = [
         module.register_forward_pre_hook(before, with_kwargs=True),
@@ -337,13 +403,24 @@ def verified(
         is_tensor = isinstance(value, Tensor) and value.dim() > dim and value.shape[dim] == size
         return value.detach().narrow(dim, n, 1) if is_tensor else value
 
+    for g in arrived.values():
+        if g.dim() and (g.dim() <= dim or g.shape[dim] != size):
+            raise PergradError(
+                f"verify=True cannot tell the samples of an output of shape {tuple(g.shape)} apart: use "
+                "pergrad.verify"
+            )
     weights = {name: p for name, p in module.named_parameters() if name in grads.result}
     chosen = _chosen(4, size)
     expected = []
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with _undisturbed(module):
         for n in chosen:
             args, kwargs = pytree.tree_map(lambda v, n=n: cut(v, n), calls[0])
-            own, again = (_differentiable(module(*args, **kwargs)) for _ in range(2))
+            runs: list[list[Tensor]] = []
+            for seed in range(2):
+                with _undisturbed(module), autocast[0]:
+                    torch.manual_seed(seed)
+                    runs.append(_differentiable(module(*args, **kwargs)))
+            own, again = runs
             if not all(torch.equal(a, b) for a, b in zip(own, again, strict=True)):
                 raise PergradError(
                     "verify=True cannot check a module that draws random numbers (dropout): use "
@@ -352,11 +429,11 @@ def verified(
             found = torch.autograd.grad(
                 [own[k] for k in arrived],
                 list(weights.values()),
-                [cut(g, n) * scale for g in arrived.values()],
+                [cut(g, n) * scale if g.dim() else g for g in arrived.values()],
                 allow_unused=True,
             )
             expected.append(dict(zip(weights, found, strict=True)))
-    floor = _FLOOR * max(float(g.abs().max()) for g in grads.result.values() if g.numel())
+    floor = _floor(grads.result)
     rows = []
     for name, result in grads.result.items():
         wanted = [torch.zeros_like(result[0]) if e[name] is None else e[name] for e in expected]
@@ -365,6 +442,13 @@ def verified(
     report = VerifyReport(tuple(rows), chosen, (), ())
     if not report.ok:
         raise PergradError(f"the per-sample gradients of this step are wrong:\n{report}")
+
+
+def _current_autocast(module: nn.Module) -> AbstractContextManager[Any]:
+    device = next(module.parameters()).device.type
+    if not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, torch.get_autocast_dtype(device))
 
 
 def _differentiable(output: Any) -> list[Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.zoo.architecture import Architecture
 from tests.zoo.batches import HEADS, HIDDEN, VOCABULARY, tokens, unnamed
 from tests.zoo.tiny import TEXT, decoder, page, text
@@ -85,7 +87,9 @@ ENCODERS: dict[str, Architecture] = {
     "MegatronBERT": text("MegatronBertForMaskedLM"),
     "BigBird": text("BigBirdForMaskedLM"),
     "BigBird, full": text("BigBirdForMaskedLM", attention_type="original_full"),
-    "Longformer": text("LongformerForMaskedLM", attention_window=4),
+    "Longformer": replace(
+        text("LongformerForMaskedLM", attention_window=4), overflows_in_float32=True
+    ),
     "LUKE": text("LukeModel", entity_vocab_size=10, entity_emb_size=8),
     "Tapas": text("TapasForMaskedLM", type_vocab_sizes=[3, 4, 4, 2, 4, 4, 4]),
     "YOSO": text("YosoForMaskedLM", use_expectation=True),

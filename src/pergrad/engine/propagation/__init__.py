@@ -67,14 +67,14 @@ def layouts_of_outputs(call: Call) -> list[Layout]:
 _LINEAR = frozenset(
     """
     add sub mul div truediv true_divide neg to float double half bfloat16 type type_as sum mean clone
-    detach view reshape squeeze unsqueeze flatten stack cat getitem expand contiguous item tolist
+    detach view view_as reshape squeeze unsqueeze flatten stack cat getitem expand contiguous item tolist
     requires_grad data cpu cuda dot
     """.split()
 )
 # What moves elements about without letting any two of them meet.
 _RESHAPES = frozenset(
     """
-    view reshape flatten unflatten squeeze unsqueeze ravel transpose permute t T mT movedim getitem
+    view view_as reshape flatten unflatten squeeze unsqueeze ravel transpose permute t T mT movedim getitem
     select narrow chunk split unbind expand contiguous sum mean
     """.split()
 )

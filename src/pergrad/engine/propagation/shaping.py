@@ -104,21 +104,24 @@ def _reorder(call: Call) -> Layout:
 
 
 @moves_samples("as_strided")
-def _as_strided(call: Call) -> Layout | None:
-    """Followed where one dimension still steps from sample to sample and the others stay inside of one."""
-    t = call.argument(0, "input", "self")
+def _as_strided(call: Call) -> Layout:
+    """By value: the owners of the elements in memory, seen through the new strides."""
+    t, out = call.argument(0, "input", "self"), call.output
     layout = call.layout(t)
     if not isinstance(layout, Samples | Owners):
         return layout
-    step, size = t.stride(layout.dim), t.shape[layout.dim]
-    sizes, strides = call.output.shape, call.output.stride()
-    offset = call.output.storage_offset() - t.storage_offset()
-    for dim in range(len(sizes)):
-        reach = sum(
-            (n - 1) * s for d, (n, s) in enumerate(zip(sizes, strides, strict=True)) if d != dim
-        )
-        if sizes[dim] == size and strides[dim] == step and offset >= 0 and offset + reach < step:
-            return layout.at(dim)
+    owner = layout.owner_of_each(t.device)
+    memory = torch.full((t.untyped_storage().nbytes() // t.element_size(),), -1, device=t.device)
+    sizes = [-1 if d == layout.dim else 1 for d in range(t.dim())]
+    memory.as_strided(t.shape, t.stride(), t.storage_offset()).copy_(
+        owner.view(sizes).expand(t.shape)
+    )
+    seen = memory.as_strided(out.shape, out.stride(), out.storage_offset())
+    for dim in range(out.dim()):
+        rows = seen.movedim(dim, 0).reshape(out.shape[dim], -1)
+        if rows.numel() and bool((rows == rows[:, :1]).all()) and int(rows.min()) >= 0:
+            same = torch.equal(rows[:, 0], owner)
+            return layout.at(dim) if same else call.scope.owners(dim, rows[:, 0].clone())
     return call.mixed()
 
 

@@ -1,0 +1,47 @@
+"""A function of one's own whose rule gives twice the gradient: what `verify` must find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
+
+import pergrad
+from pergrad.rules import RULES
+
+__all__ = ["Scaled", "doubled_rule"]
+
+
+def _scale(x: Tensor, weight: Tensor) -> Tensor:
+    if has_torch_function((x, weight)):
+        return handle_torch_function(_scale, (x, weight), x, weight)
+    return x * weight
+
+
+class Scaled(nn.Module):
+    """A linear map, whose rule is right, and a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(4, 3, dtype=torch.float64)
+        self.scale = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _scale(self.map(x), self.scale)
+
+
+@contextmanager
+def doubled_rule() -> Iterator[None]:
+    """Within, the scale of `Scaled` has a rule that is off by a factor of 2."""
+
+    @pergrad.implements_per_sample_grads(_scale)
+    def rule(grad_output: Tensor, x: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        return {"weight": 2 * (grad_output * x).sum(1)}
+
+    try:
+        yield
+    finally:
+        del RULES[_scale]
