@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 import pergrad
 from pergrad.testing import loop_grads
@@ -110,14 +111,15 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def largest_error(architecture: Architecture, case: Case) -> float:
+def largest_error(architecture: Architecture, case: Case, device: str = "cpu") -> float:
     """Relative to the largest element of a parameter's gradient; raises where that is too large."""
     with _default_dtype(case.dtype):
-        model = architecture.build(case.attention, case.experts, case.dtype)
+        model = architecture.build(case.attention, case.experts, case.dtype).to(device)
         torch.manual_seed(1)
         inputs = architecture.inputs(case.batch)
         if case.is_padded:
             inputs["attention_mask"] = _padding(case.batch, inputs["input_ids"].shape[1])
+        inputs = tree_map_only(Tensor, lambda t: t.to(device), inputs)
         with torch.no_grad():
             plain = model(**inputs, **architecture.options)
         if case.has_labels:
@@ -157,7 +159,7 @@ def _padding(batch: int, length: int) -> Tensor:
 
 def _labels(logits: Tensor) -> Tensor:
     *shape, classes = logits.shape
-    return torch.randint(3 if classes > 3 else 0, classes, shape)
+    return torch.randint(3 if classes > 3 else 0, classes, shape).to(logits.device)
 
 
 def _compare(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import sys
 import time
 import traceback
@@ -59,12 +60,12 @@ class Row:
         return f"| {self.name} | `{model}` | {self.parameters:,} | {cases} | {verdict} | {error} |"
 
 
-def run(name: str) -> Row:
+def run(name: str, device: str = "cpu", cases: int | None = None) -> Row:
     architecture = ARCHITECTURES[name]
     row = Row(name, architecture)
-    for case in cases_of(architecture):
+    for case in itertools.islice(cases_of(architecture), cases):
         try:
-            error = largest_error(architecture, case)
+            error = largest_error(architecture, case, device)
         except Exception as failure:
             row.failures.append((case, failure))
             kinds = {PergradError: "refused", WrongGradientsError: "wrong", Exception: "error"}
@@ -110,6 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="architectures; by default all")
     parser.add_argument("--write", type=Path, help="where the table goes")
+    parser.add_argument("--device", default="cpu", help="where to run; the table is the CPU's")
+    parser.add_argument("--cases", type=int, help="how many of each architecture; by default all")
     parser.add_argument("--traceback", action="store_true", help="print those of failures")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
@@ -117,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     for name in options.names or ARCHITECTURES:
         start = time.perf_counter()
-        row = run(name)
+        row = run(name, options.device, options.cases)
         rows.append(row)
         print(f"{time.perf_counter() - start:5.1f} s  {name}: {dict(row.verdicts)}", flush=True)
         for case, failure in row.failures:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pergrad.engine.recording import LossReduction
 from pergrad.engine.scopes import recorded, reduced
-from pergrad.engine.verification import verified
+from pergrad.engine.step_check import verified
 from pergrad.errors import PergradError
 from pergrad.quantities import Grads, Quantity
 

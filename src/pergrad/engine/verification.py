@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,16 @@ from pergrad.engine.tables import text_table
 from pergrad.errors import PergradError
 from pergrad.quantities import Grads
 
-__all__ = ["Verification", "VerifyReport", "verified", "verify"]
+__all__ = [
+    "Verification",
+    "VerifyReport",
+    "noise_floor",
+    "relative_error",
+    "spread_out",
+    "undisturbed",
+    "verdict_on",
+    "verify",
+]
 
 # An error is relative to the largest element of the parameter's gradient, but not to less than the
 # rounding of the model's largest: a key's bias under a softmax has no gradient but noise.
@@ -110,7 +118,7 @@ def verify(
     True
     """
     run = _Run(model, loss_fn, batch, batch_size, loss_reduction, batch_first)
-    with _undisturbed(model), run.repeatable() as notes:
+    with undisturbed(model), run.repeatable() as notes:
         report = _report(run, samples, notes)
     if not quiet:
         print(report)
@@ -118,7 +126,7 @@ def verify(
 
 
 @contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(model: nn.Module) -> Iterator[None]:
     """Whatever runs within, the random state and the model's buffers are as before at the end."""
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     try:
@@ -173,7 +181,7 @@ class _Run:
     def _repeats(self) -> bool:
         losses = []
         for seed in range(2):
-            with torch.no_grad(), _undisturbed(self.model):
+            with torch.no_grad(), undisturbed(self.model):
                 torch.manual_seed(seed)
                 losses.append(reduced(self.loss_fn(self.model, *self.batch), self.reduction))
         return torch.equal(*losses) or bool(losses[0].isnan())
@@ -245,29 +253,31 @@ def _report(run: _Run, samples: int, notes: list[str]) -> VerifyReport:
     except PergradError as error:
         return VerifyReport((), (), (str(error),), tuple(notes))
     size = len(next(iter(found.values())))
-    chosen = _chosen(samples, size)
+    chosen = spread_out(samples, size)
     expected = [run.ordinary(run.sample(n, size)) for n in chosen]
     whole = run.ordinary(run.batch)
     parts = size if run.reduction == "mean" else 1
-    floor = _floor(found)
+    floor = noise_floor(found)
 
     rows = []
     for name, grads in found.items():
-        errors = [_error(grads[n], e[name], floor) for n, e in zip(chosen, expected, strict=True)]
-        errors.append(_error(grads.sum(0) / parts, whole[name], floor))
-        rows.append(_row(name, grads, journal.rung_of(name) or "-", errors))
+        errors = [
+            relative_error(grads[n], e[name], floor) for n, e in zip(chosen, expected, strict=True)
+        ]
+        errors.append(relative_error(grads.sum(0) / parts, whole[name], floor))
+        rows.append(verdict_on(name, grads, journal.rung_of(name) or "-", errors))
     problems = _mixing(run, found, size)
     return VerifyReport(tuple(rows), chosen, tuple(problems), tuple(notes))
 
 
-def _floor(grads: Mapping[str, Tensor]) -> float:
+def noise_floor(grads: Mapping[str, Tensor]) -> float:
     """The size below which a gradient is rounding."""
     largest = max((float(g.abs().max()) for g in grads.values() if g.numel()), default=0.0)
     precision = max(torch.finfo(g.dtype).eps for g in grads.values())
     return _NOISE * precision * largest
 
 
-def _error(actual: Tensor, wanted: Tensor, floor: float) -> float:
+def relative_error(actual: Tensor, wanted: Tensor, floor: float) -> float:
     """The largest difference, relative to the largest element."""
     if not wanted.numel():
         return 0.0
@@ -275,7 +285,7 @@ def _error(actual: Tensor, wanted: Tensor, floor: float) -> float:
     return float((actual - wanted).abs().max()) / scale if scale else 0.0
 
 
-def _row(name: str, grads: Tensor, how: str, errors: list[float]) -> Verification:
+def verdict_on(name: str, grads: Tensor, how: str, errors: list[float]) -> Verification:
     worst = max(errors) if all(e == e for e in errors) else float("nan")
     is_ok = worst <= _TOLERANCE.get(grads.dtype, 1e-2)
     untouched = is_ok and not bool(grads.any())
@@ -283,7 +293,7 @@ def _row(name: str, grads: Tensor, how: str, errors: list[float]) -> Verificatio
     return Verification(name, tuple(grads.shape[1:]), how, worst, verdict)
 
 
-def _chosen(samples: int, size: int) -> tuple[int, ...]:
+def spread_out(samples: int, size: int) -> tuple[int, ...]:
     """Samples to look at, from the first to the last."""
     return tuple(sorted({round(k * (size - 1) / max(samples - 1, 1)) for k in range(samples)}))
 
@@ -345,111 +355,3 @@ def _poisoned_embeddings(model: nn.Module, size: int, dim: int, tokens: set[int]
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextmanager
-def verified(
-    module: nn.Module, grads: Grads, loss_reduction: LossReduction, batch_first: bool
-) -> Iterator[None]:
-    """Within, the module's one call is watched; at the end `grads` is checked against single samples.
-
-    Each of a few samples goes through the module alone and backward from the gradients that the recorded
-    loss gave its part of the output: what the loss itself does is not checked.
-    """
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    arrived: dict[int, Tensor] = {}  # the gradients of the outputs, by position
-    autocast: list[AbstractContextManager[Any]] = []
-
-    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.is_grad_enabled():
-            calls.append((args, kwargs))
-            autocast.append(_current_autocast(module))
-
-    def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        position = itertools.count()
-
-        def watch(t: Any) -> Any:
-            if not isinstance(t, Tensor) or not t.requires_grad:
-                return t
-            k, seen = (
-                next(position),
-                t.view_as(t),
-            )  # what flows inside of the module is its own affair
-            seen.register_hook(
-                lambda g: arrived.update({k: arrived[k] + g if k in arrived else g.detach()})
-            )
-            return seen
-
-        return pytree.tree_map(watch, output)
-
-    hooks = [
-        module.register_forward_pre_hook(before, with_kwargs=True),
-        module.register_forward_hook(after),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if len(calls) != 1:
-        raise PergradError(
-            f"verify=True needs one call of the module in the block, got {len(calls)}"
-        )
-    dim = 0 if batch_first else 1
-    size = len(next(iter(grads.result.values())))
-    scale = size if loss_reduction == "mean" else 1
-
-    def cut(value: Any, n: int) -> Any:
-        is_tensor = isinstance(value, Tensor) and value.dim() > dim and value.shape[dim] == size
-        return value.detach().narrow(dim, n, 1) if is_tensor else value
-
-    for g in arrived.values():
-        if g.dim() and (g.dim() <= dim or g.shape[dim] != size):
-            raise PergradError(
-                f"verify=True cannot tell the samples of an output of shape {tuple(g.shape)} apart: use "
-                "pergrad.verify"
-            )
-    weights = {name: p for name, p in module.named_parameters() if name in grads.result}
-    chosen = _chosen(4, size)
-    expected = []
-    with _undisturbed(module):
-        for n in chosen:
-            args, kwargs = pytree.tree_map(lambda v, n=n: cut(v, n), calls[0])
-            runs: list[list[Tensor]] = []
-            for seed in range(2):
-                with _undisturbed(module), autocast[0]:
-                    torch.manual_seed(seed)
-                    runs.append(_differentiable(module(*args, **kwargs)))
-            own, again = runs
-            if not all(torch.equal(a, b) for a, b in zip(own, again, strict=True)):
-                raise PergradError(
-                    "verify=True cannot check a module that draws random numbers (dropout): use "
-                    "pergrad.verify, or put the module into eval mode for this step"
-                )
-            found = torch.autograd.grad(
-                [own[k] for k in arrived],
-                list(weights.values()),
-                [cut(g, n) * scale if g.dim() else g for g in arrived.values()],
-                allow_unused=True,
-            )
-            expected.append(dict(zip(weights, found, strict=True)))
-    floor = _floor(grads.result)
-    rows = []
-    for name, result in grads.result.items():
-        wanted = [torch.zeros_like(result[0]) if e[name] is None else e[name] for e in expected]
-        errors = [_error(result[n], w, floor) for n, w in zip(chosen, wanted, strict=True)]
-        rows.append(_row(name, result, "-", errors))
-    report = VerifyReport(tuple(rows), chosen, (), ())
-    if not report.ok:
-        raise PergradError(f"the per-sample gradients of this step are wrong:\n{report}")
-
-
-def _current_autocast(module: nn.Module) -> AbstractContextManager[Any]:
-    device = next(module.parameters()).device.type
-    if not torch.is_autocast_enabled(device):
-        return nullcontext()
-    return torch.autocast(device, torch.get_autocast_dtype(device))
-
-
-def _differentiable(output: Any) -> list[Tensor]:
-    return [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
