@@ -9,6 +9,7 @@ slows down for a while slows both; the interquartile range says how much it move
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import random
 import statistics
@@ -36,13 +37,25 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def _release_freed_memory(device: torch.device) -> None:
+    """Each visit starts from the same heap, whatever the last method has left free in it.
+
+    On the CPU that is worth up to 10% either way: what fits into pages that are there need not be mapped.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
+
+
 def visit(
     step: Step, clear: Callable[[], None], *, steps: int, device: torch.device
 ) -> list[float]:
     """Seconds of each timed step; clearing the results is outside of the timing."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # the warm-up step allocates anew what this method needs
+    _release_freed_memory(device)  # the warm-up step allocates anew what this method needs
     times = []
     for number in range(steps + 1):
         _synchronize(device)
