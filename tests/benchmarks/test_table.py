@@ -138,3 +138,8 @@ def test_file_without_its_two_markers_is_refused(results: Path, readme: Path, te
 def test_no_rows_is_an_error_that_says_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"benchmarks\.run"):
         call(tmp_path)
+
+
+def test_readme_shows_the_stored_rows() -> None:
+    root = Path(__file__).parents[2]
+    assert call(root / "benchmarks" / "results", "--check", root / "README.md") == 0

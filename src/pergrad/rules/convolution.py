@@ -57,19 +57,32 @@ def convolution(
     """∂W_n = the correlation of sample n's input with its grad_output,  ∂b_n = Σ_p g[n,o,p]."""
 
     def kernel() -> Convolution:
-        taps = tuple(weight.shape[2:])
-        dilations = _each(dilation, len(taps))
-        return Convolution(
-            grad_output,
-            input,
-            tuple(weight.shape),
-            _each(stride, len(taps)),
-            _padding(padding, taps, dilations),
-            dilations,
-            groups,
-        )
+        return _kernel(grad_output, input, weight.shape, stride, padding, dilation, groups)
 
     return {"weight": kernel, "bias": lambda: _shift(grad_output)}
+
+
+def _kernel(
+    grad_output: Tensor,
+    input: Tensor,
+    kernel: Sequence[int],
+    stride: int | Sequence[int],
+    padding: str | int | Sequence[int],
+    dilation: int | Sequence[int],
+    groups: int,
+) -> Convolution:
+    """The factor, with every option written out for each spatial dimension."""
+    taps = kernel[2:]
+    dilations = _each(dilation, len(taps))
+    return Convolution(
+        grad_output,
+        input,
+        tuple(kernel),
+        _each(stride, len(taps)),
+        _padding(padding, taps, dilations),
+        dilations,
+        groups,
+    )
 
 
 def _shift(grad_output: Tensor) -> PositionSum:
@@ -99,17 +112,8 @@ def transposed_convolution(
     """The transpose's: the kernel's gradient of a convolution from grad_output to the input."""
 
     def kernel() -> Convolution:
-        taps = tuple(weight.shape[2:])
-        dilations = _each(dilation, len(taps))
-        return Convolution(
-            input.to(grad_output.dtype),
-            grad_output,
-            tuple(weight.shape),
-            _each(stride, len(taps)),
-            _padding(padding, taps, dilations),
-            dilations,
-            groups,
-        )
+        x = input.to(grad_output.dtype)
+        return _kernel(x, grad_output, weight.shape, stride, padding, dilation, groups)
 
     return {"weight": kernel, "bias": lambda: _shift(grad_output)}
 
