@@ -1,5 +1,6 @@
 """Layouts themselves: what they say of each index, how rows are cut by them, whose they are."""
 
+from collections.abc import Callable
 from math import prod
 
 import pytest
@@ -16,6 +17,8 @@ from pergrad.engine.layouts import (
     after_reshape,
     samples_first,
 )
+from pergrad.engine.ledger import GradSampleBook
+from pergrad.engine.recorder import Recorder
 from pergrad.engine.tracker import Tracker
 from tests.engine.propagation.dependence import Batched
 from tests.engine.propagation.inputs import batches
@@ -112,3 +115,34 @@ def test_unmarked_tensor_has_no_trace() -> None:
     Tracker.unmark(x)
     Tracker.unmark(x)
     assert not vars(x)
+
+
+def _recorded(x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> list[int]:
+    """Whose the rows of function(x) are, where the rows of x are the samples."""
+    scope = Scope(len(x))
+    tracker = Tracker(scope, 0)
+    recorder = Recorder({})
+    recorder.begin(tracker, GradSampleBook({}, 1))
+    tracker.mark(x, scope.samples(0))
+    with recorder:
+        y = function(x)
+    layout = tracker.layout(y)
+    assert isinstance(layout, Samples | Owners)
+    assert layout.dim == 0
+    return layout.owner_of_each(y.device).tolist()
+
+
+def test_order_by_value_is_worked_out_for_each_call() -> None:
+    """One that happens to be that of the samples says nothing about the next step."""
+    assert _recorded(torch.tensor([1.0, 2.0, 3.0]), torch.argsort) == [0, 1, 2]
+    assert _recorded(torch.tensor([3.0, 1.0, 2.0]), torch.argsort) == [1, 2, 0]
+
+
+def test_strides_are_looked_at_for_each_call() -> None:
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided((2, 2), (2, 1))
+
+    x = torch.arange(4.0)
+    assert _recorded(x.view(2, 2), rows) == [0, 1]
+    with pytest.raises(AssertionError):  # the same call on other strides mixes the samples
+        _recorded(x.view(2, 2).t(), rows)

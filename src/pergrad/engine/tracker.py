@@ -10,7 +10,14 @@ from torch import Tensor
 
 from pergrad.engine.inplace import writes_in_place
 from pergrad.engine.layouts import Constant, Layout, Samples, Scope
-from pergrad.engine.propagation import Call, handler_of, layouts_of_outputs, tensors_in
+from pergrad.engine.propagation import (
+    BY_VALUE,
+    Call,
+    handler_of,
+    layouts_of_outputs,
+    name_of,
+    tensors_in,
+)
 from pergrad.engine.propagation.elementwise import aligned
 from pergrad.engine.propagation.indexing import layout_after_write
 from pergrad.engine.sizes import BatchSize
@@ -37,7 +44,7 @@ def _signature(
     layouts: list[Layout],
 ) -> Any:
     """None for a call that may depend on more than shapes and layouts, or that writes in place."""
-    if writes_in_place(func):
+    if writes_in_place(func) or name_of(func) in BY_VALUE:
         return None
     parts: list[Any] = [func, count]
     given = (*args, *kwargs, *kwargs.values()) if kwargs else args

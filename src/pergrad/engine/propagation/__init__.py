@@ -20,9 +20,17 @@ from pergrad.engine.propagation.creating import layout_by_sizes, sizes_in
 from pergrad.engine.propagation.elementwise import ELEMENTWISE
 from pergrad.engine.propagation.joining import declared_samples
 from pergrad.engine.propagation.probing import layouts_by_probe
-from pergrad.engine.propagation.table import Call, handler_of, mixed_samples, name_of, tensors_in
+from pergrad.engine.propagation.table import (
+    BY_VALUE,
+    Call,
+    handler_of,
+    mixed_samples,
+    name_of,
+    tensors_in,
+)
 
 __all__ = [
+    "BY_VALUE",
     "ELEMENTWISE",
     "Call",
     "batchwise",

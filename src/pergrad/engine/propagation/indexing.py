@@ -250,7 +250,7 @@ def _scatter(call: Call) -> Layout | None:
     return call.scope.owners(dim, owner) if bool((owner >= 0).all()) else None
 
 
-@moves_samples("nonzero", "argwhere", "where")
+@moves_samples("nonzero", "argwhere", "where", by_value=True)
 def _nonzero(call: Call) -> Layout | None:
     """Every true element becomes a row, which belongs to the element's sample."""
     if call.name == "where" and len(call.args) + len(call.kwargs) > 1:
@@ -264,7 +264,7 @@ def _nonzero(call: Call) -> Layout | None:
     return call.scope.owners(0, layout.owner_of_each(t.device)[rows])
 
 
-@moves_samples("masked_select")
+@moves_samples("masked_select", by_value=True)
 def _masked_select(call: Call) -> Layout:
     t, mask = call.argument(0, "input", "self"), call.argument(1, "mask")
     for part in (t, mask):
@@ -277,7 +277,7 @@ def _masked_select(call: Call) -> Layout:
     return call.scope.constant()
 
 
-@moves_samples("masked_scatter")
+@moves_samples("masked_scatter", by_value=True)
 def _masked_scatter(call: Call) -> Layout:
     t, mask, source = (call.argument(k, name) for k, name in enumerate(("input", "mask", "source")))
     layout, written = call.layout(t), call.layout(source)

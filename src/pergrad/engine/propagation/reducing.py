@@ -79,7 +79,7 @@ def _renorm(call: Call) -> Layout:
     return layout if call.argument(2, "dim") % t.dim() == layout.dim else call.mixed()
 
 
-@moves_samples("sort", "argsort", "msort", "topk")
+@moves_samples("sort", "argsort", "msort", "topk", by_value=True)
 def _sort(call: Call) -> Layout | Sequence[Layout] | None:
     """Sorting a vector along its samples moves the owners with the values (mixtures of experts)."""
     t, layout = _input(call)

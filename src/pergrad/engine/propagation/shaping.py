@@ -103,7 +103,7 @@ def _reorder(call: Call) -> Layout:
     return call.scope.owners(layout.dim, moved.flatten())
 
 
-@moves_samples("as_strided")
+@moves_samples("as_strided", by_value=True)
 def _as_strided(call: Call) -> Layout:
     """By value: the owners of the elements in memory, seen through the new strides."""
     t, out = call.argument(0, "input", "self"), call.output

@@ -13,6 +13,7 @@ from pergrad.engine.layouts import Layout, Owners, Samples, Scope
 from pergrad.errors import MixedSamplesError
 
 __all__ = [
+    "BY_VALUE",
     "HANDLERS",
     "Call",
     "Handler",
@@ -185,6 +186,7 @@ def _refuse(reason: str, _: Tensor) -> None:
 Handler: TypeAlias = Callable[[Call], Layout | Sequence[Layout] | None]
 H = TypeVar("H", bound=Handler)
 HANDLERS: dict[str, Handler] = {}
+BY_VALUE: set[str] = set()
 
 
 @functools.cache
@@ -192,12 +194,17 @@ def handler_of(func: Callable[..., Any]) -> Handler | None:
     return HANDLERS.get(name_of(func))
 
 
-def moves_samples(*names: str) -> Callable[[H], H]:
-    """Registers how the named operations move samples; None from a handler means that it cannot tell."""
+def moves_samples(*names: str, by_value: bool = False) -> Callable[[H], H]:
+    """Registers how the named operations move samples; None from a handler means that it cannot tell.
+
+    `by_value`: the answer depends on more than shapes and layouts, so that it holds for one call only.
+    """
 
     def register(handler: H) -> H:
         for name in names:
             HANDLERS[name] = handler
+        if by_value:
+            BY_VALUE.update(names)
         return handler
 
     return register
