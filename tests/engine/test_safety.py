@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import pergrad
 from pergrad.errors import UnseenUseError
 from pergrad.testing import assert_near, loop_grads
+from tests.engine.failing import FailsBetween
 
 
 @pytest.fixture(autouse=True)
@@ -41,35 +42,10 @@ def squares(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 # -- after an error
 
 
-class Fails(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        raise KeyError("in the backward")
-
-
-class Failing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
-        self.fails: str | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x)
-        if self.fails == "forward":
-            raise KeyError("in the forward")
-        if self.fails == "backward":
-            hidden = Fails.apply(hidden)
-        return self.last(hidden)
-
-
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("needs_grad", [True, False])
 def test_error_leaves_model_and_input_as_they_were(where: str, needs_grad: bool) -> None:
-    model, x = Failing().double(), data(5, 4).requires_grad_(needs_grad)
+    model, x = FailsBetween().double(), data(5, 4).requires_grad_(needs_grad)
     model.fails = where
     with pytest.raises(KeyError, match=where):
         pergrad.call_for_per_sample_grads(model)(x).sum().backward()

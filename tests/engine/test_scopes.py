@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import pergrad
 from pergrad.errors import BatchSizeError, ScopeError
 from pergrad.testing import assert_near, loop_grads
+from tests.engine.failing import FailsBetween
 
 
 @pytest.fixture(autouse=True)
@@ -422,35 +423,6 @@ def test_nothing_is_left_after_a_block() -> None:
     assert not vars(x)
     assert not vars(y)
     assert_clean(model)
-
-
-class Fails(torch.autograd.Function):
-    """Fails in the backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        raise KeyError("in the backward")
-
-
-class FailsBetween(nn.Module):
-    """Fails where it is told to, once half of the parameters have had their gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
-        self.fails: str | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x)
-        if self.fails == "forward":
-            raise KeyError("in the forward")
-        if self.fails == "backward":
-            hidden = Fails.apply(hidden)
-        return self.last(hidden)
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
