@@ -6,18 +6,12 @@ from pathlib import Path
 
 import pergrad
 
-NAMES = [
-    "ExpandedWeight",
-    "Grads",
-    "PergradError",
-    "__version__",
-    "call_for_per_sample_grads",
-    "explain",
-    "verify",
-    "grads",
-    "implements_per_sample_grads",
-    "record",
-]
+NAMES = """
+    __version__ PergradError
+    call_for_per_sample_grads ExpandedWeight implements_per_sample_grads
+    record grads norms verify explain
+    Quantity Grads Norms ClippedSum SecondMoment Variance Dots Gram Projection NoiseScale
+""".split()
 EXTRAS = ["triton", "opacus", "sklearn", "rich", "transformers", "hypothesis", "pytest"]
 
 

@@ -5,24 +5,46 @@ from pergrad.engine import (
     call_for_per_sample_grads,
     explain,
     grads,
+    norms,
     record,
     verify,
 )
 from pergrad.errors import PergradError
-from pergrad.quantities import Grads
+from pergrad.quantities import (
+    ClippedSum,
+    Dots,
+    Grads,
+    Gram,
+    NoiseScale,
+    Norms,
+    Projection,
+    Quantity,
+    SecondMoment,
+    Variance,
+)
 from pergrad.rules import implements_per_sample_grads
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClippedSum",
+    "Dots",
     "ExpandedWeight",
     "Grads",
+    "Gram",
+    "NoiseScale",
+    "Norms",
     "PergradError",
+    "Projection",
+    "Quantity",
+    "SecondMoment",
+    "Variance",
     "__version__",
     "call_for_per_sample_grads",
     "explain",
     "grads",
     "implements_per_sample_grads",
+    "norms",
     "record",
     "verify",
 ]

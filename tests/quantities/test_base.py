@@ -1,14 +1,12 @@
 """What a quantity may rely on: when it is called, with what, and that it is alone with its result."""
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pergrad
-from pergrad.factors import Factor, add_up
 from pergrad.quantities import Batch, Quantity
+from pergrad.reductions import SampleGradients
 from pergrad.testing import assert_near, loop_grads
 
 
@@ -23,9 +21,9 @@ class Diary(Quantity):
         self.entries.append(f"begin {batch.size}")
         self.names = list(batch.parameters)
 
-    def consume(self, name: str, factors: Sequence[Factor]) -> None:
+    def consume(self, name: str, gradients: SampleGradients) -> None:
         self.entries.append(name)
-        self.sums[name] = self.sums.get(name, 0) + add_up(factors)
+        self.sums[name] = self.sums.get(name, 0) + gradients.materialize()
 
     def end(self) -> None:
         self.entries.append("end")

@@ -1,7 +1,7 @@
 """The engine: sees every use of a parameter, follows the samples, and feeds the quantities."""
 
 from pergrad.engine.contract import ExpandedWeight, call_for_per_sample_grads
-from pergrad.engine.entry import grads, record
+from pergrad.engine.entry import grads, norms, record
 from pergrad.engine.explanation import ExplainReport, explain
 from pergrad.engine.verification import VerifyReport, verify
 
@@ -12,6 +12,7 @@ __all__ = [
     "call_for_per_sample_grads",
     "explain",
     "grads",
+    "norms",
     "record",
     "verify",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from pergrad.engine.gate import run_gated
 from pergrad.engine.layouts import Scope
 from pergrad.engine.ledger import GradSampleBook, add_to_grad_sample, check_batch_sizes
+from pergrad.engine.options import LossReduction, Options
 from pergrad.engine.propagation import tensors_in
 from pergrad.engine.recorder import Recorder
-from pergrad.engine.recording import LossReduction, Recording, check_options
+from pergrad.engine.recording import Recording, check_module
 from pergrad.engine.tracker import Tracker
 from pergrad.errors import BatchSizeError, PergradError, ScopeError, UnsupportedFunctionError
-from pergrad.factors import Factor, add_up
 from pergrad.quantities import Batch, Quantity
+from pergrad.reductions import SampleGradients
 from pergrad.rules import DECOMPOSITIONS, RULES
 
 __all__ = ["ExpandedWeight", "call_for_per_sample_grads"]
@@ -28,12 +29,14 @@ __all__ = ["ExpandedWeight", "call_for_per_sample_grads"]
 class _GradSamples(Quantity):
     """Full gradients, put into the `grad_sample` of the parameters once the whole backward is done."""
 
+    is_linear: ClassVar[bool] = True
+
     def begin(self, batch: Batch) -> None:
         self._parameters: Mapping[str, Tensor] = batch.parameters
         self._sums: dict[str, Tensor] = {}
 
-    def consume(self, name: str, factors: Sequence[Factor]) -> None:
-        grads = add_up(factors).to(self._parameters[name].dtype)
+    def consume(self, name: str, gradients: SampleGradients) -> None:
+        grads = gradients.materialize(self._parameters[name].dtype)
         self._sums[name] = self._sums[name] + grads if name in self._sums else grads
 
     def end(self) -> None:
@@ -70,7 +73,8 @@ def call_for_per_sample_grads(
     >>> model.weight.grad_sample.shape, model.bias.grad_sample.shape, model.weight.grad
     (torch.Size([5, 3, 4]), torch.Size([5, 3]), None)
     """
-    check_options(module, batch_size, loss_reduction)
+    check_module(module)
+    options = Options(batch_size, loss_reduction, batch_first)
     for name, p in module.named_parameters():
         if getattr(p, "grad_sample", None) is not None:
             raise ScopeError(
@@ -81,9 +85,7 @@ def call_for_per_sample_grads(
 
     @functools.wraps(module.forward)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        recording = Recording(
-            module, [_GradSamples()], loss_reduction=loss_reduction, batch_first=batch_first
-        )
+        recording = Recording(module, [_GradSamples()], options)
         if batch_size is not None:
             recording.begin(batch_size)
         return run_gated(module, recording, args, kwargs)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from pergrad.engine.recording import LossReduction
+from pergrad.engine.options import LossReduction, Options, Params
 from pergrad.engine.scopes import recorded, reduced
 from pergrad.engine.step_check import verified
 from pergrad.errors import PergradError
-from pergrad.quantities import Grads, Quantity
+from pergrad.quantities import Grads, Norms, Quantity
 
-__all__ = ["grads", "record"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pergrad.engine.options import RecordOptions
+
+__all__ = ["grads", "norms", "record"]
 
 
 @contextmanager
@@ -24,43 +29,52 @@ def record(
     batch_size: int | None = None,
     loss_reduction: LossReduction = "sum",
     batch_first: bool = True,
+    params: Params | None = None,
+    sample_weights: Tensor | None = None,
+    max_bytes: int | None = None,
+    offload: bool = False,
     verify: bool = False,
 ) -> Iterator[Any]:
     """Computes the quantities of the per-sample gradients of whatever backward runs inside the block.
 
     The module is used as it is and stays what it is; its parameters get no `.grad`. The results are
-    in the quantities when the block ends. The block's value is the quantity, or a tuple of several.
+    in the quantities when the block ends. The block's value is the quantity, or a tuple of several, which
+    share their work.
 
     Args:
         module: the module whose trainable parameters are recorded.
-        quantities: what to compute; see `pergrad.Grads`.
+        quantities: what to compute: `Grads`, `Norms`, `ClippedSum`, `SecondMoment`, `Variance`, `Dots`,
+            `Gram`, `Projection`, `NoiseScale`, or one of your own.
         batch_size: the number of samples; by default read off the module's first call.
         loss_reduction: whether the loss is the "sum" or the "mean" of the samples' losses.
         batch_first: whether the samples are in the first dimension of the inputs, or in the second.
+        params: record some of the parameters only: a pattern of names such as "head.*", a parameter, or
+            several of either. The others count as frozen within the block.
+        sample_weights: (B,), what the gradient of each sample is multiplied by.
+        max_bytes: how much memory a reduction may use for pieces of gradients, beside its result; by
+            default a share of what is free. The result does not depend on it.
+        offload: put the results into CPU memory, those of each parameter as soon as they are known.
         verify: compare a few samples with the module run on them alone, and raise if they differ; for
             the first step of a job. Needs full gradients and one call of a module without dropout.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(3, 1)
-    >>> with pergrad.record(model, pergrad.Grads()) as grads:
+    >>> with pergrad.record(model, pergrad.Grads(), pergrad.Norms()) as (grads, norms):
     ...     model(torch.ones(4, 3)).sum().backward()
-    >>> grads.result["weight"].shape, model.weight.grad
-    (torch.Size([4, 1, 3]), None)
+    >>> grads.result["weight"].shape, norms.result, model.weight.grad
+    (torch.Size([4, 1, 3]), tensor([2., 2., 2., 2.]), None)
     """
     if not quantities:
         raise PergradError(
             "nothing to compute: pass at least one quantity, such as pergrad.Grads()"
         )
+    options = Options(
+        batch_size, loss_reduction, batch_first, params, sample_weights, max_bytes, offload
+    )
     check = Grads() if verify else None
     with (
         nullcontext() if check is None else verified(module, check, loss_reduction, batch_first),
-        recorded(
-            module,
-            [*quantities, *([] if check is None else [check])],
-            batch_size=batch_size,
-            loss_reduction=loss_reduction,
-            batch_first=batch_first,
-        ),
+        recorded(module, [*quantities, *([] if check is None else [check])], options),
     ):
         yield quantities[0] if len(quantities) == 1 else quantities
 
@@ -69,9 +83,7 @@ def grads(
     model: nn.Module,
     loss_fn: Callable[..., Tensor],
     *batch: Any,
-    batch_size: int | None = None,
-    loss_reduction: LossReduction = "sum",
-    batch_first: bool = True,
+    **options: Unpack[RecordOptions],
 ) -> dict[str, Tensor]:
     """The gradient of every sample's loss: for each trainable parameter a tensor (B, *shape).
 
@@ -80,9 +92,7 @@ def grads(
         loss_fn: called as loss_fn(model, *batch); gives the (B,) losses of the samples, or their sum
             or mean, as `loss_reduction` says.
         batch: what loss_fn takes beside the model.
-        batch_size: the number of samples; by default read off the model's first call.
-        loss_reduction: what a scalar loss is, "sum" or "mean"; losses of shape (B,) are summed here.
-        batch_first: whether the samples are in the first dimension of the model's inputs.
+        options: those of `pergrad.record` but `verify`; `loss_reduction` says what a scalar loss is.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -93,13 +103,35 @@ def grads(
     <BLANKLINE>
             [[0., 1.]]])
     """
-    quantity = Grads()
-    with recorded(
-        model,
-        [quantity],
-        batch_size=batch_size,
-        loss_reduction=loss_reduction,
-        batch_first=batch_first,
-    ):
-        reduced(loss_fn(model, *batch), loss_reduction).backward()
-    return quantity.result
+    return _computed(Grads(), model, loss_fn, batch, Options(**options)).result
+
+
+def norms(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    *batch: Any,
+    **options: Unpack[RecordOptions],
+) -> Tensor:
+    """The L2 norm of the gradient of every sample's loss over all trainable parameters, (B,).
+
+    The arguments are those of `pergrad.grads`. No gradient is ever held.
+
+    >>> import torch, pergrad
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> x = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
+    >>> pergrad.norms(model, lambda model, x: model(x).sum(1), x)
+    tensor([5., 1.])
+    """
+    return _computed(Norms(), model, loss_fn, batch, Options(**options)).result
+
+
+def _computed(
+    quantity: Any,
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: tuple[Any, ...],
+    options: Options,
+) -> Any:
+    with recorded(model, [quantity], options):
+        reduced(loss_fn(model, *batch), options.loss_reduction).backward()
+    return quantity

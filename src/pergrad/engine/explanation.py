@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from pergrad.engine.journal import Journal, Rung
-from pergrad.engine.recording import LossReduction
+from pergrad.engine.options import LossReduction, Options
 from pergrad.engine.scopes import recorded, reduced
 from pergrad.engine.tables import text_table
-from pergrad.factors import Factor
 from pergrad.quantities import Batch, Quantity
+from pergrad.reductions import SampleGradients
 
 __all__ = ["ExplainReport", "Explanation", "explain"]
 
@@ -74,12 +74,14 @@ class ExplainReport:
 class _Kinds(Quantity):
     """Which kinds of factors arrive; nothing is computed from them."""
 
+    is_linear: ClassVar[bool] = True
+
     def begin(self, batch: Batch) -> None:
         self.batch = batch
         self.kinds: dict[str, dict[str, None]] = {}
 
-    def consume(self, name: str, factors: Sequence[Factor]) -> None:
-        self.kinds.setdefault(name, {}).update({type(f).__name__: None for f in factors})
+    def consume(self, name: str, gradients: SampleGradients) -> None:
+        self.kinds.setdefault(name, {}).update(dict.fromkeys(gradients.kinds))
 
     def end(self) -> None:
         pass
@@ -109,14 +111,8 @@ def explain(
     2 parameters, 0.0 MiB for 3 samples
     """
     journal, kinds = Journal(), _Kinds()
-    with recorded(
-        model,
-        [kinds],
-        batch_size=batch_size,
-        loss_reduction=loss_reduction,
-        batch_first=batch_first,
-        journal=journal,
-    ):
+    options = Options(batch_size, loss_reduction, batch_first)
+    with recorded(model, [kinds], options, journal=journal):
         reduced(loss_fn(model, *batch), loss_reduction).backward()
     count = kinds.batch.size
     rows = []

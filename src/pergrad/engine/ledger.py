@@ -13,6 +13,7 @@ from torch import Tensor
 from pergrad.errors import BatchSizeError, ScopeError
 from pergrad.factors import Factor
 from pergrad.quantities import Batch, Quantity
+from pergrad.reductions import SampleGradients, default_bound
 
 __all__ = ["Book", "GradSampleBook", "Ledger", "add_to_grad_sample", "check_batch_sizes"]
 
@@ -20,22 +21,43 @@ __all__ = ["Book", "GradSampleBook", "Ledger", "add_to_grad_sample", "check_batc
 class Book(Protocol):
     """What a use of a weight tells: that it was seen, and later what it contributes."""
 
+    passes: int  # backwards to run for one that is asked for
+
     def expect(self, name: str) -> None: ...
+
+    def expect_in_recomputation(self, name: str) -> None: ...
 
     def add(self, name: str, factor: Factor) -> None: ...
 
     def paused(self) -> AbstractContextManager[None]: ...
 
+    def end_pass(self) -> None: ...
+
+    def end_recomputation(self) -> None: ...
+
 
 class Ledger:
     """Uses are counted in the forward; a parameter is reduced and freed when all have arrived."""
 
-    def __init__(self, quantities: Sequence[Quantity], batch: Batch, scale: int) -> None:
-        self._quantities = quantities
-        self._scale = scale  # what a loss that is a mean over the samples has taken off
+    def __init__(
+        self,
+        quantities: Sequence[Quantity],
+        batch: Batch,
+        scale: Tensor | float = 1.0,
+        max_bytes: int | None = None,
+    ) -> None:
+        self._quantities = sorted(quantities, key=lambda q: q.priority)
+        self._scale = (
+            scale  # of each sample: what a mean loss has taken off, and the user's weights
+        )
         self._batch = batch
+        self._bound = default_bound(batch.device) if max_bytes is None else max_bytes
+        self.passes = max(q.passes for q in quantities)
+        self._pass = 0
         self._uses: Counter[str] = Counter()
+        self._uses_to_recompute: Counter[str] = Counter()
         self._arrived: Counter[str] = Counter()
+        self._reduced: set[str] = set()
         self._factors: dict[str, list[Factor]] = {}
         self._is_open = False
         self._is_paused = False
@@ -46,13 +68,17 @@ class Ledger:
         if torch._C._current_graph_task_id() == -1:
             self._uses[name] += 1
 
+    def expect_in_recomputation(self, name: str) -> None:
+        """A call without gradients: a reentrant checkpoint will repeat it in the backward, or nobody."""
+        self._uses_to_recompute[name] += 1
+
     @property
     def is_empty(self) -> bool:
         return not self._arrived
 
     def open(self) -> None:
-        self._arrived.clear()
-        self._factors.clear()
+        self._pass = 0
+        self._forget()
         self._is_open = True
         for quantity in self._quantities:
             quantity.begin(self._batch)
@@ -75,33 +101,67 @@ class Ledger:
                 "inside the `record` block; with call_for_per_sample_grads, start from the tensors "
                 "that the call returned"
             )
-        factor = factor if self._scale == 1 else factor.scaled(self._scale)
         self._factors.setdefault(name, []).append(factor)
         self._arrived[name] += 1
-        if self._arrived[name] >= self._uses[name]:
+        if self._arrived[name] >= self._uses[name] and name not in self._uses_to_recompute:
             self._reduce(name)
 
     def _reduce(self, name: str) -> None:
-        factors = self._factors.pop(name)
+        gradients = SampleGradients(self._factors.pop(name), self._scale, bound=self._bound)
         for quantity in self._quantities:
-            quantity.consume(name, factors)
+            if self._pass < self.passes - quantity.passes:
+                continue
+            if name in self._reduced and not quantity.is_linear:
+                raise ScopeError(
+                    f"a second backward in the `record` block adds to parameter {name!r}, after "
+                    f"{type(quantity).__name__} was computed from the first: add the losses up and call "
+                    "backward() once, or use a block for each"
+                )
+            quantity.consume(name, gradients)
+        self._reduced.add(name)
 
-    def close(self) -> None:
-        """Reduce what is left (uses that the loss did not reach never arrive) and end the quantities."""
+    def end_recomputation(self) -> None:
+        """A reentrant checkpoint's own backward is over: what only it uses is complete."""
+        for name in list(self._factors):
+            if self._uses_to_recompute[name] == 1 and not self._uses[name]:
+                self._reduce(name)
+
+    def end_pass(self) -> None:
+        """A backward that is not the last is over."""
+        self._reduce_all()
+        for quantity in self._quantities:
+            if self._pass >= self.passes - quantity.passes:
+                quantity.end_pass()
+        self._pass += 1
+        self._forget()
+
+    def _reduce_all(self) -> None:
+        """Reduce what is left: uses that the loss did not reach never arrive."""
         for name in list(self._factors):
             self._reduce(name)
+
+    def close(self) -> None:
+        """Reduce what is left and end the quantities."""
+        self._reduce_all()
         self._is_open = False
         for quantity in self._quantities:
             quantity.end()
 
     def abandon(self) -> None:
         """Forget everything, after an error."""
-        self._factors.clear()
+        self._forget()
         self._is_open = False
+
+    def _forget(self) -> None:
+        self._arrived.clear()
+        self._factors.clear()
+        self._reduced.clear()
 
 
 class GradSampleBook:
     """Adds every factor to the `grad_sample` of its weight as it arrives: for `ExpandedWeight`."""
+
+    passes = 1
 
     def __init__(self, weights: dict[str, Tensor], scale: int) -> None:
         self._weights = weights
@@ -110,12 +170,23 @@ class GradSampleBook:
     def expect(self, name: str) -> None:
         pass
 
+    def expect_in_recomputation(self, name: str) -> None:
+        pass
+
+    def end_pass(self) -> None:
+        pass
+
+    def end_recomputation(self) -> None:
+        pass
+
     def paused(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def add(self, name: str, factor: Factor) -> None:
-        factor = factor if self._scale == 1 else factor.scaled(self._scale)
-        add_to_grad_sample(self._weights[name], factor.materialize())
+        gradients = factor.materialize()
+        add_to_grad_sample(
+            self._weights[name], gradients if self._scale == 1 else gradients * self._scale
+        )
 
 
 def check_batch_sizes(earlier: Tensor | None, grads: Tensor) -> None:

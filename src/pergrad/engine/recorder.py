@@ -40,7 +40,7 @@ from pergrad.engine.ruled import call_with_rule, unsupported, written
 from pergrad.engine.sizes import BatchSize
 from pergrad.engine.tracker import TAG, Tracker
 from pergrad.engine.weights import Root, Weight, refuse_ordinary_gradients
-from pergrad.errors import UnsupportedFunctionError
+from pergrad.errors import PergradError, UnsupportedFunctionError
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
 
 __all__ = ["Recorder"]
@@ -68,9 +68,9 @@ class Recorder(TorchFunctionMode):
         """Record from now on; until then, functions pass by."""
         self.tracker = tracker
         self._book = book
-        anchor = torch.zeros((), requires_grad=True)
+        self._anchor = torch.zeros((), requires_grad=True)
         for name, p in self._parameters.items():
-            tracker.roots[id(p)] = Root(tracker.scope, name, p, book, anchor)
+            tracker.roots[id(p)] = Root(tracker.scope, name, p, book, self._anchor)
         self._begun = True
 
     def wants_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -105,8 +105,11 @@ class Recorder(TorchFunctionMode):
             if tag is None or tag.scope is not tracker.scope:
                 tag = tracker.tag(t)
             if tag.is_weight:
-                if kind is Kind.ORDINARY and torch.is_grad_enabled():
-                    return self._call_on_weights(func, args, kwargs)
+                if kind is Kind.ORDINARY:
+                    if torch.is_grad_enabled():
+                        return self._call_on_weights(func, args, kwargs)
+                    for name in tag.roots:
+                        self._book.expect_in_recomputation(name)
                 tag = tracker.constant
             layouts.append(tag)
         output = func(*args, **kwargs)
@@ -118,9 +121,35 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """A backward inside of the recording; one that asks for some gradients only leaves ours alone."""
         some_only = func is torch.autograd.grad or kwargs.get("inputs") is not None
-        book = self._book.paused() if some_only else nullcontext()
-        with book, self:  # a checkpoint inside recomputes its forward, which must be seen
-            return without_override_check(func)(*args, **kwargs)
+        is_nested = torch._C._current_graph_task_id() != -1  # a reentrant checkpoint's own
+        book = self._book
+        paused = book.paused() if some_only else nullcontext()
+        with paused, self:  # a checkpoint inside recomputes its forward, which must be seen
+            if func is torch.autograd.backward and not some_only and not is_nested:
+                self._run_earlier_passes(*args, **kwargs)  # Tensor.backward comes here too
+            result = without_override_check(func)(*args, **kwargs)
+        if is_nested and not some_only:
+            book.end_recomputation()
+        return result
+
+    def _run_earlier_passes(
+        self, tensors: Any, gradients: Any = None, *_: Any, **kwargs: Any
+    ) -> None:
+        """For quantities that need several backwards: all but the last, which is the caller's own."""
+        gradients = kwargs.get("grad_tensors", gradients)
+        for _pass in range(self._book.passes - 1):
+            # Nothing but the taps, so that no other leaf gets its gradient twice.
+            backward = without_override_check(torch.autograd.backward)
+            try:
+                backward(tensors, gradients, retain_graph=True, inputs=[self._anchor])
+            except RuntimeError as error:
+                if "use_reentrant" not in str(error):
+                    raise
+                raise PergradError(
+                    'memory="low" runs the backward twice, which a reentrant checkpoint does not allow: '
+                    'pass use_reentrant=False to it, or take memory="kept"'
+                ) from error
+            self._book.end_pass()
 
     def _shape(self, t: Tensor, shape: torch.Size) -> torch.Size:
         return self.tracker.tagged(t, shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
@@ -15,32 +15,20 @@ from pergrad.engine.journal import Journal
 from pergrad.engine.layouts import Scope
 from pergrad.engine.ledger import Ledger
 from pergrad.engine.opaque import seeing_functions
+from pergrad.engine.options import Options
 from pergrad.engine.recorder import Recorder
 from pergrad.engine.tracker import Tracker
 from pergrad.engine.weights import refuse_ordinary_gradients
-from pergrad.errors import BatchSizeError, PergradError, ScopeError
+from pergrad.errors import PergradError, ScopeError
 from pergrad.quantities import Batch, Quantity
 
-__all__ = ["LossReduction", "Recording", "check_options"]
-
-LossReduction: TypeAlias = Literal["sum", "mean"]
-_REDUCTIONS: tuple[LossReduction, ...] = ("sum", "mean")
+__all__ = ["Recording", "check_module"]
 
 
-def check_options(module: Any, batch_size: Any, loss_reduction: Any) -> None:
-    """Refuse what is no module, no batch size or no reduction, in the words of PyTorch's own checks."""
-    if loss_reduction not in _REDUCTIONS:
-        raise PergradError(
-            f"Expected loss_reduction argument to be {' or '.join(_REDUCTIONS)}, got {loss_reduction}"
-        )
+def check_module(module: Any) -> None:
+    """Refuse what is no module, in the words of PyTorch's own check."""
     if not isinstance(module, nn.Module):
         raise PergradError(f"Module passed must be nn.Module, got {type(module).__name__}")
-    if batch_size is not None and not isinstance(batch_size, int):
-        raise BatchSizeError(
-            f"Batch size passed must be None or an integer, got {type(batch_size).__name__}"
-        )
-    if batch_size is not None and batch_size < 1:
-        raise BatchSizeError(f"Batch size must be positive, got {batch_size}")
 
 
 def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -80,16 +68,15 @@ class Recording:
         self,
         module: nn.Module,
         quantities: Sequence[Quantity],
-        *,
-        loss_reduction: LossReduction,
-        batch_first: bool,
+        options: Options,
         journal: Journal | None = None,
     ) -> None:
         self._module = module
-        self._weights, self._own = survey(module)
+        trainable, self._own = survey(module)
+        self._weights = options.chosen(module, trainable)
+        self._left_out = [p for name, p in trainable.items() if name not in self._weights]
         self._quantities = quantities
-        self._loss_reduction = loss_reduction
-        self._batch_dim = 0 if batch_first else 1
+        self._options = options
         self._recorder = Recorder(self._weights, journal)
         self._ledger: Ledger | None = None
         self._tracker: Tracker | None = None
@@ -98,9 +85,14 @@ class Recording:
 
     def begin(self, size: int) -> None:
         """The batch has `size` samples: everything from here on is recorded."""
-        scale = size if self._loss_reduction == "mean" else 1
-        self._ledger = Ledger(self._quantities, Batch(size, self._weights), scale)
-        self._tracker = Tracker(Scope(size), self._batch_dim, self._own)
+        options = self._options
+        self._ledger = Ledger(
+            self._quantities,
+            Batch(size, self._weights, options.offload),
+            options.scale(size),
+            options.max_bytes,
+        )
+        self._tracker = Tracker(Scope(size), options.batch_dim, self._own)
         if self._is_collecting:
             self._ledger.open()
         self._recorder.begin(self._tracker, self._ledger)
@@ -108,7 +100,7 @@ class Recording:
     def enter_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The module's own forward begins: its arguments carry the samples, what else it meets does not."""
         if self._tracker is None:
-            self.begin(batch_size_of(self._module, self._batch_dim, args, kwargs))
+            self.begin(batch_size_of(self._module, self._options.batch_dim, args, kwargs))
         assert self._tracker is not None
         self._marked += mark_inputs(self._module, self._tracker, args, kwargs)
         self._tracker.strangers_are_constant = True
@@ -142,8 +134,19 @@ class Recording:
                     "recordings cannot be nested: end the outer one first, or record one module that "
                     "holds both (for example an nn.ModuleList)"
                 )
-        with seeing_functions(), self._recorder:
+        with seeing_functions(), self._left_out_frozen(), self._recorder:
             yield
+
+    @contextmanager
+    def _left_out_frozen(self) -> Iterator[None]:
+        """Within, parameters that were not asked for are constants, and get no gradient."""
+        for p in self._left_out:
+            p.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for p in self._left_out:
+                p.requires_grad_(True)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:

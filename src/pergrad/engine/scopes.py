@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from pergrad.engine.journal import Journal
-from pergrad.engine.recording import LossReduction, Recording, check_options
+from pergrad.engine.options import LossReduction, Options
+from pergrad.engine.recording import Recording, check_module
 from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
 
@@ -20,24 +21,16 @@ __all__ = ["recorded", "reduced"]
 def recorded(
     module: nn.Module,
     quantities: Sequence[Quantity],
+    options: Options,
     *,
-    batch_size: int | None = None,
-    loss_reduction: LossReduction = "sum",
-    batch_first: bool = True,
     journal: Journal | None = None,
 ) -> Iterator[None]:
     """Within, functions are recorded; at the end the quantities have their results.
 
     `journal` is for those who want to know how it was done.
     """
-    check_options(module, batch_size, loss_reduction)
-    recording = Recording(
-        module,
-        quantities,
-        loss_reduction=loss_reduction,
-        batch_first=batch_first,
-        journal=journal,
-    )
+    check_module(module)
+    recording = Recording(module, quantities, options, journal)
 
     def before_forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recording.enter_forward(args, kwargs)
@@ -49,8 +42,8 @@ def recorded(
     after = module.register_forward_hook(after_forward, always_call=True)
     try:
         with recording.collecting(), recording.intercepting():
-            if batch_size is not None:
-                recording.begin(batch_size)
+            if options.batch_size is not None:
+                recording.begin(options.batch_size)
             yield
             recording.check_complete()
     finally:

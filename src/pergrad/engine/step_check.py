@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from pergrad.engine.recording import LossReduction
+from pergrad.engine.options import LossReduction
 from pergrad.engine.verification import (
     VerifyReport,
     noise_floor,
@@ -117,7 +117,8 @@ def verified(
     for name, result in grads.result.items():
         wanted = [torch.zeros_like(result[0]) if e[name] is None else e[name] for e in expected]
         errors = [relative_error(result[n], w, floor) for n, w in zip(chosen, wanted, strict=True)]
-        rows.append(verdict_on(name, result, "-", errors))
+        precision = grads.precision.get(name, result.dtype)
+        rows.append(verdict_on(name, result, "-", errors, precision))
     report = VerifyReport(tuple(rows), chosen, (), ())
     if not report.ok:
         raise PergradError(f"the per-sample gradients of this step are wrong:\n{report}")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pergrad.engine.journal import Journal
-from pergrad.engine.recording import LossReduction
+from pergrad.engine.options import LossReduction, Options
 from pergrad.engine.scopes import recorded, reduced
 from pergrad.engine.tables import text_table
 from pergrad.errors import PergradError
@@ -186,20 +186,12 @@ class _Run:
                 losses.append(reduced(self.loss_fn(self.model, *self.batch), self.reduction))
         return torch.equal(*losses) or bool(losses[0].isnan())
 
-    def per_sample(
-        self, batch: tuple[Any, ...], journal: Journal | None = None
-    ) -> dict[str, Tensor]:
+    def per_sample(self, batch: tuple[Any, ...], journal: Journal | None = None) -> Grads:
         quantity = Grads()
-        with recorded(
-            self.model,
-            [quantity],
-            batch_size=self.batch_size,
-            loss_reduction=self.reduction,
-            batch_first=self.dim == 0,
-            journal=journal,
-        ):
+        options = Options(self.batch_size, self.reduction, self.dim == 0)
+        with recorded(self.model, [quantity], options, journal=journal):
             reduced(self.loss_fn(self.model, *batch), self.reduction).backward()
-        return quantity.result
+        return quantity
 
     def ordinary(self, batch: tuple[Any, ...]) -> dict[str, Tensor]:
         loss = reduced(self.loss_fn(self.model, *batch), self.reduction)
@@ -249,9 +241,10 @@ def _report(run: _Run, samples: int, notes: list[str]) -> VerifyReport:
             (), (), ("the model has no parameter that requires grad",), tuple(notes)
         )
     try:
-        found = run.per_sample(run.batch, journal)
+        recorded_grads = run.per_sample(run.batch, journal)
     except PergradError as error:
         return VerifyReport((), (), (str(error),), tuple(notes))
+    found = recorded_grads.result
     size = len(next(iter(found.values())))
     chosen = spread_out(samples, size)
     expected = [run.ordinary(run.sample(n, size)) for n in chosen]
@@ -265,7 +258,8 @@ def _report(run: _Run, samples: int, notes: list[str]) -> VerifyReport:
             relative_error(grads[n], e[name], floor) for n, e in zip(chosen, expected, strict=True)
         ]
         errors.append(relative_error(grads.sum(0) / parts, whole[name], floor))
-        rows.append(verdict_on(name, grads, journal.rung_of(name) or "-", errors))
+        precision = recorded_grads.precision.get(name, grads.dtype)
+        rows.append(verdict_on(name, grads, journal.rung_of(name) or "-", errors, precision))
     problems = _mixing(run, found, size)
     return VerifyReport(tuple(rows), chosen, tuple(problems), tuple(notes))
 
@@ -285,9 +279,12 @@ def relative_error(actual: Tensor, wanted: Tensor, floor: float) -> float:
     return float((actual - wanted).abs().max()) / scale if scale else 0.0
 
 
-def verdict_on(name: str, grads: Tensor, how: str, errors: list[float]) -> Verification:
+def verdict_on(
+    name: str, grads: Tensor, how: str, errors: list[float], precision: torch.dtype
+) -> Verification:
     worst = max(errors) if all(e == e for e in errors) else float("nan")
-    is_ok = worst <= _TOLERANCE.get(grads.dtype, 1e-2)
+    tolerance = max(_TOLERANCE.get(dtype, 1e-2) for dtype in (grads.dtype, precision))
+    is_ok = worst <= tolerance
     untouched = is_ok and not bool(grads.any())
     verdict = "untouched" if untouched else "ok" if is_ok else "wrong"
     return Verification(name, tuple(grads.shape[1:]), how, worst, verdict)
@@ -312,7 +309,7 @@ def _mixing(run: _Run, clean: Mapping[str, Tensor], size: int) -> list[str]:
         if spoilt is None and not hooked:
             return []
         try:
-            found = run.per_sample(run.batch if spoilt is None else spoilt)
+            found = run.per_sample(run.batch if spoilt is None else spoilt).result
         except PergradError as error:
             return [f"with one sample NaN: {error}"]
         except (RuntimeError, ValueError):

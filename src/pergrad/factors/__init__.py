@@ -1,18 +1,14 @@
 """Lazy per-sample gradients."""
 
+from pergrad.factors.base import ALL, Dense, Factor
 from pergrad.factors.convolution import Convolution
-from pergrad.factors.core import (
-    ByOwner,
-    Dense,
-    ElementProduct,
-    Factor,
-    OuterProduct,
-    PositionSum,
-    RowSum,
-    add_up,
-)
+from pergrad.factors.joining import add_up, joined
+from pergrad.factors.precision import bmm, mm, wide
+from pergrad.factors.products import ElementProduct, OuterProduct, PositionSum
+from pergrad.factors.rows import ByOwner, RowSum
 
 __all__ = [
+    "ALL",
     "ByOwner",
     "Convolution",
     "Dense",
@@ -22,4 +18,8 @@ __all__ = [
     "PositionSum",
     "RowSum",
     "add_up",
+    "bmm",
+    "joined",
+    "mm",
+    "wide",
 ]

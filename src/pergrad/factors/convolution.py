@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -9,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pergrad.factors.allocation import empty_result
-from pergrad.factors.core import Factor
+from pergrad.factors.base import ALL, Dense, Factor
+from pergrad.factors.products import OuterProduct
 
 __all__ = ["Convolution"]
 
@@ -30,13 +31,43 @@ class Convolution(Factor):
     dilation: tuple[int, ...]
     groups: int
 
-    def materialize(self) -> Tensor:
-        if self._samples_as_groups_is_cheaper():
-            return self.by_samples_as_groups()
-        return self.by_windows()
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.grad_output.shape[0], *self.kernel)
 
-    def scaled(self, scale: float) -> Convolution:
-        return replace(self, grad_output=self.grad_output * scale)
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grad_output.dtype
+
+    @property
+    def geometry(self) -> tuple[object, ...]:
+        """All but the tensors."""
+        return (self.kernel, self.stride, self.padding, self.dilation, self.groups)
+
+    @property
+    def positions(self) -> int:
+        """Those that a sample's kernel is laid at."""
+        return self.grad_output.shape[1] * prod(self._out_shape)
+
+    @property
+    def scratch(self) -> int:
+        if self._samples_as_groups_is_cheaper():
+            return 0
+        return self.groups * prod(self.kernel[1:]) * self.positions
+
+    def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
+        if self._samples_as_groups_is_cheaper():
+            return self.by_samples_as_groups(dtype)
+        return self.by_windows(dtype)
+
+    def part(self, samples: slice, rows: slice = ALL) -> Factor:
+        some = replace(self, grad_output=self.grad_output[samples], input=self.input[samples])
+        if rows == ALL:
+            return some
+        if self.groups > 1:  # some output channels see some input channels only
+            return Dense(some.materialize()[:, rows])
+        g = some.grad_output[:, :, rows]
+        return replace(some, grad_output=g, kernel=(g.shape[2], *self.kernel[1:]))
 
     def _samples_as_groups_is_cheaper(self) -> bool:
         """Whether one grouped convolution beats copying the windows.
@@ -56,24 +87,48 @@ class Convolution(Factor):
     def _out_shape(self) -> tuple[int, ...]:
         return tuple(self.grad_output.shape[3:])
 
-    def _padded_input(self) -> Tensor:
-        x = self.input.to(self.grad_output.dtype)
+    def padded_input(self) -> Tensor:
+        x = self.input
         if any(before or after for before, after in self.padding):
             x = F.pad(x, [side for pair in reversed(self.padding) for side in pair])
         return x
 
-    def by_samples_as_groups(self) -> Tensor:
+    def by_samples_as_groups(self, dtype: torch.dtype | None = None) -> Tensor:
         """One weight gradient of a convolution that has a group for every group of every sample."""
-        g, n = self.grad_output, self.grad_output.shape[0]
-        if all(before == after for before, after in self.padding):
-            x = self.input.to(g.dtype)
-            padding = [before for before, _ in self.padding]
-        else:
-            x, padding = self._padded_input(), [0] * len(self.padding)
+        n = self.grad_output.shape[0]
         shape = (n * self.kernel[0], *self.kernel[1:])
+        gradient = self._kernel_gradient(
+            self.grad_output.transpose(0, 1).flatten(1, 2),
+            lambda x: x.transpose(0, 1).flatten(1, 2),
+            shape,
+            n * self.groups,
+            dtype or self.dtype,
+        )
+        return gradient.view(n, *self.kernel)
+
+    def summed(self, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        """Σ_n scale[n] G_n: the ordinary gradient of a kernel, of scaled gradients of the output."""
+        g = self.grad_output * scale.to(self.dtype).view(-1, *[1] * (self.grad_output.dim() - 1))
+        return self._kernel_gradient(
+            g.flatten(0, 1), lambda x: x.flatten(0, 1), self.kernel, self.groups, dtype
+        )
+
+    def _kernel_gradient(
+        self,
+        grad_output: Tensor,
+        arranged: Callable[[Tensor], Tensor],
+        shape: tuple[int, ...],
+        groups: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        if all(before == after for before, after in self.padding):
+            x, padding = self.input, [before for before, _ in self.padding]
+        else:
+            x, padding = self.padded_input(), [0] * len(self.padding)
+        g = grad_output.to(dtype)
         _, gradient, _ = torch.ops.aten.convolution_backward(
-            g.transpose(0, 1).flatten(1, 2),
-            x.transpose(0, 1).flatten(1, 2),
+            g,
+            arranged(x.to(dtype)),
             g.new_empty(()).expand(shape),  # only its shape is read
             None,
             self.stride,
@@ -81,16 +136,20 @@ class Convolution(Factor):
             self.dilation,
             False,
             [0] * len(padding),
-            n * self.groups,
+            groups,
             [False, True, False],
         )
-        return gradient.view(n, *self.kernel)
+        return gradient
 
-    def by_windows(self) -> Tensor:
+    def by_windows(self, dtype: torch.dtype | None = None) -> Tensor:
         """A copy of every window that the kernel sees, times the gradient of the output."""
+        return self.as_outer_product().materialize(dtype).view(self.shape)
+
+    def as_outer_product(self) -> OuterProduct:
+        """The same with windows for inputs: (n · groups) of r·p positions, o / groups by c·k."""
         n, rows, out = self.grad_output.shape[0], self.grad_output.shape[1], self._out_shape
         taps = self.kernel[2:]
-        x = self._padded_input().unflatten(2, (self.groups, -1))  # (n, r, g, c, *space)
+        x = self.padded_input().unflatten(2, (self.groups, -1))  # (n, r, g, c, *space)
         strides = x.stride()
         steps = [s * step for s, step in zip(strides[4:], self.stride, strict=True)]
         reach = [s * step for s, step in zip(strides[4:], self.dilation, strict=True)]
@@ -101,5 +160,4 @@ class Convolution(Factor):
         )
         g = self.grad_output.unflatten(2, (self.groups, -1)).movedim(1, 3)
         g = g.reshape(n * self.groups, -1, rows * prod(out))
-        product = empty_result((n * self.groups, g.shape[1], columns.shape[1]), g)
-        return torch.bmm(g, columns.mT, out=product).view(n, *self.kernel)
+        return OuterProduct(g.mT, columns.mT)

@@ -1,6 +1,24 @@
-"""Reductions of per-sample gradients, one a file."""
+"""Reductions of per-sample gradients to what is asked for."""
 
 from pergrad.quantities.base import Batch, Quantity
+from pergrad.quantities.clipping import ClippedSum
+from pergrad.quantities.dots import Dots, Gram
 from pergrad.quantities.grads import Grads
+from pergrad.quantities.moments import SecondMoment, Variance
+from pergrad.quantities.noise import NoiseScale
+from pergrad.quantities.norms import Norms
+from pergrad.quantities.projection import Projection
 
-__all__ = ["Batch", "Grads", "Quantity"]
+__all__ = [
+    "Batch",
+    "ClippedSum",
+    "Dots",
+    "Grads",
+    "Gram",
+    "NoiseScale",
+    "Norms",
+    "Projection",
+    "Quantity",
+    "SecondMoment",
+    "Variance",
+]

@@ -1,38 +1,156 @@
-"""What a quantity is: an object that reduces the factors of each parameter and holds the result."""
+"""What a quantity is: an object that reduces the gradients of each parameter and holds the result."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
+import torch
 from torch import Tensor
 
-from pergrad.factors import Factor
+from pergrad.errors import PergradError, ScopeError
+from pergrad.reductions import SampleGradients
 
-__all__ = ["Batch", "Quantity"]
+__all__ = ["Batch", "Quantity", "Reduction", "joined_samples", "or_zeros"]
+
+R = TypeVar("R")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a quantity may know of the batch: its size and the recorded parameters by name."""
+    """What a quantity may know: the batch's size, the parameters by name, where to put results."""
 
     size: int
     parameters: Mapping[str, Tensor]
+    offload: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        return next((p.device for p in self.parameters.values()), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is made of all parameters: float32, or float64 if any has that."""
+        is_double = any(p.dtype == torch.float64 for p in self.parameters.values())
+        return torch.float64 if is_double else torch.float32
+
+    def stored(self, result: Tensor) -> Tensor:
+        """The result where the user wants it."""
+        return result.cpu() if self.offload else result
 
 
 class Quantity(ABC):
     """Reduces per-sample gradients as they arrive in the backward pass.
 
-    The engine calls `begin` once, `consume` for a parameter as soon as all of its uses have
-    arrived (again, with the further factors, if a later backward adds to it), and `end` once.
+    The engine calls `begin` once, `consume` for a parameter as soon as all of its uses have arrived, and
+    `end` once. A parameter that the loss does not reach is never consumed: its gradients are zero.
+
+    Of two of a kind, `a += b` is the quantity of the samples of both: what is summed over samples adds up,
+    what has an entry for each sample is joined, in order.
     """
+
+    is_linear: ClassVar[bool] = False  # then a second backward may add to the same parameter
+    priority: ClassVar[int] = (
+        2  # those that hold gradients go first: others then take what was made
+    )
+    passes: int = 1  # backwards that it needs; a second one is run by the engine
 
     @abstractmethod
     def begin(self, batch: Batch) -> None: ...
 
     @abstractmethod
-    def consume(self, name: str, factors: Sequence[Factor]) -> None: ...
+    def consume(self, name: str, gradients: SampleGradients) -> None: ...
 
     @abstractmethod
     def end(self) -> None: ...
+
+    def end_pass(self) -> None:  # noqa: B027  # most have one pass
+        """Of several backwards, one that is not the last is over."""
+
+    def merge(self, other: Any) -> None:
+        """Take in the samples of another one; both have ended."""
+        raise PergradError(
+            f"{type(self).__name__} has no rule to join two batches: record all samples in one block"
+        )
+
+    def __iadd__(self, other: Self) -> Self:
+        if type(other) is not type(self) or other.settings != self.settings:
+            raise PergradError(
+                f"only a {type(self).__name__} with the same settings {self.settings} can be added, got "
+                f"{type(other).__name__} {getattr(other, 'settings', '')}".rstrip()
+            )
+        if not self.has_ended:
+            self.__dict__.update(other.__dict__)
+        else:
+            self.merge(other)
+        return self
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What two of a kind must agree in to be added."""
+        return ()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is a result."""
+        return False
+
+
+class Reduction(Quantity, Generic[R]):
+    """A quantity with the batch at hand while it is computed, and a `result` when it has ended."""
+
+    _batch: Batch | None = None
+    _result: R | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """What is being recorded."""
+        assert self._batch is not None, "there is a batch between `begin` and `end` only"
+        return self._batch
+
+    @property
+    def result(self) -> R:
+        return self._of_ended(self._result)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._result is not None
+
+    def begin(self, batch: Batch) -> None:
+        self._batch, self._result = batch, None
+
+    def end(self) -> None:
+        self._result = self.finish()
+        self._batch = None
+
+    @abstractmethod
+    def finish(self) -> R:
+        """The result, once all parameters have been consumed."""
+
+    def _of_ended(self, value: V | None) -> V:
+        """The value, or an error while there is none."""
+        if value is None:
+            raise ScopeError(
+                f"{type(self).__name__} has no result yet: leave the `record` block first"
+            )
+        return value
+
+
+def joined_samples(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """(n, ...) and (m, ...) of each parameter -> (n + m, ...)."""
+    if a.keys() != b.keys():
+        raise PergradError(
+            f"the two have different parameters: {sorted(a.keys() ^ b.keys())} only in one of them"
+        )
+    return {name: torch.cat([a[name], b[name]]) for name in a}
+
+
+def or_zeros(found: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+    """For every parameter, in order; zeros for those that the loss does not reach."""
+    return {
+        name: found[name] if name in found else batch.stored(torch.zeros_like(p, dtype=batch.dtype))
+        for name, p in batch.parameters.items()
+    }

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from pergrad.errors import ScopeError
-from pergrad.factors import Factor, add_up
-from pergrad.quantities.base import Batch, Quantity
+from pergrad.quantities.base import Batch, Reduction, joined_samples
+from pergrad.reductions import SampleGradients
 
 __all__ = ["Grads"]
 
 
-class Grads(Quantity):
+class Grads(Reduction[dict[str, Tensor]]):
     """G_n of every recorded parameter: `.result[name]` is (B, *shape), in the parameter's dtype.
 
-    A parameter that the loss does not reach has zeros.
+    A parameter that the loss does not reach has zeros. `.precision[name]` is the type that the gradients
+    were computed from, which autocast makes a coarser one. `a += b` joins the samples.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -28,30 +29,27 @@ class Grads(Quantity):
             [[3., 4.]]])
     """
 
-    def __init__(self) -> None:
-        self._batch: Batch | None = None
-        self._sums: dict[str, Tensor] = {}
-        self._result: dict[str, Tensor] | None = None
-
-    @property
-    def result(self) -> dict[str, Tensor]:
-        if self._result is None:
-            raise ScopeError("Grads has no result yet: leave the `record` block first")
-        return self._result
+    is_linear: ClassVar[bool] = True
+    priority: ClassVar[int] = 0
 
     def begin(self, batch: Batch) -> None:
-        self._batch, self._sums, self._result = batch, {}, None
+        super().begin(batch)
+        self.precision: dict[str, torch.dtype] = {}
+        self._sums: dict[str, Tensor] = {}
 
-    def consume(self, name: str, factors: Sequence[Factor]) -> None:
-        assert self._batch is not None
-        grads = add_up(factors).to(self._batch.parameters[name].dtype)
-        self._sums[name] = self._sums[name] + grads if name in self._sums else grads
+    def consume(self, name: str, gradients: SampleGradients) -> None:
+        self.precision[name] = gradients.dtype
+        found = gradients.materialize(self.batch.parameters[name].dtype)
+        found = self.batch.stored(found)
+        self._sums[name] = self._sums[name] + found if name in self._sums else found
 
-    def end(self) -> None:
-        assert self._batch is not None
-        size = self._batch.size
-        self._result = {
-            name: self._sums[name] if name in self._sums else p.new_zeros(size, *p.shape)
-            for name, p in self._batch.parameters.items()
+    def finish(self) -> dict[str, Tensor]:
+        size, sums = self.batch.size, self._sums
+        self._sums = {}
+        return {
+            name: sums[name] if name in sums else self.batch.stored(p.new_zeros(size, *p.shape))
+            for name, p in self.batch.parameters.items()
         }
-        self._batch, self._sums = None, {}
+
+    def merge(self, other: Grads) -> None:
+        self._result = joined_samples(self.result, other.result)

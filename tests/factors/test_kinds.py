@@ -186,15 +186,38 @@ def test_adding_up_leaves_the_factors_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_scaled_factor_gives_scaled_gradients(kind: str) -> None:
+@pytest.mark.parametrize("rows", [slice(None), slice(0, 1), slice(1, 3), slice(2, 3)], ids=str)
+@pytest.mark.parametrize("samples", [slice(None), slice(0, 2), slice(3, 4)], ids=str)
+def test_part_of_a_factor_gives_that_part_of_the_gradients(
+    kind: str, samples: slice, rows: slice
+) -> None:
     factor = rows_of(kind, 4)
-    before = factor.materialize().clone()
-    assert_near(factor.scaled(3.0).materialize(), 3 * before)
-    assert_near(
-        ByOwner(factor, torch.tensor([1, 0, 1, 1]), 2).scaled(0.5).materialize().sum(0),
-        before.sum(0) / 2,
-    )
-    assert_near(factor.materialize(), before)
+    part = factor.part(samples, rows)
+    assert_near(part.materialize(), factor.materialize()[samples, rows])
+    assert part.shape == part.materialize().shape
+    grouped = ByOwner(factor, torch.tensor([1, 0, 1, 1]), 2)
+    assert_near(grouped.part(slice(1, 2), rows).materialize(), grouped.materialize()[1:, rows])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_factor_can_be_summed_in_a_wider_type(kind: str) -> None:
+    exact = rows_of(kind, 4)
+    coarse = exact.mapped(lambda t: t.bfloat16() if t.is_floating_point() else t)
+    exact = coarse.mapped(lambda t: t.double() if t.is_floating_point() else t)
+    found = coarse.materialize(torch.float32)
+    assert coarse.dtype == torch.bfloat16
+    assert found.dtype == torch.float32
+    assert_near(found, exact.materialize().float())
+
+
+def test_coalesced_rows_are_unique_in_each_sample_and_mean_the_same() -> None:
+    index = torch.tensor([[3, 1, 3, 3, 0], [2, 2, 2, 2, 2], [4, 3, 2, 1, 0]])
+    factor = RowSum(index, data(3, 5, 2), 5)
+    rows = factor.coalesced(torch.float64)
+    assert_near(rows.materialize(), factor.materialize())
+    for n in range(3):
+        kept = [int(r) for r, g in zip(rows.index[n], rows.grad_output[n], strict=True) if g.any()]
+        assert len(kept) == len(set(kept)) == len(set(index[n].tolist()))
 
 
 @pytest.mark.parametrize("kind", sorted(uses_of_one_weight()))

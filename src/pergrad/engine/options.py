@@ -1,0 +1,108 @@
+"""The options of a recording, checked once, and the parameters that they choose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from torch import Tensor, nn
+
+from pergrad.errors import BatchSizeError, PergradError
+
+if TYPE_CHECKING:
+    from typing import TypedDict
+
+__all__ = ["LossReduction", "Options", "Params"]
+
+LossReduction: TypeAlias = Literal["sum", "mean"]
+Params: TypeAlias = str | Tensor | Iterable[str | Tensor]
+_REDUCTIONS: tuple[LossReduction, ...] = ("sum", "mean")
+
+if TYPE_CHECKING:
+
+    class RecordOptions(TypedDict, total=False):
+        """The options as keyword arguments."""
+
+        batch_size: int | None
+        loss_reduction: LossReduction
+        batch_first: bool
+        params: Params | None
+        sample_weights: Tensor | None
+        max_bytes: int | None
+        offload: bool
+
+
+@dataclass(frozen=True)
+class Options:
+    """What one may ask of a recording; see `pergrad.record`."""
+
+    batch_size: int | None = None
+    loss_reduction: LossReduction = "sum"
+    batch_first: bool = True
+    params: Params | None = None
+    sample_weights: Tensor | None = None
+    max_bytes: int | None = None
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no batch size or no reduction, in the words of PyTorch's own checks."""
+        size: Any = self.batch_size
+        if self.loss_reduction not in _REDUCTIONS:
+            raise PergradError(
+                f"Expected loss_reduction argument to be {' or '.join(_REDUCTIONS)}, "
+                f"got {self.loss_reduction}"
+            )
+        if size is not None and not isinstance(size, int):
+            raise BatchSizeError(
+                f"Batch size passed must be None or an integer, got {type(size).__name__}"
+            )
+        if size is not None and size < 1:
+            raise BatchSizeError(f"Batch size must be positive, got {size}")
+        if self.max_bytes is not None and self.max_bytes < 1:
+            raise PergradError(f"max_bytes must be positive, got {self.max_bytes}")
+
+    @property
+    def batch_dim(self) -> int:
+        return 0 if self.batch_first else 1
+
+    def scale(self, size: int) -> Tensor | float:
+        """What the gradient of each sample is multiplied by: a mean's 1/B undone, the user's weights."""
+        undone = float(size) if self.loss_reduction == "mean" else 1.0
+        if self.sample_weights is None:
+            return undone
+        if self.sample_weights.shape != (size,):
+            raise BatchSizeError(
+                f"sample_weights must have one weight for each of {size} samples, got shape "
+                f"{tuple(self.sample_weights.shape)}"
+            )
+        return self.sample_weights.detach() * undone
+
+    def chosen(self, module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of the trainable parameters that `params` asks for."""
+        if self.params is None:
+            return dict(weights)
+        asked = [self.params] if isinstance(self.params, str | Tensor) else list(self.params)
+        aliases: dict[int, list[str]] = {}  # a tied weight has several names
+        for name, p in module.named_parameters(remove_duplicate=False):
+            aliases.setdefault(id(p), []).append(name)
+        found: set[str] = set()
+        for wanted in asked:
+            matching = {
+                name
+                for name, p in weights.items()
+                if (p is wanted)
+                or (
+                    isinstance(wanted, str)
+                    and any(fnmatchcase(alias, wanted) for alias in aliases[id(p)])
+                )
+            }
+            if not matching:
+                what = f"pattern {wanted!r}" if isinstance(wanted, str) else "tensor"
+                raise PergradError(
+                    f"params: no trainable parameter of the module is meant by the {what}; there are "
+                    f"{list(weights)}"
+                )
+            found |= matching
+        return {name: p for name, p in weights.items() if name in found}

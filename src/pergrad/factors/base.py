@@ -1,0 +1,93 @@
+"""Lazy per-sample gradients: what a rule returns and what a reduction takes in.
+
+Axis letters, here and everywhere: n sample, r row of a sample, t position, i in, o out, k kernel tap.
+Only `materialize()` allocates (n, *weight.shape).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["ALL", "Dense", "Factor"]
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True, eq=False)
+class Factor(ABC):
+    """The gradients of one use of a weight, one for each sample, in structured form."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """(n, *weight.shape)."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Of the gradients, unless another one is asked for."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self._tensors().values())).device
+
+    @abstractmethod
+    def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The gradients themselves, (n, *weight.shape); summed up in `dtype` where that is given."""
+
+    @abstractmethod
+    def part(self, samples: slice, rows: slice = ALL) -> Factor:
+        """Some samples, and some entries of the weight's first dimension."""
+
+    def transposed(self) -> Factor:
+        """The same gradients for the transposed matrix."""
+        return Dense(self.materialize().mT)
+
+    @property
+    def scratch(self) -> int:
+        """Elements a sample that `materialize` needs beside its result."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """Elements that the factor itself holds."""
+        return sum(t.numel() for t in self._tensors().values())
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Any:
+        """The same kind of factor with each of its tensors changed."""
+        return replace(self, **{name: change(t) for name, t in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Factor):
+    """G_n as it is.
+
+    >>> Dense(torch.ones(2, 3)).materialize().shape
+    torch.Size([2, 3])
+    """
+
+    gradients: Tensor  # (n, *weight)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.gradients.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.gradients.dtype
+
+    def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.gradients if dtype is None else self.gradients.to(dtype)
+
+    def part(self, samples: slice, rows: slice = ALL) -> Dense:
+        return Dense(self.gradients[samples] if rows == ALL else self.gradients[samples, rows])

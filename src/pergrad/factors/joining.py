@@ -1,0 +1,66 @@
+"""The uses of one weight as few factors: those of one kind joined, small ones added up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pergrad.factors.base import Dense, Factor
+from pergrad.factors.convolution import Convolution
+from pergrad.factors.products import OuterProduct
+from pergrad.factors.rows import ByOwner, RowSum
+
+__all__ = ["add_up", "joined"]
+
+
+def joined(factors: Sequence[Factor]) -> list[Factor]:
+    """The same sum with at most one factor of each kind, and one convolution of each geometry."""
+    if len(factors) == 1 and not isinstance(factors[0], ByOwner):
+        return list(factors)
+    factors = [f.grouped() if isinstance(f, ByOwner) else f for f in factors]
+    groups: dict[tuple[object, ...], list[Factor]] = {}
+    for factor in factors:
+        groups.setdefault(_kind(factor), []).append(factor)
+    return [_joined(group) for group in groups.values()]
+
+
+def _kind(factor: Factor) -> tuple[object, ...]:
+    """Equal for factors that can be laid side by side."""
+    if isinstance(factor, Convolution):
+        space = factor.input.shape[3:]
+        return (*factor.geometry, space, factor.grad_output.shape[3:])
+    return (type(factor) if isinstance(factor, OuterProduct | RowSum) else Dense,)
+
+
+def _joined(group: Sequence[Factor]) -> Factor:
+    first = group[0]
+    if len(group) == 1:
+        return first
+    if isinstance(first, OuterProduct | RowSum | Convolution):
+        others = [[*f._tensors().values()] for f in group]
+        tensors = iter([_side_by_side(parts) for parts in zip(*others, strict=True)])
+        same_kind: Factor = first.mapped(lambda _: next(tensors))
+        return same_kind
+    return Dense(_sum(group))
+
+
+def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    """(n, t, ...) of several uses -> (n, Σt, ...), in the widest of their types."""
+    dtype = parts[0].dtype
+    for t in parts[1:]:
+        dtype = torch.promote_types(dtype, t.dtype)
+    return torch.cat([t.to(dtype) for t in parts], 1)
+
+
+def add_up(factors: Sequence[Factor], dtype: torch.dtype | None = None) -> Tensor:
+    """Σ over the uses of one weight, (n, *weight.shape)."""
+    return _sum(joined(factors), dtype)
+
+
+def _sum(factors: Sequence[Factor], dtype: torch.dtype | None = None) -> Tensor:
+    total = factors[0].materialize(dtype)
+    for factor in factors[1:]:
+        total = total + factor.materialize(dtype)
+    return total

@@ -1,0 +1,36 @@
+"""Products of low-precision tensors that are summed up, and given, in a wider type."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pergrad.factors.allocation import empty_result
+
+__all__ = ["bmm", "mm", "wide"]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type to sum up in: float32, or float64 where the numbers have that."""
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def bmm(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """A @ b, (n, p, q) @ (n, q, s), in `dtype`: never rounded to less on the way."""
+    if _gives_directly(a, b, dtype):
+        return torch.bmm(a, b, out_dtype=dtype)
+    a, b = a.to(dtype), b.to(dtype)
+    return torch.bmm(a, b, out=empty_result((a.shape[0], a.shape[1], b.shape[2]), a))
+
+
+def mm(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """A @ b, (p, q) @ (q, s), in `dtype`: never rounded to less on the way."""
+    if _gives_directly(a, b, dtype):
+        return torch.mm(a, b, out_dtype=dtype)
+    return torch.mm(a.to(dtype), b.to(dtype))
+
+
+def _gives_directly(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the GPU's own product of two low-precision matrices can be had in float32."""
+    is_half = a.dtype == b.dtype and a.dtype in (torch.bfloat16, torch.float16)
+    return a.is_cuda and is_half and dtype == torch.float32

@@ -1,0 +1,104 @@
+"""Sums over positions of products of what flows in and what flows back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from pergrad.factors.allocation import empty_result
+from pergrad.factors.base import ALL, Factor
+from pergrad.factors.precision import bmm
+
+__all__ = ["ElementProduct", "OuterProduct", "PositionSum"]
+
+
+@dataclass(frozen=True, eq=False)
+class OuterProduct(Factor):
+    """G_n = Σ_t g[n,t] ⊗ x[n,t], of shape (o, i).
+
+    >>> OuterProduct(torch.ones(2, 5, 3), torch.ones(2, 5, 4)).materialize()[0, 0]
+    tensor([5., 5., 5., 5.])
+    """
+
+    grad_output: Tensor  # (n, t, o)
+    input: Tensor  # (n, t, i)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.grad_output.shape[0], self.grad_output.shape[2], self.input.shape[2])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grad_output.dtype
+
+    @property
+    def positions(self) -> int:
+        return self.grad_output.shape[1]
+
+    def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
+        g, x, dtype = self.grad_output, self.input, dtype or self.dtype
+        if self.positions == 1:  # broadcasting beats a batch of rank-1 GEMMs
+            g, x = g.to(dtype), x.to(dtype)
+            return torch.mul(g.mT, x, out=empty_result(self.shape, g))
+        return bmm(g.mT, x, dtype)
+
+    def part(self, samples: slice, rows: slice = ALL) -> OuterProduct:
+        return OuterProduct(self.grad_output[samples, :, rows], self.input[samples])
+
+    def transposed(self) -> OuterProduct:
+        return OuterProduct(self.input.to(self.dtype), self.grad_output)
+
+
+@dataclass(frozen=True, eq=False)
+class PositionSum(Factor):
+    """G_n = Σ_t g[n,t], of the shape of one position."""
+
+    grad_output: Tensor  # (n, t, *weight)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.grad_output.shape[0], *self.grad_output.shape[2:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grad_output.dtype
+
+    def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.grad_output.sum(1, dtype=dtype)
+
+    def part(self, samples: slice, rows: slice = ALL) -> PositionSum:
+        g = self.grad_output[samples]
+        return PositionSum(g if rows == ALL else g[:, :, rows])
+
+
+@dataclass(frozen=True, eq=False)
+class ElementProduct(Factor):
+    """G_n = Σ_t g[n,t] ⊙ x[n,t], of the shape of one position."""
+
+    grad_output: Tensor  # (n, t, *weight)
+    input: Tensor  # (n, t, *weight)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.grad_output.shape[0], *self.grad_output.shape[2:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self.grad_output.dtype, self.input.dtype)
+
+    @property
+    def scratch(self) -> int:
+        return prod(self.grad_output.shape[1:])
+
+    def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
+        g = self.grad_output if dtype is None else self.grad_output.to(dtype)
+        return (g * self.input).sum(1, dtype=dtype)
+
+    def part(self, samples: slice, rows: slice = ALL) -> ElementProduct:
+        def cut(x: Tensor) -> Tensor:
+            return x[samples] if rows == ALL else x[samples][:, :, rows]
+
+        return ElementProduct(cut(self.grad_output), cut(self.input))

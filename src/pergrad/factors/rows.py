@@ -1,0 +1,107 @@
+"""Gradients that arrive row by row: of a table's rows, and of rows that each belong to some sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pergrad.factors.base import ALL, Dense, Factor
+from pergrad.factors.products import ElementProduct, PositionSum
+
+__all__ = ["ByOwner", "RowSum"]
+
+
+@dataclass(frozen=True, eq=False)
+class RowSum(Factor):
+    """G_n[r] = Σ_t g[n,t] [index[n,t] = r], of shape (rows, i): the gradient of a table look-up."""
+
+    index: Tensor  # (n, t)
+    grad_output: Tensor  # (n, t, i)
+    rows: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.grad_output.shape[0], self.rows, self.grad_output.shape[2])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grad_output.dtype
+
+    def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
+        n, _, width = self.grad_output.shape
+        g = self.grad_output.to(dtype or self.dtype)
+        first_row = torch.arange(n, device=g.device).unsqueeze(1) * self.rows
+        flat = g.new_zeros(n * self.rows, width)
+        flat.index_add_(0, (self.index + first_row).flatten(), g.flatten(0, 1))
+        return flat.view(n, self.rows, width)
+
+    def part(self, samples: slice, rows: slice = ALL) -> RowSum:
+        index, g = self.index[samples], self.grad_output[samples]
+        start, stop, _ = rows.indices(self.rows)
+        if stop - start == self.rows:
+            return RowSum(index, g, self.rows)
+        is_inside = (index >= start) & (index < stop)
+        g = g.where(is_inside.unsqueeze(-1), 0)
+        return RowSum((index - start).clamp(0, stop - start - 1), g, stop - start)
+
+    def coalesced(self, dtype: torch.dtype) -> RowSum:
+        """The same with no row twice in a sample: its later occurrences are zero, wherever they point."""
+        index, order = self.index.sort(dim=1, stable=True)
+        is_first = torch.ones_like(index, dtype=torch.bool)
+        is_first[:, 1:] = index[:, 1:] != index[:, :-1]
+        slot = (is_first.cumsum(1) - 1).unsqueeze(-1).expand_as(self.grad_output)
+        g = self.grad_output.to(dtype).gather(1, order.unsqueeze(-1).expand_as(slot))
+        rows = index.new_zeros(index.shape).scatter_(1, slot[..., 0], index) if g.numel() else index
+        return RowSum(rows, torch.zeros_like(g).scatter_add_(1, slot, g), self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class ByOwner(Factor):
+    """G_n = Σ_r F_r [owner[r] = n]: rows of another factor, each belonging to some sample."""
+
+    each: Factor  # of r rows
+    owner: Tensor  # (r,)
+    samples: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.samples, *self.each.shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.each.dtype
+
+    @property
+    def size(self) -> int:
+        return self.each.size
+
+    def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.grouped(dtype).materialize(dtype)
+
+    def part(self, samples: slice, rows: slice = ALL) -> Factor:
+        return self.grouped().part(samples, rows)
+
+    def transposed(self) -> ByOwner:
+        return ByOwner(self.each.transposed(), self.owner, self.samples)
+
+    def grouped(self, dtype: torch.dtype | None = None) -> Factor:
+        """The same as a factor of samples: each one's rows side by side, padded with zeros."""
+        if isinstance(self.each, Dense | PositionSum | ElementProduct):  # small: add them up
+            rows = self.each.materialize(dtype)
+            total = rows.new_zeros(self.samples, *rows.shape[1:])
+            return Dense(total.index_add_(0, self.owner, rows))
+        counts = torch.bincount(self.owner, minlength=self.samples)
+        order = self.owner.argsort(stable=True)
+        owner = self.owner[order]
+        slot = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
+        longest = int(counts.max()) if len(owner) else 0
+
+        def pad(x: Tensor) -> Tensor:  # (r, t, ...) -> (n, longest * t, ...)
+            padded = x.new_zeros(self.samples, longest, *x.shape[1:])
+            padded[owner, slot] = x[order]
+            return padded.flatten(1, 2)
+
+        grouped: Factor = self.each.mapped(pad)
+        return grouped

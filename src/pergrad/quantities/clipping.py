@@ -1,0 +1,193 @@
+"""Sums of clipped, or otherwise weighted, per-sample gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from pergrad.errors import PergradError
+from pergrad.quantities.base import Batch, Reduction, or_zeros
+from pergrad.reductions import SampleGradients
+
+__all__ = ["ClippedSum"]
+
+Weighting = Literal["clip", "normalize"] | Callable[[Tensor], Tensor]
+_WEIGHTINGS = ("clip", "normalize")
+_MEMORY = ("kept", "low")
+
+
+class ClippedSum(Reduction[Any]):
+    """Σ_n min(1, max_norm / |g_n|) g_n: `.result[name]` of the parameter's shape and dtype.
+
+    `.norms` are the norms before clipping, (B,); `.assign()` writes the result to the parameters' `.grad`. A
+    sample whose gradient is not finite adds nothing. `a += b` adds the sums and joins the norms.
+
+    Args:
+        max_norm: the bound on the norm of each sample's gradient; or bounds by patterns of names, such as
+            `{"encoder.*": 1.0, "head.*": 0.5}`: the parameters of a pattern (the first that matches)
+            are then clipped by their own norm, apart from the others.
+        weighting: "clip"; "normalize" for max_norm / (|g_n| + stability), which needs no tuning of the
+            bound (automatic clipping); or a function from norms (B,) to weights (B,).
+        stability: the constant of "normalize".
+        memory: "kept" runs one backward and keeps activations and gradients of activations until all
+            norms are known; "low" keeps nothing and runs the backward twice. The numbers are the same.
+
+    >>> import torch, pergrad
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> with pergrad.record(model, pergrad.ClippedSum(1.0)) as clipped:
+    ...     model(torch.tensor([[3.0, 4.0], [0.5, 0.0]])).sum().backward()
+    >>> clipped.result["weight"], clipped.norms
+    (tensor([[1.1000, 0.8000]]), tensor([5.0000, 0.5000]))
+    """
+
+    priority: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        max_norm: float | Mapping[str, float] | None = None,
+        *,
+        weighting: Weighting = "clip",
+        stability: float = 0.01,
+        memory: Literal["kept", "low"] = "kept",
+    ) -> None:
+        bounds = dict(max_norm) if isinstance(max_norm, Mapping) else {"*": max_norm}
+        for pattern, bound in bounds.items():
+            if bound is None and callable(weighting):
+                continue
+            if not isinstance(bound, int | float) or not bound > 0:
+                raise PergradError(
+                    f"max_norm must be a positive number, got {bound!r} for {pattern!r}"
+                )
+        if not callable(weighting) and weighting not in _WEIGHTINGS:
+            raise PergradError(
+                f"weighting must be one of {_WEIGHTINGS} or a function of the norms, got {weighting!r}"
+            )
+        if memory not in _MEMORY:
+            raise PergradError(f"memory must be one of {_MEMORY}, got {memory!r}")
+        self._bounds = bounds
+        self._weighting = weighting
+        self._stability = stability
+        self.passes = 2 if memory == "low" else 1
+
+    @property
+    def result(self) -> dict[str, Tensor]:
+        sums, _ = self._of_ended(self._result)
+        return {name: t.to(self._parameters[name].dtype) for name, t in sums.items()}
+
+    @property
+    def norms(self) -> Tensor:
+        norms: Tensor = self._of_ended(self._result)[1]
+        return norms
+
+    def assign(self) -> None:
+        """Write the result to `.grad` of the parameters, in place of what is there."""
+        for name, total in self.result.items():
+            p = self._parameters[name]
+            p.grad = total.to(p.device)
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        return (self._bounds, self._weighting, self._stability)
+
+    # -- the backward
+
+    def begin(self, batch: Batch) -> None:
+        super().begin(batch)
+        self._parameters = batch.parameters
+        self._sums: dict[str, Tensor] = {}
+        self._groups: dict[str, _Group] = {}
+        for name in batch.parameters:
+            pattern = next((p for p in self._bounds if fnmatchcase(name, p)), None)
+            if pattern is None:
+                raise PergradError(
+                    f"no bound for parameter {name!r}: none of the patterns {list(self._bounds)} "
+                    "matches it; add one, or '*' for all others"
+                )
+            self._groups.setdefault(pattern, _Group(self._bounds[pattern])).waiting.add(name)
+
+    def _group_of(self, name: str) -> _Group:
+        return next(self._groups[p] for p in self._bounds if fnmatchcase(name, p))
+
+    def consume(self, name: str, gradients: SampleGradients) -> None:
+        group = self._group_of(name)
+        if group.weights is not None:  # the second backward
+            self._add(name, gradients.weighted_sum(group.weights))
+            return
+        if self.passes == 1:
+            gradients.compact()
+            group.kept[name] = gradients
+        squares = gradients.squared_norms()
+        group.squares = squares if group.squares is None else group.squares + squares
+        group.waiting.discard(name)
+        if self.passes == 1 and not group.waiting:
+            self._finish(group)
+
+    def end_pass(self) -> None:
+        for group in self._groups.values():
+            self._weigh(group)
+
+    def _weigh(self, group: _Group) -> None:
+        """The weights of a group whose norms are complete; none if no gradient reached it."""
+        if group.squares is None or group.weights is not None:
+            return
+        norms = group.squares.sqrt()
+        weights = self._weights(norms, group.bound)
+        if weights.shape != norms.shape:
+            raise PergradError(
+                f"weighting must give a weight for each of {len(norms)} samples, got shape "
+                f"{tuple(weights.shape)}"
+            )
+        group.weights = weights.to(norms.device).where(norms.isfinite(), 0)
+
+    def _weights(self, norms: Tensor, bound: float | None) -> Tensor:
+        if callable(self._weighting):
+            return self._weighting(norms)
+        assert bound is not None
+        if self._weighting == "normalize":
+            return bound / (norms + self._stability)
+        # Rounding in the sum must not carry a gradient over its bound.
+        safe = 1 - 4 * torch.finfo(self.batch.dtype).eps
+        return (safe * bound / norms).where(norms > bound, 1)
+
+    def _finish(self, group: _Group) -> None:
+        self._weigh(group)
+        while group.kept:
+            name, gradients = group.kept.popitem()
+            assert group.weights is not None
+            self._add(name, gradients.weighted_sum(group.weights))
+
+    def _add(self, name: str, total: Tensor) -> None:
+        self._sums[name] = self.batch.stored(total)
+
+    def finish(self) -> tuple[dict[str, Tensor], Tensor]:
+        batch = self.batch
+        squares = torch.zeros(batch.size, dtype=torch.float64, device=batch.device)
+        for group in self._groups.values():
+            self._finish(group)
+            if group.squares is not None:
+                squares = squares + group.squares
+        sums, self._sums, self._groups = self._sums, {}, {}
+        return or_zeros(sums, batch), batch.stored(squares.sqrt().to(batch.dtype))
+
+    def merge(self, other: ClippedSum) -> None:
+        sums, norms = self._of_ended(self._result)
+        others, more = other._of_ended(other._result)
+        self._result = (
+            {name: total + others[name] for name, total in sums.items()},
+            torch.cat([norms, more]),
+        )
+
+
+class _Group:
+    """Parameters that are clipped together."""
+
+    def __init__(self, bound: float | None) -> None:
+        self.bound = bound
+        self.waiting: set[str] = set()  # parameters that have not arrived
+        self.kept: dict[str, SampleGradients] = {}
+        self.squares: Tensor | None = None
+        self.weights: Tensor | None = None

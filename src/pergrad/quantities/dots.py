@@ -1,0 +1,132 @@
+"""Inner products of the gradients: with a direction, and with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pergrad.errors import PergradError
+from pergrad.quantities.base import Batch, Reduction
+from pergrad.reductions import SampleGradients
+
+__all__ = ["Dots", "Gram"]
+
+
+class Dots(Reduction[Tensor]):
+    """<g_n, direction>, `.result` (B,): how each sample's gradient goes along with a given one.
+
+    `direction` maps names of parameters to tensors of their shape; parameters that it does not name count
+    as zero there. `a += b` joins the samples.
+
+    >>> import torch, pergrad
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> dots = pergrad.Dots({"weight": torch.tensor([[1.0, 0.0]])})
+    >>> with pergrad.record(model, dots):
+    ...     model(torch.tensor([[3.0, 4.0], [1.0, 0.0]])).sum().backward()
+    >>> dots.result
+    tensor([3., 1.])
+    """
+
+    is_linear: ClassVar[bool] = True
+
+    def __init__(self, direction: Mapping[str, Tensor]) -> None:
+        self._direction = dict(direction)
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        return tuple((name, id(t)) for name, t in self._direction.items())
+
+    def begin(self, batch: Batch) -> None:
+        _check_names(self._direction, batch, "direction")
+        for name, t in self._direction.items():
+            if t.shape != batch.parameters[name].shape:
+                raise PergradError(
+                    f"direction[{name!r}] has shape {tuple(t.shape)}, the parameter has "
+                    f"{tuple(batch.parameters[name].shape)}"
+                )
+        super().begin(batch)
+        self._total = torch.zeros(batch.size, dtype=torch.float64, device=batch.device)
+
+    def consume(self, name: str, gradients: SampleGradients) -> None:
+        if name in self._direction:
+            direction = self._direction[name].to(self.batch.device)
+            self._total = self._total + gradients.dots(direction)
+
+    def finish(self) -> Tensor:
+        return self.batch.stored(self._total.to(self.batch.dtype))
+
+    def merge(self, other: Dots) -> None:
+        self._result = torch.cat([self.result, other.result])
+
+
+class Gram(Reduction[Tensor]):
+    """<g_n, g_m>, `.result` (B, B); with `against`, <g_n, h_m> (B, M) for stored gradients h.
+
+    Args:
+        against: gradients of other samples, name -> (M, *shape), such as the result of a `Grads`;
+            parameters that it does not name count as zero there.
+
+    `a += b` joins the rows of two that are against the same gradients. Pairs across two batches are not
+    known to a Gram within the batch: record them against the `Grads` of the other one.
+
+    >>> import torch, pergrad
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> with pergrad.record(model, pergrad.Gram()) as gram:
+    ...     model(torch.tensor([[3.0, 4.0], [1.0, 0.0]])).sum().backward()
+    >>> gram.result
+    tensor([[25.,  3.],
+            [ 3.,  1.]])
+    """
+
+    def __init__(self, against: Mapping[str, Tensor] | None = None) -> None:
+        if against is not None and len({len(t) for t in against.values()}) != 1:
+            sizes = {name: len(t) for name, t in against.items()}
+            raise PergradError(f"against: every parameter must have the same samples, got {sizes}")
+        self._against = None if against is None else dict(against)
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        against = self._against or {}
+        return tuple((name, id(t)) for name, t in against.items())
+
+    def begin(self, batch: Batch) -> None:
+        others = batch.size
+        if self._against is not None:
+            _check_names(self._against, batch, "against")
+            others = len(next(iter(self._against.values())))
+            for name, t in self._against.items():
+                if t.shape[1:] != batch.parameters[name].shape:
+                    raise PergradError(
+                        f"against[{name!r}] has shape {tuple(t.shape)}, expected "
+                        f"{(others, *batch.parameters[name].shape)}"
+                    )
+        super().begin(batch)
+        self._total = torch.zeros(batch.size, others, dtype=torch.float64, device=batch.device)
+
+    def consume(self, name: str, gradients: SampleGradients) -> None:
+        if self._against is None:
+            self._total = self._total + gradients.gram()
+        elif name in self._against:
+            self._total = self._total + gradients.gram_against(self._against[name])
+
+    def finish(self) -> Tensor:
+        return self.batch.stored(self._total.to(self.batch.dtype))
+
+    def merge(self, other: Gram) -> None:
+        if self._against is None:
+            raise PergradError(
+                "two batches of a Gram do not have the inner products across them: record both in one "
+                "block, or the second against the Grads of the first: Gram(against=grads.result)"
+            )
+        self._result = torch.cat([self.result, other.result])
+
+
+def _check_names(given: Mapping[str, Tensor], batch: Batch, what: str) -> None:
+    unknown = [name for name in given if name not in batch.parameters]
+    if unknown:
+        raise PergradError(
+            f"{what} names {unknown}, which are not recorded; recorded are {list(batch.parameters)}"
+        )

@@ -1,0 +1,121 @@
+"""How noisy the gradient of a batch is, and how large a batch it pays to take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pergrad.errors import PergradError
+from pergrad.quantities.base import Batch, Reduction
+from pergrad.reductions import SampleGradients
+
+__all__ = ["NoiseScale"]
+
+
+class NoiseScale(Reduction[Any]):
+    """The simple noise scale tr(Σ) / |G|² (McCandlish et al., 2018), `.result` a float.
+
+    Σ is the covariance of a sample's gradient, G its expectation; both are estimated without bias:
+    `.trace` = (Σ_n |g_n|² - |Σ_n g_n|² / B) / (B - 1), `.squared_mean` = |Σ_n g_n|² / B² - trace / B. About
+    as many samples as the noise scale says are worth putting into a batch. Where noise outweighs the mean,
+    `.squared_mean` may come out negative, and the noise scale with it: the batch is too small to tell.
+
+    One object may be used for many steps: `.running` is then the ratio of the exponential averages of the
+    two moments, which is what to look at. `a += b` gives the noise scale of the samples of both.
+
+    Args:
+        decay: of the averages behind `.running`.
+
+    >>> import torch, pergrad
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> with pergrad.record(model, pergrad.NoiseScale()) as noise:
+    ...     model(torch.tensor([[3.0, 4.0], [1.0, 4.0]])).sum().backward()
+    >>> round(noise.trace, 3), round(noise.squared_mean, 3), round(noise.result, 3)
+    (2.0, 19.0, 0.105)
+    """
+
+    def __init__(self, decay: float = 0.95) -> None:
+        if not 0 <= decay < 1:
+            raise PergradError(f"decay must be in [0, 1), got {decay}")
+        self._decay = decay
+        self._averages: Tensor | None = None  # of trace and squared mean
+
+    @property
+    def trace(self) -> float:
+        """An unbiased estimate of tr(Σ)."""
+        return float(self._estimates()[0])
+
+    @property
+    def squared_mean(self) -> float:
+        """An unbiased estimate of |G|²."""
+        return float(self._estimates()[1])
+
+    @property
+    def result(self) -> float:
+        trace, mean = self._estimates()
+        return float(trace / mean)
+
+    @property
+    def running(self) -> float:
+        """The noise scale over the blocks so far, each less important than the next."""
+        trace, mean = self._of_ended(self._averages)
+        return float(trace / mean)
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        return (self._decay,)
+
+    def begin(self, batch: Batch) -> None:
+        super().begin(batch)
+        self._squares = torch.zeros((), dtype=torch.float64, device=batch.device)
+        self._totals: dict[str, Tensor] = {}
+
+    def consume(self, name: str, gradients: SampleGradients) -> None:
+        self._squares = self._squares + gradients.squared_norms().sum()
+        self._totals[name] = self.batch.stored(gradients.total())
+
+    def finish(self) -> _Sums:
+        totals, self._totals = self._totals, {}
+        found = _Sums(self.batch.size, self.batch.stored(self._squares), totals)
+        if found.count > 1:
+            now = found.estimates()
+            before = torch.zeros_like(now) if self._averages is None else self._averages
+            self._averages = self._decay * before + (1 - self._decay) * now
+        return found
+
+    def merge(self, other: NoiseScale) -> None:
+        self._result = self._of_ended(self._result).joined(other._of_ended(other._result))
+
+    def _estimates(self) -> Tensor:
+        sums: _Sums = self._of_ended(self._result)
+        if sums.count < 2:
+            raise PergradError(
+                "the noise scale of a single sample is not defined: use a batch of two or more, or add "
+                "further batches with +="
+            )
+        return sums.estimates()
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Of a number of samples: Σ_n |g_n|², and Σ_n g_n of each parameter."""
+
+    count: int
+    squares: Tensor
+    totals: dict[str, Tensor]
+
+    def estimates(self) -> Tensor:
+        """tr(Σ) and |G|², on the device: nothing waits for it until a number is asked for."""
+        lengths = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in self.totals.values()]
+        total = torch.stack(lengths).square().sum()
+        trace = (self.squares - total / self.count) / (self.count - 1)
+        return torch.stack([trace, total / self.count**2 - trace / self.count])
+
+    def joined(self, other: _Sums) -> _Sums:
+        totals = dict(self.totals)
+        for name, total in other.totals.items():
+            totals[name] = totals[name] + total if name in totals else total
+        return _Sums(self.count + other.count, self.squares + other.squares, totals)

@@ -1,0 +1,54 @@
+"""The L2 norm of each sample's gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pergrad.quantities.base import Batch, Reduction, joined_samples
+from pergrad.reductions import SampleGradients
+
+__all__ = ["Norms"]
+
+
+class Norms(Reduction[Tensor]):
+    """|g_n| over all recorded parameters, `.result` (B,); of each one, `.per_param[name]` (B,).
+
+    In float32, or float64 for a model in float64; sums are taken in float64 whatever the model's type. The
+    norm of a sample whose gradient is not finite is not finite, and no other sample's is touched by it.
+    `a += b` joins the samples.
+
+    >>> import torch, pergrad
+    >>> model = torch.nn.Linear(2, 1)
+    >>> with pergrad.record(model, pergrad.Norms()) as norms:
+    ...     model(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).sum().backward()
+    >>> norms.result, norms.per_param["weight"]
+    (tensor([5.0990, 1.0000]), tensor([5., 0.]))
+    """
+
+    _per_param: dict[str, Tensor] | None = None
+
+    @property
+    def per_param(self) -> dict[str, Tensor]:
+        return self._of_ended(self._per_param)
+
+    def begin(self, batch: Batch) -> None:
+        super().begin(batch)
+        self._per_param = None
+        self._squares: dict[str, Tensor] = {}
+
+    def consume(self, name: str, gradients: SampleGradients) -> None:
+        self._squares[name] = gradients.squared_norms()
+
+    def finish(self) -> Tensor:
+        batch, found = self.batch, self._squares
+        self._squares = {}
+        zero = torch.zeros(batch.size, dtype=torch.float64, device=batch.device)
+        squares = torch.stack([found.get(name, zero) for name in batch.parameters])
+        each = batch.stored(squares.sqrt().to(batch.dtype))
+        self._per_param = dict(zip(batch.parameters, each, strict=True))
+        return batch.stored(squares.sum(0).sqrt().to(batch.dtype))
+
+    def merge(self, other: Norms) -> None:
+        self._result = torch.cat([self.result, other.result])
+        self._per_param = joined_samples(self.per_param, other.per_param)

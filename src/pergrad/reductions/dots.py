@@ -1,0 +1,88 @@
+"""<G_n, D> with a direction D of the weight's own shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pergrad.factors import (
+    ByOwner,
+    Convolution,
+    ElementProduct,
+    Factor,
+    OuterProduct,
+    PositionSum,
+    RowSum,
+    mm,
+)
+from pergrad.reductions.tiles import sample_tiles, wide_dtype
+
+__all__ = ["dots"]
+
+_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def dots(factors: Sequence[Factor], direction: Tensor, bound: int) -> Tensor:
+    """Σ_f <F_n, direction>, (n,) in float64."""
+    direction = direction.to(wide_dtype(factors))
+    total = dots_of(factors[0], direction, bound)
+    for factor in factors[1:]:
+        total = total + dots_of(factor, direction, bound)
+    return total
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """Σ a b over all but the samples, in float64."""
+    return (a * b).flatten(1).sum(1, dtype=torch.float64)
+
+
+@singledispatch
+def dots_of(factor: Factor, direction: Tensor, bound: int) -> Tensor:
+    """<G_n, direction> of one factor."""
+    found = torch.zeros(factor.shape[0], dtype=torch.float64, device=direction.device)
+    for samples, rows, gradients in sample_tiles([factor], bound):
+        part = direction[rows] if direction.dim() else direction
+        found[samples] += _inner(gradients, part) if direction.dim() else gradients * part
+    return found
+
+
+@dots_of.register
+def _(factor: OuterProduct, direction: Tensor, bound: int) -> Tensor:
+    x = factor.input
+    pushed = mm(x.flatten(0, 1), direction.T.to(x.dtype), direction.dtype)  # what D makes of x
+    return _inner(pushed.view(factor.grad_output.shape), factor.grad_output)
+
+
+@dots_of.register
+def _(factor: RowSum, direction: Tensor, bound: int) -> Tensor:
+    return _inner(direction[factor.index], factor.grad_output)
+
+
+@dots_of.register
+def _(factor: PositionSum, direction: Tensor, bound: int) -> Tensor:
+    return _inner(factor.grad_output, direction)
+
+
+@dots_of.register
+def _(factor: ElementProduct, direction: Tensor, bound: int) -> Tensor:
+    return _inner(factor.grad_output * direction, factor.input)
+
+
+@dots_of.register
+def _(factor: Convolution, direction: Tensor, bound: int) -> Tensor:
+    x = factor.padded_input().to(direction.dtype).flatten(0, 1)
+    convolve = _CONVOLUTIONS[len(factor.stride)]
+    pushed = convolve(x, direction, None, factor.stride, 0, factor.dilation, factor.groups)
+    for dim, size in enumerate(factor.grad_output.shape[3:], 2):
+        pushed = pushed.narrow(dim, 0, size)  # a transposed convolution's may be longer
+    return _inner(pushed.reshape(factor.grad_output.shape), factor.grad_output)
+
+
+@dots_of.register
+def _(factor: ByOwner, direction: Tensor, bound: int) -> Tensor:
+    each = dots_of(factor.each, direction, bound)
+    return each.new_zeros(factor.samples).index_add_(0, factor.owner, each)

@@ -1,0 +1,161 @@
+"""All there is to know of one parameter's per-sample gradients: what a quantity is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from pergrad.factors import Dense, Factor, add_up, joined, wide
+from pergrad.reductions.dots import dots
+from pergrad.reductions.gram import gram, gram_against
+from pergrad.reductions.moments import squares_about, sum_of_squares
+from pergrad.reductions.norms import squared_norms
+from pergrad.reductions.sketches import (
+    CountSketch,
+    TwoSidedSketch,
+    count_sketch,
+    two_sided_sketch,
+)
+from pergrad.reductions.sums import weighted_sum
+
+__all__ = ["SampleGradients"]
+
+
+class SampleGradients:
+    """G_n of one parameter: a sum of factors, and a number for each sample that multiplies it.
+
+    What several quantities ask for is computed once. Nothing but `materialize` holds the gradients of all
+    samples; no method needs more than `bound` bytes beside what it returns, or those of one row.
+    """
+
+    def __init__(
+        self, factors: Sequence[Factor], scale: Tensor | float = 1.0, *, bound: int
+    ) -> None:
+        self._factors = list(factors)
+        self._is_joined = False
+        self._scale = scale
+        self._bound = bound
+        self._squared_norms: Tensor | None = None
+        self._total: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of samples."""
+        return self._factors[0].shape[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the parameter."""
+        return self._factors[0].shape[1:]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The coarsest type that the gradients are computed from."""
+        return max((f.dtype for f in self._factors), key=lambda dtype: torch.finfo(dtype).eps)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of the factors, as they arrived."""
+        return [type(f).__name__ for f in self._factors]
+
+    @property
+    def factors(self) -> list[Factor]:
+        """The uses of the parameter, those of one kind joined; without the scale."""
+        if not self._is_joined:
+            self._factors, self._is_joined = joined(self._factors), True
+        return self._factors
+
+    def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """G_n themselves, (n, *shape); kept, so that everything else asked for later comes from there."""
+        gradients = add_up(self._factors, dtype)
+        if not (isinstance(self._scale, float) and self._scale == 1):
+            gradients = gradients * self._scales(gradients)
+        self._factors, self._is_joined, self._scale = [Dense(gradients)], True, 1.0
+        return gradients
+
+    def compact(self) -> None:
+        """Keep as little as will do: the gradients where they take less room than their factors."""
+        self._factors = [
+            Dense(f.materialize(wide(f.dtype))) if _is_smaller_dense(f) else f for f in self.factors
+        ]
+
+    def squared_norms(self) -> Tensor:
+        """|G_n|², (n,) in float64."""
+        if self._squared_norms is None:
+            found = squared_norms(self.factors, self._bound)
+            self._squared_norms = found * self._scale_of(found).square()
+        return self._squared_norms
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Σ_n weights[n] G_n; a sample of weight zero adds nothing, not even a NaN."""
+        return weighted_sum(self._factors, weights * self._scale_of(weights))
+
+    def total(self) -> Tensor:
+        """Σ_n G_n."""
+        if self._total is None:
+            device = self._device
+            self._total = self.weighted_sum(torch.ones(self.count, device=device))
+        return self._total
+
+    def sum_of_squares(self) -> Tensor:
+        """Σ_n G_n², elementwise."""
+        return sum_of_squares(self.factors, self._scale_or_none(), self._bound)
+
+    def squares_about(self, center: Tensor) -> Tensor:
+        """Σ_n (G_n - center)², elementwise."""
+        return squares_about(center, self.factors, self._scale_or_none(), self._bound)
+
+    def dots(self, direction: Tensor) -> Tensor:
+        """<G_n, direction>, (n,) in float64."""
+        found = dots(self._factors, direction, self._bound)
+        return found * self._scale_of(found)
+
+    def gram(self) -> Tensor:
+        """<G_n, G_m>, (n, n) in float64."""
+        found = gram(self.factors, self._bound)
+        scale = self._scale_of(found)
+        return found * scale * (scale.unsqueeze(1) if scale.dim() else scale)
+
+    def gram_against(self, stored: Tensor) -> Tensor:
+        """<G_n, stored[m]>, (n, m) in float64."""
+        found = gram_against(self.factors, stored, self._bound)
+        return found * self._scales(found)
+
+    def sketch(self, sketch: CountSketch | TwoSidedSketch) -> Tensor:
+        """A random projection of G_n, (n, k)."""
+        if isinstance(sketch, CountSketch):
+            found = count_sketch(self._factors, sketch, self._bound)
+        else:
+            found = two_sided_sketch(self._factors, sketch, self._bound)
+        return found * self._scales(found)
+
+    # -- the scale, in the shapes that it is needed in
+
+    @property
+    def _device(self) -> torch.device:
+        return self._factors[0].device
+
+    def _scale_or_none(self) -> Tensor | None:
+        if isinstance(self._scale, Tensor):
+            return self._scale
+        if self._scale == 1:
+            return None
+        return torch.full((self.count,), self._scale, device=self._device)
+
+    def _scale_of(self, like: Tensor) -> Tensor:
+        """The scale as (n,), or as a number without dimensions."""
+        return torch.as_tensor(self._scale, dtype=like.dtype, device=like.device)
+
+    def _scales(self, like: Tensor) -> Tensor:
+        """The scale, to multiply (n, ...) with."""
+        scale = self._scale_of(like)
+        return scale.view(-1, *[1] * (like.dim() - 1)) if scale.dim() else scale
+
+
+def _is_smaller_dense(factor: Factor) -> bool:
+    """Whether n gradients take less room than what they are made of."""
+    bytes_dense = prod(factor.shape) * wide(factor.dtype).itemsize
+    return not isinstance(factor, Dense) and bytes_dense <= factor.size * factor.dtype.itemsize

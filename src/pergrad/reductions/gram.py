@@ -1,0 +1,67 @@
+"""<G_n, H_m> for all pairs of samples, of one batch or of two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pergrad.factors import Factor, OuterProduct, mm, wide
+from pergrad.reductions.tiles import whole_batch_tiles
+
+__all__ = ["gram", "gram_against", "pairs_of_positions_are_cheaper"]
+
+
+def gram(factors: Sequence[Factor], bound: int) -> Tensor:
+    """<G_n, G_m>, (n, n) in float64, of joined factors."""
+    (first, *others) = factors
+    if isinstance(first, OuterProduct) and not others:
+        n, o, i = first.shape
+        if pairs_of_positions_are_cheaper(n, first.positions, o, i):
+            return by_pairs_of_positions(first, bound)
+    return by_rows(factors, bound)
+
+
+def pairs_of_positions_are_cheaper(n: int, t: int, o: int, i: int) -> bool:
+    """Whether (nt, nt) inner products cost less than n gradients of (o, i) and their products."""
+    return n * t * t * (o + i) < (t + n) * o * i
+
+
+def by_pairs_of_positions(factor: OuterProduct, bound: int) -> Tensor:
+    """Σ_ts <g[n,t], g[m,s]> <x[n,t], x[m,s]>."""
+    n, t = factor.shape[0], factor.positions
+    dtype = wide(factor.dtype)
+    g, x = factor.grad_output.flatten(0, 1), factor.input.flatten(0, 1)
+    step = max(1, bound // max(2 * t * n * t * dtype.itemsize, 1))
+    found = []
+    for start in range(0, n, step):
+        rows = slice(start * t, min(start + step, n) * t)
+        products = mm(g[rows], g.T, dtype).mul_(mm(x[rows], x.T, dtype))
+        found.append(products.view(-1, t, n, t).sum((1, 3), dtype=torch.float64))
+    return torch.cat(found)
+
+
+def by_rows(factors: Sequence[Factor], bound: int) -> Tensor:
+    """The gradients of all samples, some rows of the weight at a time."""
+    n = factors[0].shape[0]
+    found: Tensor | None = None
+    for _, gradients in whole_batch_tiles(factors, bound):
+        flat = gradients.reshape(n, -1)
+        part = (flat @ flat.T).double()
+        found = part if found is None else found + part
+    assert found is not None
+    return found
+
+
+def gram_against(factors: Sequence[Factor], stored: Tensor, bound: int) -> Tensor:
+    """<G_n, stored[m]>, (n, m) in float64; `stored` is (m, *weight)."""
+    n, m = factors[0].shape[0], stored.shape[0]
+    found: Tensor | None = None
+    for rows, gradients in whole_batch_tiles(factors, bound):
+        part = stored if stored.dim() == 1 else stored[:, rows]
+        flat = part.to(gradients).reshape(m, -1)
+        part = (gradients.reshape(n, -1) @ flat.T).double()
+        found = part if found is None else found + part
+    assert found is not None
+    return found

@@ -1,0 +1,131 @@
+"""|G_n|² of every sample, by the cheapest of several exact ways.
+
+All of them sum up in float64 what was multiplied in float32 or better: Gram matrices in bfloat16 are
+wrong by hundreds of per cent where positions cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatch
+from math import prod
+
+import torch
+from torch import Tensor
+
+from pergrad.factors import Convolution, Factor, OuterProduct, RowSum, bmm, wide
+from pergrad.reductions.tiles import sample_tiles
+
+__all__ = ["by_gram", "by_rank_one", "by_tiles", "gram_is_cheaper", "squared_norms"]
+
+
+def squared_norms(factors: Sequence[Factor], bound: int) -> Tensor:
+    """|Σ_f F_n|², (n,) in float64, of joined factors."""
+    if len(factors) == 1:
+        return squared_norms_of(factors[0], bound)
+    kinds = {type(f): f for f in factors}
+    if len(factors) == 2 and kinds.keys() == {OuterProduct, RowSum}:
+        # A tied embedding and head: |a + b|² = |a|² + |b|² + 2 <a, b>.
+        head, table = kinds[OuterProduct], kinds[RowSum]
+        assert isinstance(head, OuterProduct)
+        assert isinstance(table, RowSum)
+        total = squared_norms_of(head, bound) + squared_norms_of(table, bound)
+        return (total + 2 * _table_times_product(table, head, bound)).clamp(min=0)
+    return by_tiles(factors, bound)
+
+
+@singledispatch
+def squared_norms_of(factor: Factor, bound: int) -> Tensor:
+    """|G_n|² of one factor."""
+    return by_tiles([factor], bound)
+
+
+@squared_norms_of.register
+def _(factor: OuterProduct, bound: int) -> Tensor:
+    if factor.positions == 1:
+        return by_rank_one(factor)
+    if gram_is_cheaper(factor.positions, *factor.shape[1:]):
+        return by_gram(factor, bound)
+    return by_tiles([factor], bound)
+
+
+@squared_norms_of.register
+def _(factor: RowSum, bound: int) -> Tensor:
+    return _squared(factor.coalesced(wide(factor.dtype)).grad_output)
+
+
+@squared_norms_of.register
+def _(factor: Convolution, bound: int) -> Tensor:
+    outputs, inputs = factor.kernel[0] // factor.groups, prod(factor.kernel[1:])
+    if not gram_is_cheaper(factor.positions, outputs, inputs):
+        return by_tiles([factor], bound)
+    step = _samples_at_once(factor.scratch * 4, bound)
+    found = []
+    for start in range(0, factor.shape[0], step):
+        some: Convolution = factor.mapped(lambda x, at=start: x[at : at + step])  # type: ignore[misc]
+        found.append(by_gram(some.as_outer_product(), bound).view(-1, factor.groups).sum(1))
+    return torch.cat(found)
+
+
+def gram_is_cheaper(t: int, o: int, i: int) -> bool:
+    """Whether two (t, t) matrices of inner products cost less than the (o, i) gradient itself."""
+    return t * (o + i) < o * i
+
+
+def by_rank_one(factor: OuterProduct) -> Tensor:
+    """|g ⊗ x|² = |g|² |x|²."""
+    return _squared(factor.grad_output) * _squared(factor.input)
+
+
+def by_gram(factor: OuterProduct, bound: int) -> Tensor:
+    """|G_n|² = Σ_ts <g_t, g_s> <x_t, x_s>."""
+    n, t = factor.shape[0], factor.positions
+    dtype = wide(factor.dtype)
+    found = torch.zeros(n, dtype=torch.float64, device=factor.device)
+    step = max(1, bound // (2 * t * t * dtype.itemsize))
+    block = t if step > 1 else max(1, min(t, bound // (2 * t * dtype.itemsize)))
+    for start in range(0, n, step):
+        some = factor.part(slice(start, start + step)) if step < n else factor
+        g, x = some.grad_output, some.input
+        for first in range(0, t, block):
+            rows = slice(first, first + block)
+            products = bmm(g[:, rows], g.mT, dtype).mul_(bmm(x[:, rows], x.mT, dtype))
+            found[start : start + step] += products.sum((1, 2), dtype=torch.float64)
+    return found.clamp_(min=0)
+
+
+def by_tiles(factors: Sequence[Factor], bound: int) -> Tensor:
+    """Σ of the squares of the gradients, materialised a piece at a time."""
+    first = factors[0]
+    found = torch.zeros(first.shape[0], dtype=torch.float64, device=first.device)
+    for samples, _, gradients in sample_tiles(factors, bound):
+        found[samples] += _squared(gradients)
+    return found
+
+
+def _squared(x: Tensor) -> Tensor:
+    """Σ x², (n, ...) -> (n,) in float64, without a copy of x in float64."""
+    x = x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
+    return torch.linalg.vector_norm(x, dim=1, dtype=wide(x.dtype)).double().square()
+
+
+def _table_times_product(table: RowSum, head: OuterProduct, bound: int) -> Tensor:
+    """<Σ_t e_{r_t} ⊗ a_t, Σ_s g_s ⊗ x_s> = Σ_ts g_s[r_t] <a_t, x_s>, (n,)."""
+    dtype = wide(torch.promote_types(table.dtype, head.dtype))
+    t, s = table.index.shape[1], head.positions
+    step = _samples_at_once(2 * t * s * dtype.itemsize, bound)
+    found = []
+    for start in range(0, head.shape[0], step):
+        rows, products = (
+            table.part(slice(start, start + step)),
+            head.part(slice(start, start + step)),
+        )
+        index = rows.index.unsqueeze(1).expand(-1, s, -1)
+        picked = products.grad_output.gather(2, index).to(dtype)  # (n, s, t)
+        inner = bmm(products.input, rows.grad_output.to(products.input.dtype).mT, dtype)
+        found.append(picked.mul_(inner).sum((1, 2), dtype=torch.float64))
+    return torch.cat(found)
+
+
+def _samples_at_once(bytes_each: int, bound: int) -> int:
+    return max(1, bound // max(bytes_each, 1))

@@ -1,0 +1,239 @@
+"""Random projections of per-sample gradients that never hold a gradient or a projection matrix.
+
+A weight is seen as a matrix (rows, columns): its first dimension, and all others. Every row r and every
+column c has a random bucket h and a random sign s, and the entry (r, c) is added, with sign s(r) s(c), to
+bucket h(r) + h(c) mod k of the sketch. An outer product's sketch is then the circular convolution of
+the sketches of its two vectors, a product of Fourier transforms (Pham and Pagh's TensorSketch), and a
+row of a table is a rotation. Different kinds of factors see the same map, so that uses of one weight
+add up. The expectation of <s_n, s_m> is <G_n, G_m>.
+
+Buckets and signs come from integer hashes of (seed, parameter, side, index): they are the same on every
+device and for every batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from math import isqrt, prod
+
+import torch
+from torch import Tensor
+
+from pergrad.factors import ByOwner, Factor, OuterProduct, RowSum, bmm, wide
+from pergrad.reductions.tiles import sample_tiles
+
+__all__ = ["CountSketch", "TwoSidedSketch", "count_sketch", "two_sided_sketch"]
+
+
+def _hashed(label: str, count: int) -> Tensor:
+    """`count` integers in [0, 2^48), a fixed function of the label: splitmix64 from a hashed start."""
+    start = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "little", signed=True)
+    z = torch.arange(1, count + 1, dtype=torch.int64) * -7046029254386353131 + start
+    z = (z ^ _shifted(z, 30)) * -4658895280553007687
+    z = (z ^ _shifted(z, 27)) * -7723592293110705685
+    return _shifted(z ^ _shifted(z, 31), 16)
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """Z >> bits of an unsigned number."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signs(label: str, count: int) -> Tensor:
+    return (_hashed(label, count) & 1) * 2 - 1
+
+
+@dataclass(frozen=True)
+class CountSketch:
+    """Buckets and signs of the rows and columns of one parameter."""
+
+    size: int
+    row_buckets: Tensor
+    row_signs: Tensor
+    column_buckets: Tensor
+    column_signs: Tensor
+
+    @classmethod
+    def of(cls, name: str, shape: Sequence[int], size: int, seed: int) -> CountSketch:
+        rows, columns = _as_matrix(shape)
+        return cls(
+            size,
+            _hashed(f"{seed}/{name}/row bucket", rows) % size,
+            _signs(f"{seed}/{name}/row sign", rows),
+            _hashed(f"{seed}/{name}/column bucket", columns) % size,
+            _signs(f"{seed}/{name}/column sign", columns),
+        )
+
+    def to(self, device: torch.device) -> CountSketch:
+        tables = (self.row_buckets, self.row_signs, self.column_buckets, self.column_signs)
+        return CountSketch(self.size, *(t.to(device) for t in tables))
+
+    def of_rows(self, x: Tensor) -> Tensor:
+        """(..., rows) -> (..., k)."""
+        return _scattered(x, self.row_buckets, self.row_signs, self.size)
+
+    def of_columns(self, x: Tensor) -> Tensor:
+        """(..., columns) -> (..., k)."""
+        return _scattered(x, self.column_buckets, self.column_signs, self.size)
+
+
+def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
+    return (shape[0], prod(shape[1:])) if len(shape) else (1, 1)
+
+
+def _scattered(x: Tensor, buckets: Tensor, signs: Tensor, size: int) -> Tensor:
+    """Add entry j of the last dimension, with its sign, to bucket h(j)."""
+    flat = x.reshape(-1, x.shape[-1]).T * signs.to(x.dtype).unsqueeze(1)
+    out = flat.new_zeros(size, flat.shape[1]).index_add_(0, buckets, flat)
+    return out.T.reshape(*x.shape[:-1], size)
+
+
+def count_sketch(factors: Sequence[Factor], sketch: CountSketch, bound: int) -> Tensor:
+    """The sketches of Σ_f F_n, (n, k)."""
+    total = count_sketch_of(factors[0], sketch, bound)
+    for factor in factors[1:]:
+        total = total + count_sketch_of(factor, sketch, bound)
+    return total
+
+
+def fourier_is_cheaper(t: int, o: int, i: int, size: int) -> bool:
+    """Whether transforms of t positions cost less than the (o, i) gradient itself."""
+    return t * size * 3 * size.bit_length() < t * o * i
+
+
+@singledispatch
+def count_sketch_of(factor: Factor, sketch: CountSketch, bound: int) -> Tensor:
+    """The sketch of one factor, (n, k)."""
+    return by_entries(factor, sketch, bound)
+
+
+def by_entries(factor: Factor, sketch: CountSketch, bound: int) -> Tensor:
+    """Every entry of the gradient, materialised a piece at a time, into its bucket."""
+    found: Tensor | None = None
+    for samples, rows, gradients in sample_tiles(
+        [factor], bound // 4
+    ):  # buckets and signs beside it
+        if found is None:
+            found = gradients.new_zeros(factor.shape[0], sketch.size)
+        buckets = sketch.row_buckets[rows, None] + sketch.column_buckets
+        signs = sketch.row_signs[rows, None] * sketch.column_signs
+        flat = gradients.reshape(len(gradients), -1)
+        found[samples] += _scattered(
+            flat, buckets.flatten() % sketch.size, signs.flatten(), sketch.size
+        )
+    assert found is not None
+    return found
+
+
+@count_sketch_of.register
+def _(factor: OuterProduct, sketch: CountSketch, bound: int) -> Tensor:
+    _, o, i = factor.shape
+    if fourier_is_cheaper(factor.positions, o, i, sketch.size):
+        return by_fourier(factor, sketch, bound)
+    return by_entries(factor, sketch, bound)
+
+
+def by_fourier(factor: OuterProduct, sketch: CountSketch, bound: int) -> Tensor:
+    """Σ_t of circular convolutions, as one inverse transform of a sum of products."""
+    n, t, size = factor.shape[0], factor.positions, sketch.size
+    dtype = wide(factor.dtype)
+    step = max(1, bound // max(6 * t * size * dtype.itemsize, 1))
+    found = []
+    for start in range(0, n, step):
+        some = factor.part(slice(start, start + step))
+        total = some.grad_output.new_zeros(1, dtype=dtype)
+        block = t if step > 1 else max(1, bound // (6 * size * dtype.itemsize))
+        for first in range(0, max(t, 1), block):
+            at = slice(first, first + block)
+            g = torch.fft.rfft(sketch.of_rows(some.grad_output[:, at].to(dtype)))
+            x = torch.fft.rfft(sketch.of_columns(some.input[:, at].to(dtype)))
+            total = total + (g * x).sum(1)
+        found.append(torch.fft.irfft(total, size))
+    return torch.cat(found)
+
+
+@count_sketch_of.register
+def _(factor: RowSum, sketch: CountSketch, bound: int) -> Tensor:
+    n, t, width = factor.grad_output.shape
+    dtype = wide(factor.dtype)
+    step = max(1, bound // max(t * width * (16 + 2 * dtype.itemsize), 1))
+    found = factor.grad_output.new_zeros(n, sketch.size, dtype=dtype)
+    for start in range(0, n, step):
+        some = factor.part(slice(start, start + step))
+        buckets = sketch.row_buckets[some.index].unsqueeze(-1) + sketch.column_buckets
+        signs = sketch.row_signs[some.index].unsqueeze(-1) * sketch.column_signs
+        entries = (some.grad_output.to(dtype) * signs.to(dtype)).flatten(1)
+        found[start : start + step].scatter_add_(1, buckets.flatten(1) % sketch.size, entries)
+    return found
+
+
+@count_sketch_of.register
+def _(factor: ByOwner, sketch: CountSketch, bound: int) -> Tensor:
+    each = count_sketch_of(factor.each, sketch, bound)
+    return each.new_zeros(factor.samples, sketch.size).index_add_(0, factor.owner, each)
+
+
+@dataclass(frozen=True)
+class TwoSidedSketch:
+    """Random signs A (a, rows) and B (b, columns): the sketch of a matrix is A G Bᵀ / √(ab)."""
+
+    left: Tensor  # (rows, a)
+    right: Tensor  # (columns, b)
+
+    @classmethod
+    def of(cls, name: str, shape: Sequence[int], size: int, seed: int) -> TwoSidedSketch:
+        rows, columns = _as_matrix(shape)
+        a = next(a for a in range(isqrt(size), 0, -1) if size % a == 0)
+        left = _signs(f"{seed}/{name}/left", rows * a).view(rows, a)
+        right = _signs(f"{seed}/{name}/right", columns * (size // a)).view(columns, -1)
+        return cls(left.float() / a**0.5, right.float() / (size // a) ** 0.5)
+
+    def to(self, device: torch.device) -> TwoSidedSketch:
+        return TwoSidedSketch(self.left.to(device), self.right.to(device))
+
+
+def two_sided_sketch(factors: Sequence[Factor], sketch: TwoSidedSketch, bound: int) -> Tensor:
+    """The two-sided sketches of Σ_f F_n, (n, a · b)."""
+    total = two_sided_sketch_of(factors[0], sketch, bound)
+    for factor in factors[1:]:
+        total = total + two_sided_sketch_of(factor, sketch, bound)
+    return total
+
+
+@singledispatch
+def two_sided_sketch_of(factor: Factor, sketch: TwoSidedSketch, bound: int) -> Tensor:
+    """The two-sided sketch of one factor, (n, a · b)."""
+    found: Tensor | None = None
+    for samples, rows, gradients in sample_tiles([factor], bound):
+        size = sketch.left.shape[1] * sketch.right.shape[1]
+        if found is None:
+            found = gradients.new_zeros(factor.shape[0], size)
+        matrix = gradients.reshape(len(gradients), *_as_matrix(gradients.shape[1:]))
+        left, right = sketch.left[rows].to(matrix), sketch.right.to(matrix)
+        found[samples] += (left.T @ (matrix @ right)).flatten(1)
+    assert found is not None
+    return found
+
+
+@two_sided_sketch_of.register
+def _(factor: OuterProduct, sketch: TwoSidedSketch, bound: int) -> Tensor:
+    dtype = wide(factor.dtype)
+    g = factor.grad_output.to(dtype) @ sketch.left.to(dtype)
+    x = factor.input.to(dtype) @ sketch.right.to(dtype)
+    return bmm(g.mT, x, dtype).flatten(1)
+
+
+@two_sided_sketch_of.register
+def _(factor: RowSum, sketch: TwoSidedSketch, bound: int) -> Tensor:
+    dtype = wide(factor.dtype)
+    x = factor.grad_output.to(dtype) @ sketch.right.to(dtype)
+    return bmm(sketch.left.to(dtype)[factor.index].mT, x, dtype).flatten(1)
+
+
+@two_sided_sketch_of.register
+def _(factor: ByOwner, sketch: TwoSidedSketch, bound: int) -> Tensor:
+    each = two_sided_sketch_of(factor.each, sketch, bound)
+    return each.new_zeros(factor.samples, each.shape[1]).index_add_(0, factor.owner, each)

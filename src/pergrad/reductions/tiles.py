@@ -1,0 +1,77 @@
+"""The way that is always right: materialise the gradients piece by piece, within a bound of memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from pergrad.factors import ALL, Factor, add_up, wide
+
+__all__ = ["default_bound", "sample_tiles", "whole_batch_tiles", "wide_dtype"]
+
+_ENOUGH = 32 * 2**20  # larger pieces bring no speed
+
+
+def default_bound(device: torch.device) -> int:
+    """Bytes that a reduction may use beside its result: a sixteenth of what is free, 32 MiB at most."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    elif hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        return _ENOUGH
+    return min(free // 16, _ENOUGH)
+
+
+def wide_dtype(factors: Sequence[Factor]) -> torch.dtype:
+    """The type to sum up the gradients of one weight in."""
+    dtype = factors[0].dtype
+    for factor in factors[1:]:
+        dtype = torch.promote_types(dtype, factor.dtype)
+    return wide(dtype)
+
+
+def sample_tiles(factors: Sequence[Factor], bound: int) -> Iterator[tuple[slice, slice, Tensor]]:
+    """(samples, rows, their gradients): as many samples as fit, rows of one sample where none does."""
+    n, *shape = factors[0].shape
+    dtype = wide_dtype(factors)
+    room = bound // dtype.itemsize
+    each = prod(shape) + max(f.scratch for f in factors)
+    if each <= room or len(shape) < 1 or shape[0] < 2:
+        step = max(1, min(n, room // max(each, 1)))
+        for start in range(0, n, step):
+            samples = slice(start, min(start + step, n))
+            whole = step == n
+            yield samples, ALL, _piece(factors, ALL if whole else samples, ALL, dtype)
+    else:
+        step = max(1, shape[0] * room // each)
+        for sample in range(n):
+            for start in range(0, shape[0], step):
+                samples, rows = slice(sample, sample + 1), slice(start, min(start + step, shape[0]))
+                yield samples, rows, _piece(factors, samples, rows, dtype)
+
+
+def whole_batch_tiles(factors: Sequence[Factor], bound: int) -> Iterator[tuple[slice, Tensor]]:
+    """(rows, the gradients of all samples there): as many rows as fit, one at least."""
+    n, *shape = factors[0].shape
+    dtype = wide_dtype(factors)
+    room = bound // dtype.itemsize
+    everything = n * (prod(shape) + max(f.scratch for f in factors))
+    if everything <= room or len(shape) < 1:
+        yield ALL, _piece(factors, ALL, ALL, dtype)
+        return
+    step = max(1, shape[0] * room // everything)
+    for start in range(0, shape[0], step):
+        rows = slice(start, min(start + step, shape[0]))
+        yield rows, _piece(factors, ALL, rows, dtype)
+
+
+def _piece(factors: Sequence[Factor], samples: slice, rows: slice, dtype: torch.dtype) -> Tensor:
+    if samples == ALL and rows == ALL:
+        return add_up(factors, dtype)
+    return add_up([f.part(samples, rows) for f in factors], dtype)
