@@ -35,6 +35,8 @@ class SampleGradients:
         self, factors: Sequence[Factor], scale: Tensor | float = 1.0, *, bound: int
     ) -> None:
         self._factors = list(factors)
+        #: the coarsest type that the gradients are computed from
+        self.dtype = max((f.dtype for f in factors), key=lambda dtype: torch.finfo(dtype).eps)
         self._is_joined = False
         self._scale = scale
         self._bound = bound
@@ -50,11 +52,6 @@ class SampleGradients:
     def shape(self) -> tuple[int, ...]:
         """Of the parameter."""
         return self._factors[0].shape[1:]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The coarsest type that the gradients are computed from."""
-        return max((f.dtype for f in self._factors), key=lambda dtype: torch.finfo(dtype).eps)
 
     @property
     def kinds(self) -> list[str]:
