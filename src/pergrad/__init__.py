@@ -3,6 +3,7 @@
 from pergrad.engine import (
     ExpandedWeight,
     call_for_per_sample_grads,
+    compiled,
     explain,
     grads,
     norms,
@@ -41,6 +42,7 @@ __all__ = [
     "Variance",
     "__version__",
     "call_for_per_sample_grads",
+    "compiled",
     "explain",
     "grads",
     "implements_per_sample_grads",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pergrad.errors import BatchSizeError, ScopeError
-from pergrad.factors import Factor
+from pergrad.factors import Factor, is_traced
 from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import SampleGradients, default_bound
 
@@ -146,6 +146,8 @@ class Ledger:
         self._is_open = False
         for quantity in self._quantities:
             quantity.end()
+            if not any(map(is_traced, self._batch.parameters.values())):
+                quantity.settle()
 
     def abandon(self) -> None:
         """Forget everything, after an error."""

@@ -6,6 +6,7 @@ from pergrad.factors.joining import add_up, joined
 from pergrad.factors.precision import bmm, mm, wide
 from pergrad.factors.products import ElementProduct, OuterProduct, PositionSum
 from pergrad.factors.rows import ByOwner, RowSum
+from pergrad.factors.tracing import is_traced
 
 __all__ = [
     "ALL",
@@ -19,6 +20,7 @@ __all__ = [
     "RowSum",
     "add_up",
     "bmm",
+    "is_traced",
     "joined",
     "mm",
     "wide",

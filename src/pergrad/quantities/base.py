@@ -67,6 +67,9 @@ class Quantity(ABC):
     @abstractmethod
     def end(self) -> None: ...
 
+    def settle(self) -> None:  # noqa: B027  # most have nothing to do
+        """The block is over: update what goes on from one block to the next. Never part of a trace."""
+
     def end_pass(self) -> None:  # noqa: B027  # most have one pass
         """Of several backwards, one that is not the last is over."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -42,17 +41,16 @@ class SecondMoment(Reduction[dict[str, Tensor]]):
         self._result = {name: a + other.result[name] for name, a in self.result.items()}
 
 
-@dataclass(frozen=True)
-class _Moments:
+class _Moments(NamedTuple):
     """Of a number of samples: the mean, and the sum of squares about it."""
 
-    count: int
+    samples: int
     means: dict[str, Tensor]
     squares: dict[str, Tensor]
 
     def joined(self, other: _Moments) -> _Moments:
         """Σ (x - m)² over both = Σ_a + Σ_b + (m_a - m_b)² ab / (a + b)."""
-        a, b = self.count, other.count
+        a, b = self.samples, other.samples
         apart = {name: other.means[name] - mean for name, mean in self.means.items()}
         return _Moments(
             a + b,
@@ -81,12 +79,12 @@ class Variance(Reduction[Any]):
     @property
     def result(self) -> dict[str, Tensor]:
         moments = self._of_ended(self._result)
-        if moments.count < 2:
+        if moments.samples < 2:
             raise PergradError(
                 "the variance of a single sample is not defined: use a batch of two or more, or add "
                 "further batches with +="
             )
-        return {name: squares / (moments.count - 1) for name, squares in moments.squares.items()}
+        return {name: squares / (moments.samples - 1) for name, squares in moments.squares.items()}
 
     @property
     def mean(self) -> dict[str, Tensor]:
@@ -94,7 +92,7 @@ class Variance(Reduction[Any]):
 
     @property
     def count(self) -> int:
-        return self._of_ended(self._result).count
+        return self._of_ended(self._result).samples
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,19 +78,21 @@ class NoiseScale(Reduction[Any]):
 
     def finish(self) -> _Sums:
         totals, self._totals = self._totals, {}
-        found = _Sums(self.batch.size, self.batch.stored(self._squares), totals)
-        if found.count > 1:
-            now = found.estimates()
+        return _Sums(self.batch.size, self.batch.stored(self._squares), totals)
+
+    def settle(self) -> None:
+        sums: _Sums = self._of_ended(self._result)
+        if sums.samples > 1:
+            now = sums.estimates()
             before = torch.zeros_like(now) if self._averages is None else self._averages
             self._averages = self._decay * before + (1 - self._decay) * now
-        return found
 
     def merge(self, other: NoiseScale) -> None:
         self._result = self._of_ended(self._result).joined(other._of_ended(other._result))
 
     def _estimates(self) -> Tensor:
         sums: _Sums = self._of_ended(self._result)
-        if sums.count < 2:
+        if sums.samples < 2:
             raise PergradError(
                 "the noise scale of a single sample is not defined: use a batch of two or more, or add "
                 "further batches with +="
@@ -99,11 +100,10 @@ class NoiseScale(Reduction[Any]):
         return sums.estimates()
 
 
-@dataclass(frozen=True)
-class _Sums:
+class _Sums(NamedTuple):
     """Of a number of samples: Σ_n |g_n|², and Σ_n g_n of each parameter."""
 
-    count: int
+    samples: int
     squares: Tensor
     totals: dict[str, Tensor]
 
@@ -111,11 +111,11 @@ class _Sums:
         """tr(Σ) and |G|², on the device: nothing waits for it until a number is asked for."""
         lengths = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in self.totals.values()]
         total = torch.stack(lengths).square().sum()
-        trace = (self.squares - total / self.count) / (self.count - 1)
-        return torch.stack([trace, total / self.count**2 - trace / self.count])
+        trace = (self.squares - total / self.samples) / (self.samples - 1)
+        return torch.stack([trace, total / self.samples**2 - trace / self.samples])
 
     def joined(self, other: _Sums) -> _Sums:
         totals = dict(self.totals)
         for name, total in other.totals.items():
             totals[name] = totals[name] + total if name in totals else total
-        return _Sums(self.count + other.count, self.squares + other.squares, totals)
+        return _Sums(self.samples + other.samples, self.squares + other.squares, totals)

@@ -89,8 +89,9 @@ def by_gram(factor: OuterProduct, bound: int) -> Tensor:
         g, x = some.grad_output, some.input
         for first in range(0, t, block):
             rows = slice(first, first + block)
-            products = bmm(g[:, rows], g.mT, dtype).mul_(bmm(x[:, rows], x.mT, dtype))
-            found[start : start + step] += products.sum((1, 2), dtype=torch.float64)
+            found[start : start + step] += _inner(
+                bmm(g[:, rows], g.mT, dtype), bmm(x[:, rows], x.mT, dtype)
+            )
     return found.clamp_(min=0)
 
 
@@ -101,6 +102,14 @@ def by_tiles(factors: Sequence[Factor], bound: int) -> Tensor:
     for samples, _, gradients in sample_tiles(factors, bound):
         found[samples] += _squared(gradients)
     return found
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """Σ a b, (n, ...) -> (n,) in float64."""
+    a, b = a.flatten(1), b.flatten(1)
+    if a.device.type == "cpu":  # three times as fast as to multiply, and then to sum up in float64
+        return torch.bmm(a.unsqueeze(1), b.unsqueeze(2)).view(-1).double()
+    return (a * b).sum(1, dtype=torch.float64)
 
 
 def _squared(x: Tensor) -> Tensor:
@@ -123,7 +132,7 @@ def _table_times_product(table: RowSum, head: OuterProduct, bound: int) -> Tenso
         index = rows.index.unsqueeze(1).expand(-1, s, -1)
         picked = products.grad_output.gather(2, index).to(dtype)  # (n, s, t)
         inner = bmm(products.input, rows.grad_output.to(products.input.dtype).mT, dtype)
-        found.append(picked.mul_(inner).sum((1, 2), dtype=torch.float64))
+        found.append(_inner(picked, inner))
     return torch.cat(found)
 
 

@@ -8,7 +8,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from pergrad.factors import ByOwner, Convolution, Factor, OuterProduct, RowSum, mm, wide
+from pergrad.factors import ByOwner, Convolution, Factor, OuterProduct, RowSum, is_traced, mm, wide
 from pergrad.reductions.tiles import wide_dtype
 
 __all__ = ["weighted_sum"]
@@ -35,7 +35,7 @@ def _scaled(x: Tensor, scale: Tensor) -> Tensor:
 def _without_dropped(x: Tensor, scale: Tensor) -> Tensor:
     """X with zeros for the samples that are left out: their NaNs would outlive a zero factor."""
     is_kept = scale != 0
-    if x.device.type == "cpu" and bool(is_kept.all()):
+    if x.device.type == "cpu" and not is_traced(x) and bool(is_kept.all()):
         return x
     return x.where(is_kept.view(-1, *[1] * (x.dim() - 1)), 0)
 

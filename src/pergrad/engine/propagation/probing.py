@@ -10,6 +10,7 @@ from torch import Tensor
 from pergrad.engine.layouts import Layout, Owners, Samples
 from pergrad.engine.propagation.table import Call, tensors_in
 from pergrad.engine.sizes import BatchSize
+from pergrad.factors import is_traced
 
 __all__ = ["layouts_by_probe"]
 
@@ -24,6 +25,10 @@ def layouts_by_probe(call: Call) -> list[Layout]:
         return [call.mixed("moves samples in a way that is not known")] * len(call.outputs)
     signature = _signature(call)
     grown = _GROWN.get(signature) if signature is not None else None
+    if grown is None and any(
+        map(is_traced, call.tensors)
+    ):  # what the model calls is known from a step that was not
+        return [call.mixed("cannot be looked into while it is traced")] * len(call.outputs)
     if grown is None:
         grown = _probe(call)
         if not isinstance(grown, str) and not _keeps_samples_apart(call, grown):

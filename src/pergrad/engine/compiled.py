@@ -1,0 +1,283 @@
+"""Compiled steps: the engine runs while a step is traced, and what it has found runs from then on."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
+
+from pergrad.engine.options import Options
+from pergrad.engine.recording import check_module
+from pergrad.engine.scopes import recorded, reduced
+from pergrad.errors import PergradError
+from pergrad.quantities import Quantity
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pergrad.engine.options import RecordOptions
+
+__all__ = ["CompiledStep", "compiled"]
+
+
+def compiled(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    *quantities: Quantity,
+    max_graphs: int = 8,
+    **options: Unpack[RecordOptions],
+) -> CompiledStep:
+    """A step, called as step(*batch), that computes the quantities and returns the loss, compiled.
+
+    The step is traced once for each signature (shapes, types, strides, autocast, training modes, which
+    parameters are frozen) and compiled by inductor: from then on nothing of Python runs in it. Weights and
+    buffers are inputs of the compiled graph: optimizer steps and `load_state_dict` between calls are seen.
+    Random functions draw fresh numbers in each call.
+
+    The first call with a signature runs as `pergrad.record` does, the second one is compiled, which
+    takes seconds for a small model and minutes for a large one. A model whose control flow depends on values
+    (`.item()`, experts in eager mode) cannot be traced: it goes on as it is, with one warning that says why.
+    Whatever else the loss function reads, Python numbers included, is what it was when traced.
+
+    Args:
+        model: any module.
+        loss_fn: called as loss_fn(model, *batch); gives the (B,) losses of the samples, or their sum or
+            mean, as `loss_reduction` says.
+        quantities: what to compute; the results are in them after each call.
+        max_graphs: how many signatures to compile; further ones run uncompiled, with one warning.
+        options: those of `pergrad.record` but `verify`.
+
+    >>> import torch, pergrad
+    >>> model, norms = torch.nn.Linear(2, 1, bias=False), pergrad.Norms()
+    >>> step = pergrad.compiled(model, lambda model, x: model(x).sum(1), norms)
+    >>> _ = step(torch.tensor([[3.0, 4.0], [1.0, 0.0]]))
+    >>> norms.result
+    tensor([5., 1.])
+    """
+    check_module(model)
+    if not quantities:
+        raise PergradError(
+            "nothing to compute: pass at least one quantity, such as pergrad.Norms()"
+        )
+    return CompiledStep(model, loss_fn, quantities, Options(**options), max_graphs)
+
+
+class CompiledStep:
+    """What `pergrad.compiled` returns; `graphs` is the number of signatures compiled so far."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., Tensor],
+        quantities: Sequence[Quantity],
+        options: Options,
+        max_graphs: int,
+    ) -> None:
+        self._model = model
+        self._loss_fn = loss_fn
+        self._quantities = quantities
+        self._options = options
+        self._max_graphs = max_graphs
+        self._graphs: dict[Any, _Graph | None] = {}  # None: seen once
+        self._why_not: str | None = None  # the reason to stay uncompiled
+
+    @property
+    def graphs(self) -> int:
+        return sum(graph is not None for graph in self._graphs.values())
+
+    def __call__(self, *batch: Any) -> Tensor:
+        flat, spec = pytree.tree_flatten(batch)
+        state = _state(self._model)
+        key = (
+            spec,
+            *map(_signature, flat),
+            *map(_signature, state.values()),
+            *_surroundings(self._model),
+        )
+        if self._why_not is not None or not self._wants_graph(key):
+            return self._run(self._model, self._quantities, batch)
+        graph = self._graphs[key]
+        if graph is None:
+            try:
+                graph = self._graphs[key] = self._traced(state, flat, spec)
+            except Exception as error:
+                self._why_not = f"{type(error).__name__}: {error}".splitlines()[0]
+                warnings.warn(
+                    f"pergrad.compiled: the step cannot be traced and goes on uncompiled ({self._why_not})",
+                    stacklevel=2,
+                )
+                return self._run(self._model, self._quantities, batch)
+        return graph.run(state, flat, self._quantities)
+
+    def _wants_graph(self, key: Any) -> bool:
+        """Whether a graph is there or is to be made: for what is seen a second time."""
+        if key in self._graphs:
+            if self._graphs[key] is not None or self.graphs < self._max_graphs:
+                return True
+            warnings.warn(
+                f"pergrad.compiled: {self._max_graphs} different signatures are compiled already, further "
+                "ones run uncompiled: pad batches to fewer shapes, or raise max_graphs",
+                stacklevel=3,
+            )
+            return False
+        self._graphs[key] = None
+        return False
+
+    def _run(
+        self, model: nn.Module, quantities: Sequence[Quantity], batch: Sequence[Any]
+    ) -> Tensor:
+        with recorded(model, quantities, self._options):
+            losses = self._loss_fn(model, *batch)
+            reduced(losses, self._options.loss_reduction).backward()
+        return losses.detach()
+
+    def _traced(self, state: dict[str, Tensor], flat: list[Any], spec: Any) -> _Graph:
+        """Run the step on tensors without values, note every function of torch, and compile them."""
+        from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes seconds to import
+
+        names, moves = list(state), [k for k, value in enumerate(flat) if isinstance(value, Tensor)]
+        trained = {name for name, t in state.items() if t.requires_grad}
+        place: _Place | None = None
+
+        def step(*inputs: Tensor) -> list[Tensor]:
+            nonlocal place
+            own = dict(zip(names, inputs, strict=False))
+            for name in trained:
+                own[name] = own[name].detach().requires_grad_()
+            values = list(flat)
+            for k, t in zip(moves, inputs[len(names) :], strict=True):
+                values[k] = t
+            quantities = [copy.copy(q) for q in self._quantities]
+            with _reparametrize_module(self._model, own, tie_weights=True):
+                losses = self._run(self._model, quantities, pytree.tree_unflatten(values, spec))
+            place, results = _taken_apart(self._quantities, quantities, own)
+            return [losses, *results]
+
+        inputs = _inputs(state, flat)
+        with _no_autocast_cache():
+            graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+        assert place is not None
+        with torch.no_grad():
+            call: Any = compile_fx(graph, inputs)
+        return _Graph(call, place)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """Stands for a parameter of the model in what a quantity holds."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the tensors that a graph returns belong: for each quantity, attribute -> position or value."""
+
+    attributes: list[
+        dict[str, tuple[list[Any], Any]]
+    ]  # leaves (position, reference or value), spec
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A compiled step."""
+
+    call: Callable[..., Any]
+    place: _Place
+
+    def run(
+        self, state: dict[str, Tensor], flat: list[Any], quantities: Sequence[Quantity]
+    ) -> Tensor:
+        with torch.no_grad():
+            loss, *results = self.call(*_inputs(state, flat))
+
+        def value(leaf: Any) -> Any:
+            if isinstance(leaf, _Position):
+                return results[leaf.index]
+            return state[leaf.name] if isinstance(leaf, _Reference) else leaf
+
+        for quantity, attributes in zip(quantities, self.place.attributes, strict=True):
+            for name, (leaves, spec) in attributes.items():
+                setattr(
+                    quantity, name, pytree.tree_unflatten([value(leaf) for leaf in leaves], spec)
+                )
+            quantity.settle()
+        return loss
+
+
+@dataclass(frozen=True)
+class _Position:
+    """The place of a tensor among the results of a graph."""
+
+    index: int
+
+
+def _taken_apart(
+    before: Sequence[Quantity], after: Sequence[Quantity], own: dict[str, Tensor]
+) -> tuple[_Place, list[Tensor]]:
+    """What the quantities have come to hold: the tensors, and how to put others in their place."""
+    references = {id(t): _Reference(name) for name, t in own.items()}
+    results: list[Tensor] = []
+    attributes: list[dict[str, tuple[list[Any], Any]]] = []
+    for old, new in zip(before, after, strict=True):
+        found: dict[str, tuple[list[Any], Any]] = {}
+        for name, value in vars(new).items():
+            if name in vars(old) and vars(old)[name] is value:
+                continue
+            leaves, spec = pytree.tree_flatten(value)
+            for k, leaf in enumerate(leaves):
+                if isinstance(leaf, Tensor):
+                    leaves[k] = references.get(id(leaf), _Position(len(results)))
+                    if isinstance(leaves[k], _Position):
+                        results.append(leaf)
+            found[name] = (leaves, spec)
+        attributes.append(found)
+    return _Place(attributes), results
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, each once."""
+    return dict([*model.named_parameters(), *model.named_buffers()])
+
+
+def _inputs(state: dict[str, Tensor], flat: Sequence[Any]) -> list[Tensor]:
+    """What a graph is called with."""
+    return [t.detach() for t in (*state.values(), *(v for v in flat if isinstance(v, Tensor)))]
+
+
+def _signature(value: Any) -> Any:
+    """All that a graph may depend on but a tensor's values."""
+    if not isinstance(value, Tensor):
+        return value if getattr(value, "__hash__", None) else repr(value)
+    return (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
+
+
+def _surroundings(model: nn.Module) -> tuple[Any, ...]:
+    """What else changes what a step does."""
+    devices = {t.device.type for t in model.parameters()} or {"cpu"}
+    autocast = tuple(
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in sorted(devices)
+    )
+    return (autocast, tuple(m.training for m in model.modules()))
+
+
+@contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Within, autocast keeps no casts of weights: those of a trace have no values."""
+    was = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was)
