@@ -36,9 +36,10 @@ def by_pairs_of_positions(factor: OuterProduct, bound: int) -> Tensor:
     step = max(1, bound // max(2 * t * n * t * dtype.itemsize, 1))
     found = []
     for start in range(0, n, step):
-        rows = slice(start * t, min(start + step, n) * t)
+        count = min(step, n - start)
+        rows = slice(start * t, (start + count) * t)
         products = mm(g[rows], g.T, dtype).mul_(mm(x[rows], x.T, dtype))
-        found.append(products.view(-1, t, n, t).sum((1, 3), dtype=torch.float64))
+        found.append(products.view(count, t, n, t).sum((1, 3), dtype=torch.float64))
     return torch.cat(found)
 
 

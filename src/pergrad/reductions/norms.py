@@ -59,7 +59,8 @@ def _(factor: Convolution, bound: int) -> Tensor:
     outputs, inputs = factor.kernel[0] // factor.groups, prod(factor.kernel[1:])
     if not gram_is_cheaper(factor.positions, outputs, inputs):
         return by_tiles([factor], bound)
-    step = _samples_at_once(factor.scratch * 4, bound)
+    windows = factor.groups * inputs * factor.positions  # of one sample, copied
+    step = _samples_at_once(windows * factor.input.element_size(), bound)
     found = []
     for start in range(0, factor.shape[0], step):
         some: Convolution = factor.mapped(lambda x, at=start: x[at : at + step])  # type: ignore[misc]
@@ -82,12 +83,12 @@ def by_gram(factor: OuterProduct, bound: int) -> Tensor:
     n, t = factor.shape[0], factor.positions
     dtype = wide(factor.dtype)
     found = torch.zeros(n, dtype=torch.float64, device=factor.device)
-    step = max(1, bound // (2 * t * t * dtype.itemsize))
-    block = t if step > 1 else max(1, min(t, bound // (2 * t * dtype.itemsize)))
+    step = _samples_at_once(2 * t * t * dtype.itemsize, bound)
+    block = t if step > 1 else _samples_at_once(2 * t * dtype.itemsize, bound)
     for start in range(0, n, step):
         some = factor.part(slice(start, start + step)) if step < n else factor
         g, x = some.grad_output, some.input
-        for first in range(0, t, block):
+        for first in range(0, t, max(block, 1)):
             rows = slice(first, first + block)
             products = bmm(g[:, rows], g.mT, dtype).mul_(bmm(x[:, rows], x.mT, dtype))
             found[start : start + step] += products.sum((1, 2), dtype=torch.float64)
@@ -122,7 +123,7 @@ def _table_times_product(table: RowSum, head: OuterProduct, bound: int) -> Tenso
         )
         index = rows.index.unsqueeze(1).expand(-1, s, -1)
         picked = products.grad_output.gather(2, index).to(dtype)  # (n, s, t)
-        inner = bmm(products.input, rows.grad_output.to(products.input.dtype).mT, dtype)
+        inner = bmm(products.input, rows.grad_output.mT, dtype)
         found.append(picked.mul_(inner).sum((1, 2), dtype=torch.float64))
     return torch.cat(found)
 
