@@ -118,7 +118,7 @@ class Convolution(Factor):
         return gradient.view(n, *self.kernel)
 
     def summed(self, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Σ_n scale[n] G_n in `dtype`: the ordinary gradient of a kernel, of scaled gradients of the output."""
+        """Σ_n scale[n] G_n in `dtype`: the ordinary gradient of a kernel, of scaled output gradients."""
         g = self.grad_output
         if scale is not None:
             g = g * scale.to(dtype).view(-1, *[1] * (g.dim() - 1))

@@ -1,7 +1,10 @@
 """|G_n|² of every sample, by the cheapest of several exact ways.
 
 All of them sum up in float64 what was multiplied in float32 or better: Gram matrices in bfloat16 are
-wrong by hundreds of per cent where positions cancel.
+wrong by hundreds of per cent where positions cancel. Where they cancel to a thousandth, those in float32
+are no better; such samples are computed again from their gradients.
+
+Entries of a float32 gradient beyond 1e19 have infinite norms: their squares do.
 """
 
 from __future__ import annotations
@@ -14,9 +17,16 @@ import torch
 from torch import Tensor
 
 from pergrad.factors import Convolution, Factor, OuterProduct, RowSum, bmm, wide
-from pergrad.reductions.tiles import sample_tiles
+from pergrad.reductions.tiles import sample_tiles, wide_dtype
 
-__all__ = ["by_gram", "by_rank_one", "by_tiles", "gram_is_cheaper", "squared_norms"]
+__all__ = [
+    "by_gram",
+    "by_rank_one",
+    "by_tiles",
+    "gram_is_cheaper",
+    "is_cancelled",
+    "squared_norms",
+]
 
 
 def squared_norms(factors: Sequence[Factor], bound: int) -> Tensor:
@@ -29,8 +39,9 @@ def squared_norms(factors: Sequence[Factor], bound: int) -> Tensor:
         head, table = kinds[OuterProduct], kinds[RowSum]
         assert isinstance(head, OuterProduct)
         assert isinstance(table, RowSum)
-        total = squared_norms_of(head, bound) + squared_norms_of(table, bound)
-        return (total + 2 * _table_times_product(table, head, bound)).clamp(min=0)
+        apart = squared_norms_of(head, bound) + squared_norms_of(table, bound)
+        found = apart + 2 * _table_times_product(table, head, bound)
+        return _checked(found, apart, [head, table], bound)
     return by_tiles(factors, bound)
 
 
@@ -74,15 +85,15 @@ def gram_is_cheaper(t: int, o: int, i: int) -> bool:
 
 
 def by_rank_one(factor: OuterProduct) -> Tensor:
-    """|g ⊗ x|² = |g|² |x|²."""
-    return _squared(factor.grad_output) * _squared(factor.input)
+    """|g ⊗ x|² = |g|² |x|²; each in float64, since one may be huge where the other is tiny."""
+    return _squared(factor.grad_output.double()) * _squared(factor.input.double())
 
 
 def by_gram(factor: OuterProduct, bound: int) -> Tensor:
     """|G_n|² = Σ_ts <g_t, g_s> <x_t, x_s>."""
     n, t = factor.shape[0], factor.positions
     dtype = wide(factor.dtype)
-    found = torch.zeros(n, dtype=torch.float64, device=factor.device)
+    found, squares = torch.zeros(2, n, dtype=torch.float64, device=factor.device)
     step = _samples_at_once(2 * t * t * dtype.itemsize, bound)
     block = t if step > 1 else _samples_at_once(2 * t * dtype.itemsize, bound)
     for start in range(0, n, step):
@@ -92,7 +103,25 @@ def by_gram(factor: OuterProduct, bound: int) -> Tensor:
             rows = slice(first, first + block)
             products = bmm(g[:, rows], g.mT, dtype).mul_(bmm(x[:, rows], x.mT, dtype))
             found[start : start + step] += products.sum((1, 2), dtype=torch.float64)
-    return found.clamp_(min=0)
+            squares[start : start + step] += _squared(products)
+    return _checked(found, squares.sqrt(), [factor], bound)
+
+
+def is_cancelled(found: Tensor, terms: Tensor, dtype: torch.dtype) -> Tensor:
+    """Whether a sum is so much smaller than its terms that their rounding errors show, or overflowed.
+
+    `terms` is their length as a vector. Of independent positions, the sum is the larger one.
+    """
+    return ~(found >= 1e4 * torch.finfo(dtype).eps * terms)
+
+
+def _checked(found: Tensor, terms: Tensor, factors: Sequence[Factor], bound: int) -> Tensor:
+    """Squared norms as found, or from the gradients where too much has cancelled."""
+    doubtful = is_cancelled(found, terms, wide_dtype(factors)).nonzero().flatten()
+    if len(doubtful):
+        some = [f.mapped(lambda x: x[doubtful]) for f in factors]
+        found[doubtful] = by_tiles(some, bound)
+    return found
 
 
 def by_tiles(factors: Sequence[Factor], bound: int) -> Tensor:
