@@ -98,6 +98,24 @@ class Convolution(Factor):
     def _out_shape(self) -> tuple[int, ...]:
         return tuple(self.grad_output.shape[3:])
 
+    @property
+    def _seen(self) -> list[int]:
+        """What the kernel sees of the padded input, each spatial dimension."""
+        return [
+            stride * (size - 1) + dilation * (taps - 1) + 1
+            for size, taps, stride, dilation in zip(
+                self._out_shape, self.kernel[2:], self.stride, self.dilation, strict=True
+            )
+        ]
+
+    def _sees_less(self) -> bool:
+        """Whether a convolution would go on where the gradient ends, as a transposed one's may."""
+        padded = [s + sum(p) for s, p in zip(self.input.shape[3:], self.padding, strict=True)]
+        return any(
+            size >= seen + stride
+            for size, seen, stride in zip(padded, self._seen, self.stride, strict=True)
+        )
+
     def padded_input(self) -> Tensor:
         x = self.input
         if any(before or after for before, after in self.padding):
@@ -134,10 +152,12 @@ class Convolution(Factor):
         groups: int,
         dtype: torch.dtype,
     ) -> Tensor:
-        if all(before == after for before, after in self.padding):
+        if all(before == after for before, after in self.padding) and not self._sees_less():
             x, padding = self.input, [before for before, _ in self.padding]
         else:
             x, padding = self.padded_input(), [0] * len(self.padding)
+            for dim, size in enumerate(self._seen, 3):
+                x = x.narrow(dim, 0, size)
         g = grad_output.to(dtype)
         _, gradient, _ = torch.ops.aten.convolution_backward(
             g,
