@@ -128,6 +128,11 @@ class Ledger:
 
     def end_pass(self) -> None:
         """A backward that is not the last is over."""
+        if self._pass == self.passes - 1:
+            raise ScopeError(
+                f"a second backward in the `record` block, of which each is run {self.passes} times: add "
+                'the losses up and call backward() once, or use memory="kept"'
+            )
         self._reduce_all()
         for quantity in self._quantities:
             if self._pass >= self.passes - quantity.passes:

@@ -87,6 +87,8 @@ class Options:
         aliases: dict[int, list[str]] = {}  # a tied weight has several names
         for name, p in module.named_parameters(remove_duplicate=False):
             aliases.setdefault(id(p), []).append(name)
+        if not asked:
+            raise PergradError(f"params is empty: choose some of {list(weights)}")
         found: set[str] = set()
         for wanted in asked:
             matching = {

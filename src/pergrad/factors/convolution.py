@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pergrad.factors.base import ALL, Dense, Factor
+from pergrad.factors.precision import wide
 from pergrad.factors.products import OuterProduct
 
 __all__ = ["Convolution"]
@@ -64,10 +65,20 @@ class Convolution(Factor):
         some = replace(self, grad_output=self.grad_output[samples], input=self.input[samples])
         if rows == ALL:
             return some
-        if self.groups > 1:  # some output channels see some input channels only
-            return Dense(some.materialize()[:, rows])
-        g = some.grad_output[:, :, rows]
-        return replace(some, grad_output=g, kernel=(g.shape[2], *self.kernel[1:]))
+        # Some output channels see some input channels only: cut out the groups that the rows lie in.
+        each, channels = self.kernel[0] // self.groups, self.kernel[1]
+        start, stop, _ = rows.indices(self.kernel[0])
+        first, last = start // each, -(-stop // each)
+        some = replace(some, input=some.input[:, :, first * channels : last * channels])
+        if last - first > 1 and (start % each or stop % each):
+            groups = some._of_channels(slice(first * each, last * each), last - first)
+            whole = groups.materialize(wide(self.dtype))
+            return Dense(whole[:, start - first * each : stop - first * each])
+        return some._of_channels(rows, last - first)
+
+    def _of_channels(self, rows: slice, groups: int) -> Convolution:
+        g = self.grad_output[:, :, rows]
+        return replace(self, grad_output=g, kernel=(g.shape[2], *self.kernel[1:]), groups=groups)
 
     def _samples_as_groups_is_cheaper(self) -> bool:
         """Whether one grouped convolution beats copying the windows.
@@ -86,6 +97,24 @@ class Convolution(Factor):
     @property
     def _out_shape(self) -> tuple[int, ...]:
         return tuple(self.grad_output.shape[3:])
+
+    @property
+    def _seen(self) -> list[int]:
+        """What the kernel sees of the padded input, each spatial dimension."""
+        return [
+            stride * (size - 1) + dilation * (taps - 1) + 1
+            for size, taps, stride, dilation in zip(
+                self._out_shape, self.kernel[2:], self.stride, self.dilation, strict=True
+            )
+        ]
+
+    def _sees_less(self) -> bool:
+        """Whether a convolution would go on where the gradient ends, as a transposed one's may."""
+        padded = [s + sum(p) for s, p in zip(self.input.shape[3:], self.padding, strict=True)]
+        return any(
+            size >= seen + stride
+            for size, seen, stride in zip(padded, self._seen, self.stride, strict=True)
+        )
 
     def padded_input(self) -> Tensor:
         x = self.input
@@ -106,9 +135,11 @@ class Convolution(Factor):
         )
         return gradient.view(n, *self.kernel)
 
-    def summed(self, scale: Tensor, dtype: torch.dtype) -> Tensor:
-        """Σ_n scale[n] G_n: the ordinary gradient of a kernel, of scaled gradients of the output."""
-        g = self.grad_output * scale.to(self.dtype).view(-1, *[1] * (self.grad_output.dim() - 1))
+    def summed(self, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Σ_n scale[n] G_n in `dtype`: the ordinary gradient of a kernel, of scaled output gradients."""
+        g = self.grad_output
+        if scale is not None:
+            g = g * scale.to(dtype).view(-1, *[1] * (g.dim() - 1))
         return self._kernel_gradient(
             g.flatten(0, 1), lambda x: x.flatten(0, 1), self.kernel, self.groups, dtype
         )
@@ -121,10 +152,12 @@ class Convolution(Factor):
         groups: int,
         dtype: torch.dtype,
     ) -> Tensor:
-        if all(before == after for before, after in self.padding):
+        if all(before == after for before, after in self.padding) and not self._sees_less():
             x, padding = self.input, [before for before, _ in self.padding]
         else:
             x, padding = self.padded_input(), [0] * len(self.padding)
+            for dim, size in enumerate(self._seen, 3):
+                x = x.narrow(dim, 0, size)
         g = grad_output.to(dtype)
         _, gradient, _ = torch.ops.aten.convolution_backward(
             g,

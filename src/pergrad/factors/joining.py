@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from pergrad.factors.base import Dense, Factor
 from pergrad.factors.convolution import Convolution
+from pergrad.factors.precision import wide
 from pergrad.factors.products import OuterProduct
 from pergrad.factors.rows import ByOwner, RowSum
 
@@ -16,10 +18,13 @@ __all__ = ["add_up", "joined"]
 
 
 def joined(factors: Sequence[Factor]) -> list[Factor]:
-    """The same sum with at most one factor of each kind, and one convolution of each geometry."""
+    """The same sum with at most one factor of each kind, and one convolution of each geometry.
+
+    Nothing is rounded that was not: what is added up here is added up in a wide type.
+    """
     if len(factors) == 1 and not isinstance(factors[0], ByOwner):
         return list(factors)
-    factors = [f.grouped() if isinstance(f, ByOwner) else f for f in factors]
+    factors = [f.grouped(wide(f.dtype)) if isinstance(f, ByOwner) else f for f in factors]
     groups: dict[tuple[object, ...], list[Factor]] = {}
     for factor in factors:
         groups.setdefault(_kind(factor), []).append(factor)
@@ -43,23 +48,25 @@ def _joined(group: Sequence[Factor]) -> Factor:
         tensors = iter([_side_by_side(parts) for parts in zip(*others, strict=True)])
         same_kind: Factor = first.mapped(lambda _: next(tensors))
         return same_kind
-    return Dense(_sum(group))
+    return Dense(_sum(group, wide(_promoted([f.dtype for f in group]))))
 
 
 def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
     """(n, t, ...) of several uses -> (n, Σt, ...), in the widest of their types."""
-    dtype = parts[0].dtype
-    for t in parts[1:]:
-        dtype = torch.promote_types(dtype, t.dtype)
+    dtype = _promoted([t.dtype for t in parts])
     return torch.cat([t.to(dtype) for t in parts], 1)
 
 
 def add_up(factors: Sequence[Factor], dtype: torch.dtype | None = None) -> Tensor:
     """Σ over the uses of one weight, (n, *weight.shape)."""
-    return _sum(joined(factors), dtype)
+    return _sum(joined(factors), dtype or _promoted([f.dtype for f in factors]))
 
 
-def _sum(factors: Sequence[Factor], dtype: torch.dtype | None = None) -> Tensor:
+def _promoted(dtypes: Sequence[torch.dtype]) -> torch.dtype:
+    return reduce(torch.promote_types, dtypes)
+
+
+def _sum(factors: Sequence[Factor], dtype: torch.dtype) -> Tensor:
     total = factors[0].materialize(dtype)
     for factor in factors[1:]:
         total = total + factor.materialize(dtype)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pergrad.factors.base import ALL, Dense, Factor
+from pergrad.factors.precision import wide
 from pergrad.factors.products import ElementProduct, PositionSum
 
 __all__ = ["ByOwner", "RowSum"]
@@ -81,7 +82,7 @@ class ByOwner(Factor):
         return self.grouped(dtype).materialize(dtype)
 
     def part(self, samples: slice, rows: slice = ALL) -> Factor:
-        return self.grouped().part(samples, rows)
+        return self.grouped(wide(self.dtype)).part(samples, rows)
 
     def transposed(self) -> ByOwner:
         return ByOwner(self.each.transposed(), self.owner, self.samples)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pergrad.errors import PergradError, ScopeError
+from pergrad.factors import wide
 from pergrad.reductions import SampleGradients
 
 __all__ = ["Batch", "Quantity", "Reduction", "joined_samples", "or_zeros"]
@@ -85,11 +86,15 @@ class Quantity(ABC):
                 f"only a {type(self).__name__} with the same settings {self.settings} can be added, got "
                 f"{type(other).__name__} {getattr(other, 'settings', '')}".rstrip()
             )
-        if not self.has_ended:
-            self.__dict__.update(other.__dict__)
-        else:
+        if self.has_ended:
             self.merge(other)
+        else:
+            self.copy(other)
         return self
+
+    def copy(self, other: Any) -> None:
+        """Take over the result of another one, having none."""
+        self.__dict__.update(other.__dict__)
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -98,8 +103,8 @@ class Quantity(ABC):
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is a result."""
-        return False
+        """Whether there is a result; `merge` is not called before there is."""
+        return True
 
 
 class Reduction(Quantity, Generic[R]):
@@ -107,6 +112,7 @@ class Reduction(Quantity, Generic[R]):
 
     _batch: Batch | None = None
     _result: R | None = None
+    _recorded: tuple[str, ...] = ()  # the names of the parameters
 
     @property
     def batch(self) -> Batch:
@@ -122,8 +128,17 @@ class Reduction(Quantity, Generic[R]):
     def has_ended(self) -> bool:
         return self._result is not None
 
+    def __iadd__(self, other: Self) -> Self:
+        if isinstance(other, Reduction):
+            other._of_ended(other._result)
+            if self.has_ended and other._recorded != self._recorded:
+                only = sorted({*self._recorded} ^ {*other._recorded})
+                raise PergradError(f"the two have different parameters: {only} only in one of them")
+        return super().__iadd__(other)
+
     def begin(self, batch: Batch) -> None:
         self._batch, self._result = batch, None
+        self._recorded = tuple(batch.parameters)
 
     def end(self) -> None:
         self._result = self.finish()
@@ -144,16 +159,14 @@ class Reduction(Quantity, Generic[R]):
 
 def joined_samples(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """(n, ...) and (m, ...) of each parameter -> (n + m, ...)."""
-    if a.keys() != b.keys():
-        raise PergradError(
-            f"the two have different parameters: {sorted(a.keys() ^ b.keys())} only in one of them"
-        )
     return {name: torch.cat([a[name], b[name]]) for name in a}
 
 
 def or_zeros(found: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
     """For every parameter, in order; zeros for those that the loss does not reach."""
     return {
-        name: found[name] if name in found else batch.stored(torch.zeros_like(p, dtype=batch.dtype))
+        name: found[name]
+        if name in found
+        else batch.stored(torch.zeros_like(p, dtype=wide(p.dtype)))
         for name, p in batch.parameters.items()
     }

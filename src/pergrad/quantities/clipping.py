@@ -62,6 +62,8 @@ class ClippedSum(Reduction[Any]):
                 raise PergradError(
                     f"max_norm must be a positive number, got {bound!r} for {pattern!r}"
                 )
+        if not stability >= 0:
+            raise PergradError(f"stability must not be negative, got {stability!r}")
         if not callable(weighting) and weighting not in _WEIGHTINGS:
             raise PergradError(
                 f"weighting must be one of {_WEIGHTINGS} or a function of the norms, got {weighting!r}"
@@ -87,11 +89,17 @@ class ClippedSum(Reduction[Any]):
         """Write the result to `.grad` of the parameters, in place of what is there."""
         for name, total in self.result.items():
             p = self._parameters[name]
-            p.grad = total.to(p.device)
+            p.grad = total.to(
+                p.device, copy=True
+            )  # what an optimizer does to it, the result survives
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        return (self._bounds, self._weighting, self._stability)
+        return (
+            list(self._bounds.items()),
+            self._weighting,
+            self._stability,
+        )  # the first match counts
 
     # -- the backward
 
@@ -136,12 +144,16 @@ class ClippedSum(Reduction[Any]):
             return
         norms = group.squares.sqrt()
         weights = self._weights(norms, group.bound)
-        if weights.shape != norms.shape:
+        if not isinstance(weights, Tensor) or weights.shape != norms.shape:
+            is_tensor = isinstance(weights, Tensor)
+            got = f"shape {tuple(weights.shape)}" if is_tensor else type(weights).__name__
             raise PergradError(
-                f"weighting must give a weight for each of {len(norms)} samples, got shape "
-                f"{tuple(weights.shape)}"
+                f"weighting must give a weight for each of {len(norms)} samples, got {got}"
             )
-        group.weights = weights.to(norms.device).where(norms.isfinite(), 0)
+        weights = weights.detach().to(norms)
+        # Nothing times infinity is nothing: a zero gradient may be divided by its norm.
+        is_used = norms.isfinite() & ((norms > 0) | weights.isfinite())
+        group.weights = weights.where(is_used, 0)
 
     def _weights(self, norms: Tensor, bound: float | None) -> Tensor:
         if callable(self._weighting):

@@ -60,6 +60,8 @@ class NoiseScale(Reduction[Any]):
     @property
     def running(self) -> float:
         """The noise scale over the blocks so far, each less important than the next."""
+        if self._averages is None:
+            self._estimates()  # an error: no block has ended yet, or none with two samples
         trace, mean = self._of_ended(self._averages)
         return float(trace / mean)
 

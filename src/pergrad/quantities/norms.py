@@ -50,5 +50,5 @@ class Norms(Reduction[Tensor]):
         return batch.stored(squares.sum(0).sqrt().to(batch.dtype))
 
     def merge(self, other: Norms) -> None:
-        self._result = torch.cat([self.result, other.result])
         self._per_param = joined_samples(self.per_param, other.per_param)
+        self._result = torch.cat([self.result, other.result])

@@ -53,7 +53,7 @@ def dots_of(factor: Factor, direction: Tensor, bound: int) -> Tensor:
 @dots_of.register
 def _(factor: OuterProduct, direction: Tensor, bound: int) -> Tensor:
     x = factor.input
-    pushed = mm(x.flatten(0, 1), direction.T.to(x.dtype), direction.dtype)  # what D makes of x
+    pushed = mm(x.flatten(0, 1), direction.T, direction.dtype)  # what D makes of x
     return _inner(pushed.view(factor.grad_output.shape), factor.grad_output)
 
 
@@ -64,12 +64,12 @@ def _(factor: RowSum, direction: Tensor, bound: int) -> Tensor:
 
 @dots_of.register
 def _(factor: PositionSum, direction: Tensor, bound: int) -> Tensor:
-    return _inner(factor.grad_output, direction)
+    return _inner(factor.grad_output.to(direction.dtype), direction)
 
 
 @dots_of.register
 def _(factor: ElementProduct, direction: Tensor, bound: int) -> Tensor:
-    return _inner(factor.grad_output * direction, factor.input)
+    return _inner(factor.grad_output.to(direction.dtype) * direction, factor.input)
 
 
 @dots_of.register

@@ -66,11 +66,19 @@ class SampleGradients:
         return self._factors
 
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """G_n themselves, (n, *shape); kept, so that everything else asked for later comes from there."""
+        """G_n themselves, (n, *shape).
+
+        They are kept, so that everything else asked for later comes from there; unless they are in low
+        precision, which others do not have to suffer from.
+        """
         gradients = add_up(self._factors, dtype)
-        if not (isinstance(self._scale, float) and self._scale == 1):
-            gradients = gradients * self._scales(gradients)
-        self._factors, self._is_joined, self._scale = [Dense(gradients)], True, 1.0
+        if isinstance(self._scale, Tensor):  # in its own type: rounded once
+            scale = self._scales(gradients, torch.promote_types(self._scale.dtype, gradients.dtype))
+            gradients = torch.mul(gradients, scale, out=torch.empty_like(gradients))
+        elif self._scale != 1:
+            gradients = gradients * self._scale
+        if wide(gradients.dtype) == gradients.dtype:
+            self._factors, self._is_joined, self._scale = [Dense(gradients)], True, 1.0
         return gradients
 
     def compact(self) -> None:
@@ -88,13 +96,17 @@ class SampleGradients:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_n weights[n] G_n; a sample of weight zero adds nothing, not even a NaN."""
+        weights = weights.double()
         return weighted_sum(self._factors, weights * self._scale_of(weights))
 
     def total(self) -> Tensor:
         """Σ_n G_n."""
         if self._total is None:
-            device = self._device
-            self._total = self.weighted_sum(torch.ones(self.count, device=device))
+            scale = self._scale
+            if isinstance(scale, Tensor):
+                self._total = weighted_sum(self._factors, scale.to(self._device))
+            else:
+                self._total = weighted_sum(self._factors, None) * scale
         return self._total
 
     def sum_of_squares(self) -> Tensor:
@@ -137,18 +149,18 @@ class SampleGradients:
 
     def _scale_or_none(self) -> Tensor | None:
         if isinstance(self._scale, Tensor):
-            return self._scale
+            return self._scale.to(self._device)
         if self._scale == 1:
             return None
-        return torch.full((self.count,), self._scale, device=self._device)
+        return torch.full((self.count,), self._scale, dtype=torch.float64, device=self._device)
 
-    def _scale_of(self, like: Tensor) -> Tensor:
+    def _scale_of(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The scale as (n,), or as a number without dimensions."""
-        return torch.as_tensor(self._scale, dtype=like.dtype, device=like.device)
+        return torch.as_tensor(self._scale, dtype=dtype or like.dtype, device=like.device)
 
-    def _scales(self, like: Tensor) -> Tensor:
+    def _scales(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The scale, to multiply (n, ...) with."""
-        scale = self._scale_of(like)
+        scale = self._scale_of(like, dtype)
         return scale.view(-1, *[1] * (like.dim() - 1)) if scale.dim() else scale
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pergrad.factors import Factor, OuterProduct, mm, wide
+from pergrad.reductions.norms import is_cancelled
 from pergrad.reductions.tiles import whole_batch_tiles
 
 __all__ = ["gram", "gram_against", "pairs_of_positions_are_cheaper"]
@@ -19,7 +20,11 @@ def gram(factors: Sequence[Factor], bound: int) -> Tensor:
     if isinstance(first, OuterProduct) and not others:
         n, o, i = first.shape
         if pairs_of_positions_are_cheaper(n, first.positions, o, i):
-            return by_pairs_of_positions(first, bound)
+            found, terms = by_pairs_of_positions(first, bound)
+            is_number = found.diagonal().isfinite()  # a NaN is nothing that another way would heal
+            cancelled = is_cancelled(found.diagonal(), terms, wide(first.dtype)) & is_number
+            if not bool(cancelled.any()):
+                return found
     return by_rows(factors, bound)
 
 
@@ -28,18 +33,22 @@ def pairs_of_positions_are_cheaper(n: int, t: int, o: int, i: int) -> bool:
     return n * t * t * (o + i) < (t + n) * o * i
 
 
-def by_pairs_of_positions(factor: OuterProduct, bound: int) -> Tensor:
-    """Σ_ts <g[n,t], g[m,s]> <x[n,t], x[m,s]>."""
+def by_pairs_of_positions(factor: OuterProduct, bound: int) -> tuple[Tensor, Tensor]:
+    """Σ_ts <g[n,t], g[m,s]> <x[n,t], x[m,s]>, and for m = n the length of the terms as a vector."""
     n, t = factor.shape[0], factor.positions
     dtype = wide(factor.dtype)
     g, x = factor.grad_output.flatten(0, 1), factor.input.flatten(0, 1)
     step = max(1, bound // max(2 * t * n * t * dtype.itemsize, 1))
-    found = []
+    found, lengths = [], []
     for start in range(0, n, step):
-        rows = slice(start * t, min(start + step, n) * t)
+        count = min(step, n - start)
+        rows = slice(start * t, (start + count) * t)
         products = mm(g[rows], g.T, dtype).mul_(mm(x[rows], x.T, dtype))
-        found.append(products.view(-1, t, n, t).sum((1, 3), dtype=torch.float64))
-    return torch.cat(found)
+        products = products.view(count, t, n, t)
+        found.append(products.sum((1, 3), dtype=torch.float64))
+        own = products[:, :, start : start + count].diagonal(dim1=0, dim2=2)  # (t, t, n)
+        lengths.append(torch.linalg.vector_norm(own, dim=(0, 1)).double())
+    return torch.cat(found), torch.cat(lengths)
 
 
 def by_rows(factors: Sequence[Factor], bound: int) -> Tensor:

@@ -1,7 +1,10 @@
 """|G_n|² of every sample, by the cheapest of several exact ways.
 
 All of them sum up in float64 what was multiplied in float32 or better: Gram matrices in bfloat16 are
-wrong by hundreds of per cent where positions cancel.
+wrong by hundreds of per cent where positions cancel. Where they cancel to a thousandth, those in float32
+are no better: on the CPU such samples are computed again from their gradients.
+
+Entries of a float32 gradient beyond 1e19 have infinite norms: their squares do.
 """
 
 from __future__ import annotations
@@ -13,10 +16,17 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pergrad.factors import Convolution, Factor, OuterProduct, RowSum, bmm, wide
-from pergrad.reductions.tiles import sample_tiles
+from pergrad.factors import Convolution, Factor, OuterProduct, RowSum, bmm, is_traced, wide
+from pergrad.reductions.tiles import sample_tiles, wide_dtype
 
-__all__ = ["by_gram", "by_rank_one", "by_tiles", "gram_is_cheaper", "squared_norms"]
+__all__ = [
+    "by_gram",
+    "by_rank_one",
+    "by_tiles",
+    "gram_is_cheaper",
+    "is_cancelled",
+    "squared_norms",
+]
 
 
 def squared_norms(factors: Sequence[Factor], bound: int) -> Tensor:
@@ -29,8 +39,9 @@ def squared_norms(factors: Sequence[Factor], bound: int) -> Tensor:
         head, table = kinds[OuterProduct], kinds[RowSum]
         assert isinstance(head, OuterProduct)
         assert isinstance(table, RowSum)
-        total = squared_norms_of(head, bound) + squared_norms_of(table, bound)
-        return (total + 2 * _table_times_product(table, head, bound)).clamp(min=0)
+        apart = squared_norms_of(head, bound) + squared_norms_of(table, bound)
+        found = apart + 2 * _table_times_product(table, head, bound)
+        return _checked(found, apart, [head, table], bound)
     return by_tiles(factors, bound)
 
 
@@ -59,7 +70,8 @@ def _(factor: Convolution, bound: int) -> Tensor:
     outputs, inputs = factor.kernel[0] // factor.groups, prod(factor.kernel[1:])
     if not gram_is_cheaper(factor.positions, outputs, inputs):
         return by_tiles([factor], bound)
-    step = _samples_at_once(factor.scratch * 4, bound)
+    windows = factor.groups * inputs * factor.positions  # of one sample, copied
+    step = _samples_at_once(windows * factor.input.element_size(), bound)
     found = []
     for start in range(0, factor.shape[0], step):
         some: Convolution = factor.mapped(lambda x, at=start: x[at : at + step])  # type: ignore[misc]
@@ -73,26 +85,49 @@ def gram_is_cheaper(t: int, o: int, i: int) -> bool:
 
 
 def by_rank_one(factor: OuterProduct) -> Tensor:
-    """|g ⊗ x|² = |g|² |x|²."""
-    return _squared(factor.grad_output) * _squared(factor.input)
+    """|g ⊗ x|² = |g|² |x|²; each in float64, since one may be huge where the other is tiny."""
+    return _squared(factor.grad_output.double()) * _squared(factor.input.double())
 
 
 def by_gram(factor: OuterProduct, bound: int) -> Tensor:
     """|G_n|² = Σ_ts <g_t, g_s> <x_t, x_s>."""
     n, t = factor.shape[0], factor.positions
     dtype = wide(factor.dtype)
-    found = torch.zeros(n, dtype=torch.float64, device=factor.device)
-    step = max(1, bound // (2 * t * t * dtype.itemsize))
-    block = t if step > 1 else max(1, min(t, bound // (2 * t * dtype.itemsize)))
+    found, terms = torch.zeros(2, n, dtype=torch.float64, device=factor.device)
+    step = _samples_at_once(2 * t * t * dtype.itemsize, bound)
+    block = t if step > 1 else _samples_at_once(2 * t * dtype.itemsize, bound)
     for start in range(0, n, step):
         some = factor.part(slice(start, start + step)) if step < n else factor
         g, x = some.grad_output, some.input
-        for first in range(0, t, block):
+        for first in range(0, t, max(block, 1)):
             rows = slice(first, first + block)
-            found[start : start + step] += _inner(
-                bmm(g[:, rows], g.mT, dtype), bmm(x[:, rows], x.mT, dtype)
-            )
-    return found.clamp_(min=0)
+            a, b = bmm(g[:, rows], g.mT, dtype), bmm(x[:, rows], x.mT, dtype)
+            found[start : start + step] += _inner(a, b)
+            diagonal = a.diagonal(first, 1, 2) * b.diagonal(first, 1, 2)
+            terms[start : start + step] += diagonal.sum(1, dtype=torch.float64)
+    return _checked(found, terms, [factor], bound)
+
+
+def is_cancelled(found: Tensor, terms: Tensor, dtype: torch.dtype) -> Tensor:
+    """Whether a sum is so much smaller than its terms that their rounding errors show, or overflowed.
+
+    `terms` bounds their length as a vector; of independent positions, the sum is as large.
+    """
+    return ~(found >= 1e4 * torch.finfo(dtype).eps * terms)
+
+
+def _checked(found: Tensor, terms: Tensor, factors: Sequence[Factor], bound: int) -> Tensor:
+    """Squared norms as found, or from the gradients where too much has cancelled.
+
+    Not on a GPU, which would have to be waited for.
+    """
+    if found.device.type != "cpu" or is_traced(found):
+        return found.clamp(min=0)
+    doubtful = is_cancelled(found, terms, wide_dtype(factors)).nonzero().flatten()
+    if len(doubtful):
+        some = [f.mapped(lambda x: x[doubtful]) for f in factors]
+        found[doubtful] = by_tiles(some, bound)
+    return found
 
 
 def by_tiles(factors: Sequence[Factor], bound: int) -> Tensor:
@@ -131,8 +166,7 @@ def _table_times_product(table: RowSum, head: OuterProduct, bound: int) -> Tenso
         )
         index = rows.index.unsqueeze(1).expand(-1, s, -1)
         picked = products.grad_output.gather(2, index).to(dtype)  # (n, s, t)
-        inner = bmm(products.input, rows.grad_output.to(products.input.dtype).mT, dtype)
-        found.append(_inner(picked, inner))
+        found.append(_inner(picked, bmm(products.input, rows.grad_output.mT, dtype)))
     return torch.cat(found)
 
 

@@ -144,9 +144,9 @@ def by_fourier(factor: OuterProduct, sketch: CountSketch, bound: int) -> Tensor:
     found = []
     for start in range(0, n, step):
         some = factor.part(slice(start, start + step))
-        total = some.grad_output.new_zeros(1, dtype=dtype)
+        total = some.grad_output.new_zeros(some.shape[0], size // 2 + 1, dtype=dtype)
         block = t if step > 1 else max(1, bound // (6 * size * dtype.itemsize))
-        for first in range(0, max(t, 1), block):
+        for first in range(0, t, max(block, 1)):
             at = slice(first, first + block)
             g = torch.fft.rfft(sketch.of_rows(some.grad_output[:, at].to(dtype)))
             x = torch.fft.rfft(sketch.of_columns(some.input[:, at].to(dtype)))

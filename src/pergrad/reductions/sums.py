@@ -14,8 +14,8 @@ from pergrad.reductions.tiles import wide_dtype
 __all__ = ["weighted_sum"]
 
 
-def weighted_sum(factors: Sequence[Factor], scale: Tensor) -> Tensor:
-    """Σ_f Σ_n scale[n] F_n, of the weight's shape, in float32 or wider.
+def weighted_sum(factors: Sequence[Factor], scale: Tensor | None) -> Tensor:
+    """Σ_f Σ_n scale[n] F_n, of the weight's shape, in float32 or wider; without a scale the plain sum.
 
     A sample whose scale is zero adds nothing, whatever its gradient: also if that is not finite.
     """
@@ -26,14 +26,18 @@ def weighted_sum(factors: Sequence[Factor], scale: Tensor) -> Tensor:
     return total
 
 
-def _scaled(x: Tensor, scale: Tensor) -> Tensor:
-    """scale[n] x[n, ...], zero where the scale is, in the type of x or of the scale."""
+def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+    """scale[n] x[n, ...], zero where the scale is, never rounded to less than float32."""
+    if scale is None:
+        return x
     scale = scale.view(-1, *[1] * (x.dim() - 1))
     return (x * scale.to(wide(x.dtype))).where(scale != 0, 0)
 
 
-def _without_dropped(x: Tensor, scale: Tensor) -> Tensor:
+def _without_dropped(x: Tensor, scale: Tensor | None) -> Tensor:
     """X with zeros for the samples that are left out: their NaNs would outlive a zero factor."""
+    if scale is None:
+        return x
     is_kept = scale != 0
     if x.device.type == "cpu" and not is_traced(x) and bool(is_kept.all()):
         return x
@@ -41,35 +45,35 @@ def _without_dropped(x: Tensor, scale: Tensor) -> Tensor:
 
 
 @singledispatch
-def weighted_sum_of(factor: Factor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def weighted_sum_of(factor: Factor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Σ_n scale[n] G_n of one factor; the plain way has the gradients of all samples at once."""
     gradients = factor.materialize(dtype)
-    rows = _without_dropped(gradients, scale).flatten(1) if gradients.dim() > 1 else None
-    if rows is None:
+    if scale is None or gradients.dim() == 1:
         return _scaled(gradients, scale).sum(0)
+    rows = _without_dropped(gradients, scale).flatten(1)
     return (scale.to(dtype) @ rows).view(gradients.shape[1:])
 
 
 @weighted_sum_of.register
-def _(factor: OuterProduct, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def _(factor: OuterProduct, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     x = _without_dropped(factor.input, scale)
-    g = _scaled(factor.grad_output, scale).to(torch.promote_types(factor.dtype, x.dtype))
+    g = _scaled(factor.grad_output, scale)
     return mm(g.flatten(0, 1).T, x.flatten(0, 1), dtype)
 
 
 @weighted_sum_of.register
-def _(factor: RowSum, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def _(factor: RowSum, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     g = _scaled(factor.grad_output, scale).to(dtype).flatten(0, 1)
     return g.new_zeros(factor.shape[1:]).index_add_(0, factor.index.flatten(), g)
 
 
 @weighted_sum_of.register
-def _(factor: Convolution, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def _(factor: Convolution, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     kept = factor.mapped(lambda x: _without_dropped(x, scale))
     total: Tensor = kept.summed(scale, dtype)
     return total.to(dtype)
 
 
 @weighted_sum_of.register
-def _(factor: ByOwner, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    return weighted_sum_of(factor.each, scale[factor.owner], dtype)
+def _(factor: ByOwner, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return weighted_sum_of(factor.each, None if scale is None else scale[factor.owner], dtype)

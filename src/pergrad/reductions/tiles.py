@@ -65,10 +65,16 @@ def whole_batch_tiles(factors: Sequence[Factor], bound: int) -> Iterator[tuple[s
     if everything <= room or len(shape) < 1:
         yield ALL, _piece(factors, ALL, ALL, dtype)
         return
-    step = max(1, shape[0] * room // everything)
+    scratch = max(f.scratch for f in factors)  # which fewer rows do not make less
+    at_once = max(1, room // scratch) if scratch else n
+    step = max(1, shape[0] * room // max(n * prod(shape), 1))
     for start in range(0, shape[0], step):
         rows = slice(start, min(start + step, shape[0]))
-        yield rows, _piece(factors, ALL, rows, dtype)
+        some = [slice(first, first + at_once) for first in range(0, n, at_once)]
+        pieces = [
+            _piece(factors, samples if len(some) > 1 else ALL, rows, dtype) for samples in some
+        ]
+        yield rows, pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _piece(factors: Sequence[Factor], samples: slice, rows: slice, dtype: torch.dtype) -> Tensor:
