@@ -36,15 +36,23 @@ from pergrad.engine.propagation import (
     sizes_in,
     tensors_in,
 )
-from pergrad.engine.ruled import call_with_rule, unsupported, written
+from pergrad.engine.ruled import call_by_plan, call_with_rule, planned, unsupported, written
 from pergrad.engine.sizes import BatchSize
-from pergrad.engine.tracker import TAG, Tracker
+from pergrad.engine.tracker import Tracker
 from pergrad.engine.weights import Root, Weight, refuse_ordinary_gradients
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
 
 __all__ = ["Recorder"]
 
+# By themselves: to look them up in the Enum took a third of the time of a passive call.
+_PASSIVE, _SHAPE, _SIZE, _BACKWARD, _ORDINARY = (
+    Kind.PASSIVE,
+    Kind.SHAPE,
+    Kind.SIZE,
+    Kind.BACKWARD,
+    Kind.ORDINARY,
+)
 _REPEATS = frozenset("expand expand_as broadcast_to repeat tile".split())
 
 
@@ -88,29 +96,29 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         kind = kind_of(func)
-        if kind is Kind.PASSIVE or not self._begun:
+        if kind is _PASSIVE or not self._begun:
             return func(*args, **kwargs)
-        if kind is Kind.SHAPE:
+        if kind is _SHAPE:
             return self._shape(args[0], func(*args))
-        if kind is Kind.SIZE:
+        if kind is _SIZE:
             return self._size(func(*args, **kwargs), args, kwargs)
-        if kind is Kind.BACKWARD:
+        if kind is _BACKWARD:
             return self._backward(func, args, kwargs)
 
         tracker = self.tracker
-        tensors = tensors_in(*args, *kwargs.values()) if kwargs else tensors_in(*args)
-        layouts: list[Any] = []
-        for t in tensors:
-            tag: Any = getattr(t, TAG, None)  # what `tracker.tag` does, for most tensors
-            if tag is None or tag.scope is not tracker.scope:
-                tag = tracker.tag(t)
-            if tag.is_weight:
-                if kind is Kind.ORDINARY and torch.is_grad_enabled():
+        tensors, tags, signature = tracker.read(func, args, kwargs)
+        if kind is _ORDINARY:
+            for tag in tags:
+                if tag.is_weight and torch.is_grad_enabled():
+                    plan = planned(func, signature)
+                    if plan is not None:
+                        output = call_by_plan(plan, args, kwargs, tracker, tensors, tags, signature)
+                        if output is not NotImplemented:
+                            self._note(func, args, kwargs, "rule")
+                            return output
                     return self._call_on_weights(func, args, kwargs)
-                tag = tracker.constant
-            layouts.append(tag)
         output = func(*args, **kwargs)
-        tracker.propagate_from(func, args, kwargs, output, tensors, layouts)
+        tracker.propagate_from(func, args, kwargs, output, tensors, tags, signature)
         return output
 
     def _backward(

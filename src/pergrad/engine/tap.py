@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.layouts import Layout, Owners, Samples, samples_first
+from pergrad.engine.plans import Plan
 from pergrad.engine.weights import Weight
 from pergrad.errors import PergradError, UnsupportedFunctionError
 from pergrad.factors import ByOwner, Dense, Factor
-from pergrad.rules import Rule
 
 __all__ = ["Use", "tap"]
 
@@ -22,33 +22,33 @@ __all__ = ["Use", "tap"]
 class Use:
     """One call of a function on recorded weights: all that its rule needs but the kept tensors."""
 
-    rule: Rule
-    function: Callable[..., Any]
-    arguments: Mapping[str, Any]  # by name, without the kept tensors
-    kept: tuple[str, ...]  # the arguments that the kept tensors are
-    layouts: Mapping[str, Samples | Owners]  # of the arguments that carry samples
+    plan: Plan
+    arguments: Mapping[str, Any]  # by name, without the tensors
     output_layouts: tuple[Layout, ...]
-    weights: Mapping[str, Weight]  # by argument
+    weights: list[Weight]
 
     def on_gradient(
         self, grads: tuple[Tensor | None, ...], kept: tuple[Tensor, ...]
     ) -> list[Tensor | None]:
         """Give every weight its factor; what is left to flow to the weights' anchors."""
-        layouts = (*self.layouts.values(), *self.output_layouts)
-        by_owner = next((la for la in layouts if isinstance(la, Owners)), None)
+        plan = self.plan
+        by_owner = plan.by_owner
+        for layout in self.output_layouts:
+            if isinstance(layout, Owners):
+                by_owner = by_owner or layout
         if by_owner is not None and by_owner.scope.count == 1:
             by_owner = None
         arguments = dict(self.arguments)
-        for name, t in zip(self.kept, kept, strict=True):
-            arguments[name] = self._rows(t, self.layouts.get(name), by_owner)
+        for name, t in zip(plan.kept, kept, strict=True):
+            arguments[name] = self._rows(t, plan.layouts.get(name), by_owner)
         outputs = [
             None if g is None else self._rows(g, la, by_owner)
             for g, la in zip(grads, self.output_layouts, strict=True)
         ]
-        gradients = self.rule.gradients(outputs[0] if len(outputs) == 1 else outputs, **arguments)
+        gradients = plan.rule.gradients(outputs[0] if len(outputs) == 1 else outputs, **arguments)
         return [
             weight.take(self._factor(argument, weight.name, gradients, by_owner))
-            for argument, weight in self.weights.items()
+            for argument, weight in zip(plan.weights, self.weights, strict=True)
         ]
 
     @staticmethod
@@ -65,7 +65,7 @@ class Use:
     ) -> Factor:
         if argument not in gradients:
             raise PergradError(
-                f"the rule of `{self.function.__name__}` gives no gradient for its argument {argument!r}, "
+                f"the rule of `{self.plan.function.__name__}` gives no gradient for its argument {argument!r}, "
                 f"which is parameter {parameter!r}; it gives {sorted(gradients)}"
             )
         found = gradients[argument]
@@ -109,7 +109,7 @@ _apply_tap = super(torch.autograd.Function, _Tap).apply
 def tap(use: Use, kept: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The outputs, with the use's rule called once their gradients are known."""
     anchors = []
-    for weight in use.weights.values():
+    for weight in use.weights:
         weight.expect()
         anchors.append(weight.anchor)
     return _apply_tap(use, kept, *anchors, *outputs)

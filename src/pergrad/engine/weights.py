@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pergrad.engine.layouts import Scope
+from pergrad.engine.layouts import Key, Scope
 from pergrad.engine.ledger import Book
 from pergrad.errors import UnseenUseError
 from pergrad.factors import Dense, Factor
@@ -37,15 +37,13 @@ class Weight:
 
     carries: ClassVar[bool] = False
     is_weight: ClassVar[bool] = True
+    key: ClassVar[Key] = ("weight",)
 
     def __init__(self, scope: Scope, roots: tuple[str, ...], value: Tensor) -> None:
         self.scope = scope
         self.roots = roots  # the names of the parameters that it is, or comes from
+        self.name = " and ".join(roots)
         self.value = value.detach()
-
-    @property
-    def name(self) -> str:
-        return " and ".join(self.roots)
 
     @property
     def anchor(self) -> Tensor:
