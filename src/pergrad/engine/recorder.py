@@ -76,9 +76,12 @@ class Recorder(TorchFunctionMode):
         """Record from now on; until then, functions pass by."""
         self.tracker = tracker
         self._book = book
-        anchor = torch.zeros((), requires_grad=True)
-        for name, p in self._parameters.items():
-            tracker.roots[id(p)] = Root(tracker.scope, name, p, book, anchor)
+        with (
+            torch._C.DisableTorchFunction()
+        ):  # begun inside of the mode, by the module's first call
+            anchor = torch.zeros((), requires_grad=True)
+            for name, p in self._parameters.items():
+                tracker.roots[id(p)] = Root(tracker.scope, name, p, book, anchor)
         self._begun = True
 
     def wants_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -118,7 +121,8 @@ class Recorder(TorchFunctionMode):
                             return output
                     return self._call_on_weights(func, args, kwargs)
         output = func(*args, **kwargs)
-        tracker.propagate_from(func, args, kwargs, output, tensors, tags, signature)
+        if not tracker.recall(signature, output):
+            tracker.propagate_from(func, args, kwargs, output, tensors, tags, signature)
         return output
 
     def _backward(

@@ -28,7 +28,7 @@ _PLANS: Memory[Plan] = Memory()
 
 def planned(func: Callable[..., Any], signature: Signature | None) -> Plan | None:
     """The plan of an earlier call of that signature, as long as its function still has that rule."""
-    plan = _PLANS.get(signature) if signature is not None else None
+    plan = _PLANS.get(signature)
     if plan is None or RULES.get(plan.function) is not plan.rule:
         return None
     return plan
@@ -81,7 +81,8 @@ def call_by_plan(
     given = tuple(arguments.values())
     args, kwargs = given[: len(args)], dict(zip(kwargs, given[len(args) :], strict=True))
     output = func(*args, **kwargs)
-    tracker.propagate_from(func, args, kwargs, output, values, tags, signature)
+    if not tracker.recall(signature, output):
+        tracker.propagate_from(func, args, kwargs, output, values, tags, signature)
     outputs = (output,) if isinstance(output, Tensor) else tuple(output)
     layouts = tuple([tracker.layout(t) for t in outputs])
     for layout in layouts:
@@ -89,7 +90,7 @@ def call_by_plan(
             raise unsupported(func, weights, layout.reason)
     kept = tuple([arguments[name].detach() for name in plan.kept])
     arguments.update(plan.shapes)
-    tapped = tap(Use(plan, arguments, layouts, weights), kept, outputs)
+    tapped = tap(Use(plan, arguments, layouts, weights), kept, values, outputs)
     for t, layout in zip(tapped, layouts, strict=True):
         tracker.mark(t, layout)
     return tapped[0] if isinstance(output, Tensor) else type(output)(tapped)

@@ -50,7 +50,7 @@ class Memory(Generic[V]):
     most = 10_000
 
     def __init__(self) -> None:
-        self._known: dict[Signature, V] = {}
+        self._known: dict[Signature | None, V] = {}  # never anything for None, no signature
         self.get = self._known.get
 
     def put(self, signature: Signature, value: V) -> None:

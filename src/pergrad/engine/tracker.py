@@ -171,7 +171,17 @@ class Tracker:
     ) -> None:
         """Give the outputs of a call their layouts; `flows` says whether a gradient is going to."""
         tensors, tags, signature = self.read(func, args, kwargs)
-        self.propagate_from(func, args, kwargs, output, tensors, tags, signature, flows)
+        if not self.recall(signature, output):
+            self.propagate_from(func, args, kwargs, output, tensors, tags, signature, flows)
+
+    def recall(self, signature: Signature | None, output: Any) -> bool:
+        """Give the outputs of a call the layouts of an earlier one with its signature, if there was one."""
+        known = _LAYOUTS.get(signature)
+        if known is None:
+            return False
+        for t, key in zip((output,) if isinstance(output, Tensor) else output, known, strict=True):
+            setattr(t, TAG, self._made.get(key) or self._make(key))
+        return True
 
     def propagate_from(
         self,
@@ -184,14 +194,7 @@ class Tracker:
         signature: Signature | None,
         flows: bool | None = None,
     ) -> None:
-        """The same, where the arguments have been read already; a weight among them is a constant."""
-        known = _LAYOUTS.get(signature) if signature is not None else None
-        if known is not None:
-            for t, key in zip(
-                [output] if isinstance(output, Tensor) else output, known, strict=True
-            ):
-                setattr(t, TAG, self._made.get(key) or self._make(key))
-            return
+        """The same, worked out, where the arguments have been read; a weight is a constant here."""
         layouts: list[Layout] = [self.constant if tag.is_weight else tag for tag in tags]  # type: ignore[misc]
         if output is None:
             if func is Tensor.__setitem__ and isinstance(args[2], Tensor):

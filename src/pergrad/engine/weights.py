@@ -38,6 +38,7 @@ class Weight:
     carries: ClassVar[bool] = False
     is_weight: ClassVar[bool] = True
     key: ClassVar[Key] = ("weight",)
+    is_rooted: bool = True  # whether a factor goes straight to the book, so that nothing flows on
 
     def __init__(self, scope: Scope, roots: tuple[str, ...], value: Tensor) -> None:
         self.scope = scope
@@ -106,6 +107,7 @@ class Transformed(Weight):
         super().__init__(parent.scope, parent.roots, value)
         self._parent = parent
         self._back = back
+        self.is_rooted = parent.is_rooted
 
     @property
     def anchor(self) -> Tensor:
@@ -127,6 +129,8 @@ class Transformed(Weight):
 
 class Derived(Weight):
     """Any other function of weights and constants."""
+
+    is_rooted = False
 
     def __init__(
         self, scope: Scope, roots: tuple[str, ...], value: Tensor, carrier: Tensor
