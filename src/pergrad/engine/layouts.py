@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "ROWS",
     "Constant",
     "Key",
     "Layout",
@@ -28,6 +29,8 @@ __all__ = [
 
 # What a layout is, whatever its scope: equal for equal layouts. None where that takes more to tell.
 Key: TypeAlias = tuple[int | str, ...] | None
+
+ROWS: Key = (0, 1, 1)  # one row a sample
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,14 +45,8 @@ from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
 
 __all__ = ["Recorder"]
 
-# By themselves: to look them up in the Enum took a third of the time of a passive call.
-_PASSIVE, _SHAPE, _SIZE, _BACKWARD, _ORDINARY = (
-    Kind.PASSIVE,
-    Kind.SHAPE,
-    Kind.SIZE,
-    Kind.BACKWARD,
-    Kind.ORDINARY,
-)
+_PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
+_BACKWARD, _ORDINARY = Kind.BACKWARD, Kind.ORDINARY
 _REPEATS = frozenset("expand expand_as broadcast_to repeat tile".split())
 
 
@@ -102,7 +96,7 @@ class Recorder(TorchFunctionMode):
         if kind is _PASSIVE or not self._begun:
             return func(*args, **kwargs)
         if kind is _SHAPE:
-            return self._shape(args[0], func(*args))
+            return self.tracker.tagged(args[0], func(*args))
         if kind is _SIZE:
             return self._size(func(*args, **kwargs), args, kwargs)
         if kind is _BACKWARD:
@@ -110,16 +104,15 @@ class Recorder(TorchFunctionMode):
 
         tracker = self.tracker
         tensors, tags, signature = tracker.read(func, args, kwargs)
-        if kind is _ORDINARY:
-            for tag in tags:
-                if tag.is_weight and torch.is_grad_enabled():
-                    plan = planned(func, signature)
-                    if plan is not None:
-                        output = call_by_plan(plan, args, kwargs, tracker, tensors, tags, signature)
-                        if output is not NotImplemented:
-                            self._note(func, args, kwargs, "rule")
-                            return output
-                    return self._call_on_weights(func, args, kwargs)
+        for tag in tags:
+            if tag.is_weight and kind is _ORDINARY and torch.is_grad_enabled():
+                plan = planned(func, signature)
+                if plan is not None:
+                    output = call_by_plan(plan, args, kwargs, tracker, tensors, tags, signature)
+                    if output is not NotImplemented:
+                        self._note(func, args, kwargs, "rule")
+                        return output
+                return self._call_on_weights(func, args, kwargs)
         output = func(*args, **kwargs)
         if not tracker.recall(signature, output):
             tracker.propagate_from(func, args, kwargs, output, tensors, tags, signature)
@@ -134,14 +127,11 @@ class Recorder(TorchFunctionMode):
         with book, self:  # a checkpoint inside recomputes its forward, which must be seen
             return without_override_check(func)(*args, **kwargs)
 
-    def _shape(self, t: Tensor, shape: torch.Size) -> torch.Size:
-        return self.tracker.tagged(t, shape)
-
     def _size(self, size: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(size, int):
-            return self._shape(args[0], size)
+            return self.tracker.tagged(args[0], size)
         dim = args[1] if len(args) > 1 else kwargs["dim"]
-        return self._shape(args[0], args[0].shape)[dim]
+        return self.tracker.tagged(args[0], args[0].shape)[dim]
 
     def _note(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rung: Rung
@@ -240,7 +230,7 @@ class Recorder(TorchFunctionMode):
         self._note(func, args, kwargs, "expanded")
         count = self.tracker.scope.count
         if name_of(func) == "expand_as":
-            args = (args[0], self._shape(args[1], args[1].shape))
+            args = (args[0], self.tracker.tagged(args[1], args[1].shape))
             func = Tensor.expand
         sizes = pytree.tree_leaves((args[1:], tuple(kwargs.values())))
         sizes = [s for s in sizes if isinstance(s, int)]

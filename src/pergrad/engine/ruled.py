@@ -64,7 +64,9 @@ def call_by_plan(
     """The same, where all that repeats is known. The rule's own check may look at values: it is asked."""
     rule, func = plan.rule, plan.function
     casts = rule.casts_under_autocast and torch._C._is_any_autocast_enabled()
-    arguments = rule.bind(args, kwargs)
+    arguments: dict[str, Any] = dict(zip(rule.names, args, strict=False))
+    if kwargs:
+        arguments.update(kwargs)
     weights: list[Weight] = []
     values: list[Tensor] = []
     for name, value, tag in zip(plan.tensors, tensors, tags, strict=True):
@@ -79,7 +81,9 @@ def call_by_plan(
         return NotImplemented
 
     given = tuple(arguments.values())
-    args, kwargs = given[: len(args)], dict(zip(kwargs, given[len(args) :], strict=True))
+    if kwargs:
+        kwargs = dict(zip(kwargs, given[len(args) :], strict=True))
+    args = given[: len(args)]
     output = func(*args, **kwargs)
     if not tracker.recall(signature, output):
         tracker.propagate_from(func, args, kwargs, output, values, tags, signature)
@@ -91,6 +95,8 @@ def call_by_plan(
     kept = tuple([arguments[name].detach() for name in plan.kept])
     arguments.update(plan.shapes)
     tapped = tap(Use(plan, arguments, layouts, weights), kept, values, outputs)
+    if tapped is outputs:
+        return output
     for t, layout in zip(tapped, layouts, strict=True):
         tracker.mark(t, layout)
     return tapped[0] if isinstance(output, Tensor) else type(output)(tapped)

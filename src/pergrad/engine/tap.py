@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.engine.layouts import Layout, Owners, Samples, samples_first
+from pergrad.engine.layouts import ROWS, Layout, Owners, samples_first
 from pergrad.engine.plans import Plan
 from pergrad.engine.weights import Weight
 from pergrad.errors import PergradError, ScopeError, UnsupportedFunctionError
@@ -34,31 +34,44 @@ class Use:
         plan = self.plan
         by_owner = plan.by_owner
         for layout in self.output_layouts:
-            if isinstance(layout, Owners):
-                by_owner = by_owner or layout
+            if by_owner is None and isinstance(layout, Owners):
+                by_owner = layout
         if by_owner is not None and by_owner.scope.count == 1:
             by_owner = None
         arguments = dict(self.arguments)
-        for name, t in zip(plan.kept, kept, strict=True):
-            arguments[name] = self._rows(t, plan.layouts.get(name), by_owner)
-        outputs = [
-            None if g is None else self._rows(g, la, by_owner)
-            for g, la in zip(grads, self.output_layouts, strict=True)
-        ]
+        if plan.rule.merges_rows and self._has_rows_in_front(grads, kept):
+            arguments.update(zip(plan.kept, kept, strict=True))
+            outputs: Sequence[Tensor | None] = grads
+        else:
+            for name, t in zip(plan.kept, kept, strict=True):
+                arguments[name] = self._rows(t, plan.layouts.get(name), by_owner)
+            outputs = [
+                None if g is None else self._rows(g, la, by_owner)
+                for g, la in zip(grads, self.output_layouts, strict=True)
+            ]
         gradients = plan.rule.gradients(outputs[0] if len(outputs) == 1 else outputs, **arguments)
         return [
             weight.take(self._factor(argument, weight.name, gradients, by_owner))
             for argument, weight in zip(plan.weights, self.weights, strict=True)
         ]
 
+    def _has_rows_in_front(
+        self, grads: tuple[Tensor | None, ...], kept: tuple[Tensor, ...]
+    ) -> bool:
+        """Whether all of (n, ..., features) are as they should be, but for a dimension of size 1."""
+        layouts = (*self.plan.layouts.values(), *self.output_layouts)
+        return all(layout.key == ROWS for layout in layouts) and all(
+            t is not None and t.dim() > 2 for t in (*grads, *kept)
+        )
+
     @staticmethod
     def _rows(t: Tensor, layout: Layout | None, by_owner: Owners | None) -> Tensor:
         """With a sample axis in front; with one row a slice where rows are told by their owner."""
-        if not isinstance(layout, Samples | Owners):
+        if layout is None or not layout.carries:
             return t
         if layout.scope.count == 1:  # whatever the dimension, all of it belongs to the one sample
             return t.unsqueeze(0)
-        return samples_first(t, layout if by_owner is None else by_owner.at(layout.dim))
+        return samples_first(t, layout if by_owner is None else by_owner.at(layout.dim))  # type: ignore[arg-type,union-attr]
 
     def _factor(
         self, argument: str, parameter: str, gradients: Mapping[str, Any], by_owner: Owners | None

@@ -32,6 +32,7 @@ TAG = "_pergrad_layout"  # the attribute that a tensor carries its layout, or th
 # `dim`, by all that they depend on.
 _LAYOUTS: Memory[tuple[Key, ...]] = Memory()
 _TAGGED: Memory[torch.Size] = Memory()
+_SEQUENCES = (list, tuple)
 
 
 def _is_by_shape(call: Call) -> bool:
@@ -46,7 +47,8 @@ def _is_by_shape(call: Call) -> bool:
     if all(t.is_floating_point() for t in call.tensors):
         return True
     # Others may be indices, whose values matter, unless there is nothing that they could index.
-    return handler is aligned or (handler is not None and len(call.tensors) == 1)
+    is_alone = handler is not None and len(call.tensors) == 1
+    return is_alone or handler is aligned or call.name == "embedding"
 
 
 class Tracker:
@@ -126,7 +128,7 @@ class Tracker:
     def _read(
         self, values: Iterable[Any], tensors: list[Tensor], tags: list[Any], parts: list[Any]
     ) -> bool:
-        """Of all values; False if they have no signature. One pass, since it is made for every call."""
+        """All values; False if they have no signature. In one pass, since it is made for every call."""
         has_signature = True
         for value in values:
             kind = type(value)
@@ -141,10 +143,10 @@ class Tracker:
                 parts += tag.key, value.shape, value.dtype
                 if tag.key is None:
                     has_signature = False
-            elif isinstance(value, list | tuple):
+            elif isinstance(value, _SEQUENCES):
                 parts += kind, len(value)
                 has_signature = self._read(value, tensors, tags, parts) and has_signature
-            elif isinstance(value, dict):
+            elif kind is dict:
                 self._read(value.values(), tensors, tags, parts)
                 has_signature = False
             else:
@@ -179,8 +181,11 @@ class Tracker:
         known = _LAYOUTS.get(signature)
         if known is None:
             return False
-        for t, key in zip((output,) if isinstance(output, Tensor) else output, known, strict=True):
-            setattr(t, TAG, self._made.get(key) or self._make(key))
+        if len(known) == 1 and isinstance(output, Tensor):
+            setattr(output, TAG, self._made.get(known[0]) or self._make(known[0]))
+        else:
+            for t, key in zip(output, known, strict=True):
+                setattr(t, TAG, self._made.get(key) or self._make(key))
         return True
 
     def propagate_from(
