@@ -18,7 +18,7 @@ from pergrad.engine.ledger import Ledger
 from pergrad.engine.opaque import seeing_functions
 from pergrad.engine.recorder import Recorder
 from pergrad.engine.tracker import Tracker
-from pergrad.engine.weights import refuse_ordinary_gradients
+from pergrad.engine.weights import refusing_ordinary_gradients
 from pergrad.errors import BatchSizeError, PergradError, ScopeError
 from pergrad.quantities import Batch, Quantity
 
@@ -162,19 +162,17 @@ class Recording:
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """Within: gradients are taken in; one that reaches a parameter past the recorder is an error."""
-        hooks = [refuse_ordinary_gradients(p, name) for name, p in self._weights.items()]
         self._is_collecting = True
         if self._ledger is not None:
             self._ledger.open()
         try:
-            yield
+            with refusing_ordinary_gradients(self._weights):
+                yield
         except BaseException:
             if self._ledger is not None:
                 self._ledger.abandon()
             raise
         finally:
             self._is_collecting = False
-            for hook in hooks:
-                hook.remove()
         if self._ledger is not None:
             self._ledger.close()

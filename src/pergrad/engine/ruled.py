@@ -14,7 +14,7 @@ from pergrad.engine.plans import Plan, plan_of
 from pergrad.engine.propagation import name_of
 from pergrad.engine.signatures import Memory, Signature
 from pergrad.engine.tap import Use, tap
-from pergrad.engine.tracker import Tracker
+from pergrad.engine.tracker import TAG, Tracker
 from pergrad.engine.weights import Weight
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.rules import DECOMPOSITIONS, RULES, Rule
@@ -88,7 +88,7 @@ def call_by_plan(
     if not tracker.recall(signature, output):
         tracker.propagate_from(func, args, kwargs, output, values, tags, signature)
     outputs = (output,) if isinstance(output, Tensor) else tuple(output)
-    layouts = tuple([tracker.layout(t) for t in outputs])
+    layouts = tuple([getattr(t, TAG) for t in outputs])
     for layout in layouts:
         if isinstance(layout, Lost):
             raise unsupported(func, weights, layout.reason)

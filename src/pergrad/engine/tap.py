@@ -162,17 +162,22 @@ class _Hook:
             self._use.on_gradient((grad,), kept)
 
 
-def _can_hook(use: Use, output: Tensor) -> bool:
+def _can_hook(use: Use, inputs: Sequence[Tensor], output: Tensor) -> bool:
     """Whether the node of a function's only output belongs to this use alone, and stays in the graph.
 
     The node of a view does not, when the view is written to in place. Where saved tensors are packed,
     as in a checkpoint, ours must be too, and what flows on to a derived weight needs a node.
     """
+    for weight in use.weights:
+        if not weight.is_rooted:
+            return False
+    for t in inputs:
+        if t is output:
+            return False
     return (
         output.requires_grad
         and not output._is_view()
         and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
-        and all(weight.is_rooted for weight in use.weights)
     )
 
 
@@ -182,10 +187,9 @@ def tap(
     """The outputs, with the use's rule called once their gradients are known."""
     for weight in use.weights:
         weight.expect()
-    if len(outputs) == 1 and _can_hook(use, outputs[0]):
-        (output,) = outputs
-        if all(output is not t for t in inputs):
-            node: Any = output.grad_fn
-            node.register_prehook(_Hook(use, kept, output.output_nr))
-            return outputs
+    output = outputs[0]
+    if len(outputs) == 1 and _can_hook(use, inputs, output):
+        node: Any = output.grad_fn
+        node.register_prehook(_Hook(use, kept, output.output_nr))
+        return outputs
     return _apply_tap(use, kept, *[weight.anchor for weight in use.weights], *outputs)

@@ -225,9 +225,11 @@ class Tracker:
         """Keep what was found for calls of that signature, where it holds for them all."""
         if signature is None or not _is_by_shape(call):
             return
-        if call.carriers and not all(isinstance(layout, Samples) for layout in found):
+        flows = any(t.is_floating_point() or t.is_complex() for t in call.outputs)
+        if call.carriers and flows and not all(isinstance(layout, Samples) for layout in found):
             return  # a constant where samples went in: nothing flowed, this time
-        if output is call.outputs[0] or len(output) == len(call.outputs):
+        is_flat = output is call.outputs[0] or len(output) == len(call.outputs)
+        if is_flat and all(layout.key is not None for layout in found):
             _LAYOUTS.put(signature, tuple(layout.key for layout in found))
 
     def _make(self, key: Key) -> Layout:
