@@ -6,7 +6,7 @@ tags of another recorder, an earlier step's or another thread's, mean nothing he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar, Literal, TypeAlias
 
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "ROWS",
     "Constant",
+    "Key",
     "Layout",
     "Lost",
     "Owners",
@@ -24,6 +26,11 @@ __all__ = [
     "samples_back",
     "samples_first",
 ]
+
+# What a layout is, whatever its scope: equal for equal layouts. None where that takes more to tell.
+Key: TypeAlias = tuple[int | str, ...] | None
+
+ROWS: Key = (0, 1, 1)  # one row a sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +66,10 @@ class Samples:
     dim: int
     pre: int = 1
     post: int = 1
+    key: Key = field(init=False, compare=False, repr=False)
 
-    @property
-    def key(self) -> tuple[int, int, int]:
-        return self.dim, self.pre, self.post
+    def __post_init__(self) -> None:
+        self.key = self.dim, self.pre, self.post
 
     def at(self, dim: int) -> Samples:
         return self if dim == self.dim else self.scope.samples(dim, self.pre, self.post)
@@ -82,6 +89,7 @@ class Owners:
 
     carries: ClassVar[bool] = True
     is_weight: ClassVar[bool] = False
+    key: ClassVar[Key] = None
     scope: Scope
     dim: int
     owner: Tensor  # (size of dim,)
@@ -103,6 +111,7 @@ class Constant:
 
     carries: ClassVar[bool] = False
     is_weight: ClassVar[bool] = False
+    key: ClassVar[Key] = ("constant",)
     scope: Scope
 
 
@@ -112,6 +121,7 @@ class Lost:
 
     carries: ClassVar[bool] = False
     is_weight: ClassVar[bool] = False
+    key: ClassVar[Key] = None
     scope: Scope
     reason: str
     why: Literal["total", "mixed", "unknown"] = (

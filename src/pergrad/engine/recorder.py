@@ -36,15 +36,17 @@ from pergrad.engine.propagation import (
     sizes_in,
     tensors_in,
 )
-from pergrad.engine.ruled import call_with_rule, unsupported, written
+from pergrad.engine.ruled import call_by_plan, call_with_rule, planned, unsupported, written
 from pergrad.engine.sizes import BatchSize
-from pergrad.engine.tracker import TAG, Tracker
+from pergrad.engine.tracker import Tracker
 from pergrad.engine.weights import Root, Weight, refuse_ordinary_gradients
 from pergrad.errors import PergradError, UnsupportedFunctionError
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
 
 __all__ = ["Recorder"]
 
+_PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
+_BACKWARD, _ORDINARY = Kind.BACKWARD, Kind.ORDINARY
 _REPEATS = frozenset("expand expand_as broadcast_to repeat tile".split())
 
 
@@ -68,9 +70,12 @@ class Recorder(TorchFunctionMode):
         """Record from now on; until then, functions pass by."""
         self.tracker = tracker
         self._book = book
-        self._anchor = torch.zeros((), requires_grad=True)
-        for name, p in self._parameters.items():
-            tracker.roots[id(p)] = Root(tracker.scope, name, p, book, self._anchor)
+        with (
+            torch._C.DisableTorchFunction()
+        ):  # begun inside of the mode, by the module's first call
+            self._anchor = torch.zeros((), requires_grad=True)
+            for name, p in self._parameters.items():
+                tracker.roots[id(p)] = Root(tracker.scope, name, p, book, self._anchor)
         self._begun = True
 
     def wants_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -88,32 +93,33 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         kind = kind_of(func)
-        if kind is Kind.PASSIVE or not self._begun:
+        if kind is _PASSIVE or not self._begun:
             return func(*args, **kwargs)
-        if kind is Kind.SHAPE:
-            return self._shape(args[0], func(*args))
-        if kind is Kind.SIZE:
+        if kind is _SHAPE:
+            return self.tracker.tagged(args[0], func(*args))
+        if kind is _SIZE:
             return self._size(func(*args, **kwargs), args, kwargs)
-        if kind is Kind.BACKWARD:
+        if kind is _BACKWARD:
             return self._backward(func, args, kwargs)
 
         tracker = self.tracker
-        tensors = tensors_in(*args, *kwargs.values()) if kwargs else tensors_in(*args)
-        layouts: list[Any] = []
-        for t in tensors:
-            tag: Any = getattr(t, TAG, None)  # what `tracker.tag` does, for most tensors
-            if tag is None or tag.scope is not tracker.scope:
-                tag = tracker.tag(t)
-            if tag.is_weight:
-                if kind is Kind.ORDINARY:
-                    if torch.is_grad_enabled():
-                        return self._call_on_weights(func, args, kwargs)
-                    for name in tag.roots:
-                        self._book.expect_in_recomputation(name)
-                tag = tracker.constant
-            layouts.append(tag)
+        tensors, tags, signature = tracker.read(func, args, kwargs)
+        for tag in tags:
+            if not tag.is_weight or kind is not _ORDINARY:
+                continue
+            if torch.is_grad_enabled():
+                plan = planned(func, signature)
+                if plan is not None:
+                    output = call_by_plan(plan, args, kwargs, tracker, tensors, tags, signature)
+                    if output is not NotImplemented:
+                        self._note(func, args, kwargs, "rule")
+                        return output
+                return self._call_on_weights(func, args, kwargs)
+            for name in tag.roots:
+                self._book.expect_in_recomputation(name)
         output = func(*args, **kwargs)
-        tracker.propagate_from(func, args, kwargs, output, tensors, layouts)
+        if not tracker.recall(signature, output):
+            tracker.propagate_from(func, args, kwargs, output, tensors, tags, signature)
         return output
 
     def _backward(
@@ -151,14 +157,11 @@ class Recorder(TorchFunctionMode):
                 ) from error
             self._book.end_pass()
 
-    def _shape(self, t: Tensor, shape: torch.Size) -> torch.Size:
-        return self.tracker.tagged(t, shape)
-
     def _size(self, size: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(size, int):
-            return self._shape(args[0], size)
+            return self.tracker.tagged(args[0], size)
         dim = args[1] if len(args) > 1 else kwargs["dim"]
-        return self._shape(args[0], args[0].shape)[dim]
+        return self.tracker.tagged(args[0], args[0].shape)[dim]
 
     def _note(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rung: Rung
@@ -257,7 +260,7 @@ class Recorder(TorchFunctionMode):
         self._note(func, args, kwargs, "expanded")
         count = self.tracker.scope.count
         if name_of(func) == "expand_as":
-            args = (args[0], self._shape(args[1], args[1].shape))
+            args = (args[0], self.tracker.tagged(args[1], args[1].shape))
             func = Tensor.expand
         sizes = pytree.tree_leaves((args[1:], tuple(kwargs.values())))
         sizes = [s for s in sizes if isinstance(s, int)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.overrides import _get_current_function_mode_stack
@@ -18,7 +19,7 @@ from pergrad.engine.opaque import seeing_functions
 from pergrad.engine.options import Options
 from pergrad.engine.recorder import Recorder
 from pergrad.engine.tracker import Tracker
-from pergrad.engine.weights import refuse_ordinary_gradients
+from pergrad.engine.weights import refusing_ordinary_gradients
 from pergrad.errors import PergradError, ScopeError
 from pergrad.quantities import Batch, Quantity
 
@@ -31,11 +32,21 @@ def check_module(module: Any) -> None:
         raise PergradError(f"Module passed must be nn.Module, got {type(module).__name__}")
 
 
+def _modules(module: nn.Module, prefix: str, seen: set[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """What `module.named_modules()` gives, but as a list: its nested generators took twice as long."""
+    seen.add(module)
+    found = [(prefix, module)]
+    for name, child in module._modules.items():
+        if child is not None and child not in seen:
+            found += _modules(child, f"{prefix}.{name}" if prefix else name, seen)
+    return found
+
+
 def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
     """The parameters to record, each once, by the name that `named_parameters` gives; and all tensors."""
     weights: dict[str, Tensor] = {}
     own: dict[int, Tensor] = {}
-    for prefix, m in module.named_modules():
+    for prefix, m in _modules(module, "", set()):
         if isinstance(m, nn.DataParallel):
             raise PergradError(
                 "nn.DataParallel copies the module to other threads and devices, where its parameters "
@@ -46,7 +57,7 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
                 continue
             own[id(p)] = p
             name = f"{prefix}.{key}" if prefix else key
-            if isinstance(p, UninitializedParameter):
+            if type(p) is not nn.Parameter and isinstance(p, UninitializedParameter):
                 raise PergradError(
                     f"parameter {name!r} of a lazy module has no shape yet: call the module once first"
                 )
@@ -57,7 +68,9 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
                     f"parameter {name!r} is on the meta device and has no values: materialise the module "
                     "first, for example with module.to_empty(device=...) and its weights"
                 )
-        own.update({id(b): b for b in m._buffers.values() if b is not None})
+        for b in m._buffers.values():
+            if b is not None:
+                own[id(b)] = b
     return weights, list(own.values())
 
 
@@ -99,10 +112,11 @@ class Recording:
 
     def enter_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The module's own forward begins: its arguments carry the samples, what else it meets does not."""
-        if self._tracker is None:
-            self.begin(batch_size_of(self._module, self._options.batch_dim, args, kwargs))
-        assert self._tracker is not None
-        self._marked += mark_inputs(self._module, self._tracker, args, kwargs)
+        with torch._C.DisableTorchFunction():  # reading the arguments is no part of the model
+            if self._tracker is None:
+                self.begin(batch_size_of(self._module, self._options.batch_dim, args, kwargs))
+            assert self._tracker is not None
+            self._marked += mark_inputs(self._module, self._tracker, args, kwargs)
         self._tracker.strangers_are_constant = True
 
     def leave_forward(self) -> None:
@@ -151,19 +165,17 @@ class Recording:
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """Within: gradients are taken in; one that reaches a parameter past the recorder is an error."""
-        hooks = [refuse_ordinary_gradients(p, name) for name, p in self._weights.items()]
         self._is_collecting = True
         if self._ledger is not None:
             self._ledger.open()
         try:
-            yield
+            with refusing_ordinary_gradients(self._weights):
+                yield
         except BaseException:
             if self._ledger is not None:
                 self._ledger.abandon()
             raise
         finally:
             self._is_collecting = False
-            for hook in hooks:
-                hook.remove()
         if self._ledger is not None:
             self._ledger.close()

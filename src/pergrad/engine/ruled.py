@@ -9,15 +9,29 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from pergrad.engine.layouts import Layout, Lost, Owners, Samples
+from pergrad.engine.layouts import Lost
+from pergrad.engine.plans import Plan, plan_of
 from pergrad.engine.propagation import name_of
+from pergrad.engine.signatures import Memory, Signature
 from pergrad.engine.tap import Use, tap
-from pergrad.engine.tracker import Tracker
+from pergrad.engine.tracker import TAG, Tracker
 from pergrad.engine.weights import Weight
 from pergrad.errors import UnsupportedFunctionError
-from pergrad.rules import Rule, ShapeOnly
+from pergrad.rules import DECOMPOSITIONS, RULES, Rule
 
-__all__ = ["call_with_rule", "unsupported", "written"]
+__all__ = ["call_by_plan", "call_with_rule", "planned", "unsupported", "written"]
+
+
+# Plans without tensors, by the signatures of their calls.
+_PLANS: Memory[Plan] = Memory()
+
+
+def planned(func: Callable[..., Any], signature: Signature | None) -> Plan | None:
+    """The plan of an earlier call of that signature, as long as its function still has that rule."""
+    plan = _PLANS.get(signature)
+    if plan is None or RULES.get(plan.function) is not plan.rule:
+        return None
+    return plan
 
 
 def call_with_rule(
@@ -28,71 +42,64 @@ def call_with_rule(
     tracker: Tracker,
 ) -> Any:
     """The function's result, tapped; NotImplemented where the rule does not cover the call."""
-    plain: dict[str, Any] = rule.bind(args, kwargs)
-    weights: dict[str, Weight] = {}
-    layouts: dict[str, Samples | Owners] = {}
-    tags: list[Layout] = []  # of the tensors, as `propagate` wants them
-    tensors: list[Tensor] = []
-    for argument, value in plain.items():
-        if not isinstance(value, Tensor):
-            continue
-        tag = tracker.tag(value)
-        if isinstance(tag, Weight):
-            weights[argument] = tag
-            value, tag = tag.value, tracker.constant
-        elif isinstance(tag, Lost):
-            return NotImplemented
-        elif tag.carries:
-            layouts[argument] = tag  # type: ignore[assignment]
-        if value.is_complex():
-            return NotImplemented  # the rules are written for real numbers
-        if rule.casts_under_autocast:
-            value = _cast(value)
-        plain[argument] = value
-        tensors.append(value)
-        tags.append(tag)
-    if not layouts or not _covers(rule, weights, layouts):
+    tensors, tags, signature = tracker.read(func, args, kwargs)
+    plan = plan_of(rule, func, args, kwargs, tensors, tags)
+    if plan is None:
         return NotImplemented
-    if rule.check is not None:
-        alone = tracker.scope.count == 1  # then any dimension will do
-        dims = {name: 0 if alone else la.dim for name, la in layouts.items()}
-        if rule.check(plain, dims) is False:
-            return NotImplemented
+    output = call_by_plan(plan, args, kwargs, tracker, tensors, tags, signature)
+    if output is not NotImplemented and signature is not None and func not in DECOMPOSITIONS:
+        _PLANS.put(signature, plan)
+    return output
 
-    args = tuple(plain[argument] for argument in rule.names[: len(args)])
-    kwargs = {argument: plain[argument] for argument in kwargs}
+
+def call_by_plan(
+    plan: Plan,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tracker: Tracker,
+    tensors: list[Tensor],
+    tags: list[Any],
+    signature: Signature | None,
+) -> Any:
+    """The same, where all that repeats is known. The rule's own check may look at values: it is asked."""
+    rule, func = plan.rule, plan.function
+    casts = rule.casts_under_autocast and torch._C._is_any_autocast_enabled()
+    arguments: dict[str, Any] = dict(zip(rule.names, args, strict=False))
+    if kwargs:
+        arguments.update(kwargs)
+    weights: list[Weight] = []
+    values: list[Tensor] = []
+    for name, value, tag in zip(plan.tensors, tensors, tags, strict=True):
+        if tag.is_weight:
+            weights.append(tag)
+            value = tag.value
+        if casts:
+            value = _cast(value)
+        arguments[name] = value
+        values.append(value)
+    if rule.check is not None and rule.check(arguments, plan.dims) is False:
+        return NotImplemented
+
+    given = tuple(arguments.values())
+    if kwargs:
+        kwargs = dict(zip(kwargs, given[len(args) :], strict=True))
+    args = given[: len(args)]
     output = func(*args, **kwargs)
-    tracker.propagate_from(func, args, kwargs, output, tensors, tags)
+    if not tracker.recall(signature, output):
+        tracker.propagate_from(func, args, kwargs, output, values, tags, signature)
     outputs = (output,) if isinstance(output, Tensor) else tuple(output)
-    output_layouts = tuple(tracker.layout(t) for t in outputs)
-    for layout in output_layouts:
+    layouts = tuple([getattr(t, TAG) for t in outputs])
+    for layout in layouts:
         if isinstance(layout, Lost):
-            raise unsupported(func, weights.values(), layout.reason)
-
-    saves = rule.saves(weights)
-    kept: dict[str, Tensor] = {}
-    arguments: dict[str, Any] = {}
-    for argument, value in plain.items():
-        if not isinstance(value, Tensor):
-            arguments[argument] = value
-        elif saves is None or argument in saves:
-            kept[argument] = value.detach()
-        else:  # of a weight whose values are not needed, its shape
-            arguments[argument] = ShapeOnly(value.shape) if argument in weights else None
-    use = Use(rule, func, arguments, tuple(kept), layouts, output_layouts, weights)
-    tapped = tap(use, tuple(kept.values()), outputs)
-    for t, layout in zip(tapped, output_layouts, strict=True):
+            raise unsupported(func, weights, layout.reason)
+    kept = tuple([arguments[name].detach() for name in plan.kept])
+    arguments.update(plan.shapes)
+    tapped = tap(Use(plan, arguments, layouts, weights), kept, values, outputs)
+    if tapped is outputs:
+        return output
+    for t, layout in zip(tapped, layouts, strict=True):
         tracker.mark(t, layout)
     return tapped[0] if isinstance(output, Tensor) else type(output)(tapped)
-
-
-def _covers(rule: Rule, weights: dict[str, Weight], layouts: dict[str, Samples | Owners]) -> bool:
-    """Whether the rule has a gradient for these weights, and none of what it takes for one varies."""
-    if rule.weights is None:
-        return True
-    if not weights.keys() <= rule.weights.keys():
-        return False
-    return rule.symmetric or layouts.keys().isdisjoint(rule.weights)
 
 
 def _cast(t: Tensor) -> Tensor:

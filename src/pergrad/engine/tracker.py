@@ -2,92 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pergrad.engine.inplace import writes_in_place
-from pergrad.engine.layouts import Constant, Layout, Samples, Scope
+from pergrad.engine.layouts import Key, Layout, Samples, Scope
 from pergrad.engine.propagation import (
     BY_VALUE,
     Call,
     handler_of,
     layouts_of_outputs,
-    name_of,
     tensors_in,
 )
 from pergrad.engine.propagation.elementwise import aligned
 from pergrad.engine.propagation.indexing import layout_after_write
+from pergrad.engine.signatures import PLAIN, Memory, Signature, describe
 from pergrad.engine.sizes import BatchSize
 from pergrad.engine.weights import Root, Weight
-from pergrad.rules.samples import are_samples
 
 __all__ = ["TAG", "Tracker"]
 
 TAG = "_pergrad_layout"  # the attribute that a tensor carries its layout, or the weight that it is, in
 
 
-# What repeats from step to step is not worked out again: the signature of a call, as far as the layout
-# of its output can depend on it, to that layout.
-_KNOWN: dict[Any, tuple[int, int, int]] = {}
-_MOST_KNOWN = 10_000
-_ATOMS = frozenset([int, float, bool, str, type(None), torch.dtype, torch.device])
+# The layouts of a call's outputs, and the shape of a tensor with a size that counts samples in dimension
+# `dim`, by all that they depend on.
+_LAYOUTS: Memory[tuple[Key, ...]] = Memory()
+_TAGGED: Memory[torch.Size] = Memory()
+_SEQUENCES = (list, tuple)
 
 
-def _signature(
-    count: int,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    layouts: list[Layout],
-) -> Any:
-    """None for a call that may depend on more than shapes and layouts, or that writes in place."""
-    if writes_in_place(func) or name_of(func) in BY_VALUE:
-        return None
-    parts: list[Any] = [func, count]
-    given = (*args, *kwargs, *kwargs.values()) if kwargs else args
-    return tuple(parts) if _describe(given, iter(layouts), parts) else None
-
-
-def _describe(values: Iterable[Any], layouts: Iterator[Layout], parts: list[Any]) -> bool:
-    """Add to `parts` what a layout may depend on; False where that is more than can be compared."""
-    for value in values:
-        if isinstance(value, Tensor):
-            layout = next(layouts)
-            if not value.is_floating_point():
-                return False  # indices: their values may matter
-            if isinstance(layout, Samples):
-                parts.append((layout.dim, layout.pre, layout.post, value.shape))
-            elif isinstance(layout, Constant):
-                parts.append(value.shape)
-            else:
-                return False
-        elif type(value) is bool:
-            parts.append("true" if value else "false")  # not equal to 1 or 0
-        elif type(value) in _ATOMS:
-            parts.append(value)
-        elif type(value) is BatchSize:
-            parts.append(("samples", int(value)))
-        elif type(value) is slice:
-            parts.append(("slice", value.start, value.stop, value.step))
-            if isinstance(value.start, Tensor) or isinstance(value.stop, Tensor):
-                return False
-        elif isinstance(value, list | tuple):
-            parts.append(("of", len(value)))
-            if not _describe(value, layouts, parts):
-                return False
-        elif value is Ellipsis:
-            parts.append("...")
-        else:
-            return False
-    return True
-
-
-def _has_sizes(args: tuple[Any, ...]) -> bool:
-    """Whether a size that counts samples may be among the arguments."""
-    return any(type(a) not in _ATOMS and not isinstance(a, Tensor) for a in args)
+def _is_by_shape(call: Call) -> bool:
+    """Whether the layouts of a call's outputs depend on no more than its signature."""
+    if writes_in_place(call.func):
+        return False
+    if not call.carriers:
+        return True
+    if call.name in BY_VALUE:
+        return False
+    handler = handler_of(call.func)
+    if all(t.is_floating_point() for t in call.tensors):
+        return True
+    # Others may be indices, whose values matter, unless there is nothing that they could index.
+    is_alone = handler is not None and len(call.tensors) == 1
+    return is_alone or handler is aligned or call.name == "embedding"
 
 
 class Tracker:
@@ -100,6 +61,7 @@ class Tracker:
         self.strangers_are_constant = False  # while the module's own forward runs
         self.roots: dict[int, Root] = {}  # by id
         self._own = {id(t) for t in own}  # what belongs to the model
+        self._made: dict[Key, Layout] = {self.constant.key: self.constant}
 
     # -- reading
 
@@ -142,9 +104,54 @@ class Tracker:
         tag = self.tag(t)
         if not isinstance(tag, Samples):
             return shape
-        sizes = list(shape)
-        sizes[tag.dim] = BatchSize(sizes[tag.dim])
-        return torch.Size(sizes)
+        known = _TAGGED.get((tag.dim, shape))
+        if known is None:
+            sizes = list(shape)
+            sizes[tag.dim] = BatchSize(sizes[tag.dim])
+            known = torch.Size(sizes)
+            _TAGGED.put((tag.dim, shape), known)
+        return known
+
+    def read(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Tensor], list[Any], Signature | None]:
+        """The tensors among a call's arguments, their tags, and the call's signature if it has one."""
+        tensors: list[Tensor] = []
+        tags: list[Layout | Weight] = []
+        parts: list[Any] = [func, self.scope.count]
+        has_signature = self._read(args, tensors, tags, parts)
+        if kwargs:
+            parts += dict, *kwargs
+            has_signature = self._read(kwargs.values(), tensors, tags, parts) and has_signature
+        return tensors, tags, tuple(parts) if has_signature else None
+
+    def _read(
+        self, values: Iterable[Any], tensors: list[Tensor], tags: list[Any], parts: list[Any]
+    ) -> bool:
+        """All values; False if they have no signature. In one pass, since it is made for every call."""
+        has_signature = True
+        for value in values:
+            kind = type(value)
+            if kind in PLAIN:
+                parts.append(value)
+            elif kind is Tensor or isinstance(value, Tensor):
+                tag: Any = getattr(value, TAG, None)  # what `tag` does, for most tensors
+                if tag is None or tag.scope is not self.scope:
+                    tag = self.tag(value)
+                tensors.append(value)
+                tags.append(tag)
+                parts += tag.key, value.shape, value.dtype
+                if tag.key is None:
+                    has_signature = False
+            elif isinstance(value, _SEQUENCES):
+                parts += kind, len(value)
+                has_signature = self._read(value, tensors, tags, parts) and has_signature
+            elif kind is dict:
+                self._read(value.values(), tensors, tags, parts)
+                has_signature = False
+            else:
+                has_signature = describe(value, parts) and has_signature
+        return has_signature
 
     # -- writing
 
@@ -165,9 +172,21 @@ class Tracker:
         flows: bool | None = None,
     ) -> None:
         """Give the outputs of a call their layouts; `flows` says whether a gradient is going to."""
-        tensors = tensors_in(*args, *kwargs.values())
-        layouts = [self.layout(t) for t in tensors]
-        self.propagate_from(func, args, kwargs, output, tensors, layouts, flows)
+        tensors, tags, signature = self.read(func, args, kwargs)
+        if not self.recall(signature, output):
+            self.propagate_from(func, args, kwargs, output, tensors, tags, signature, flows)
+
+    def recall(self, signature: Signature | None, output: Any) -> bool:
+        """Give the outputs of a call the layouts of an earlier one with its signature, if there was one."""
+        known = _LAYOUTS.get(signature)
+        if known is None:
+            return False
+        if len(known) == 1 and isinstance(output, Tensor):
+            setattr(output, TAG, self._made.get(known[0]) or self._make(known[0]))
+        else:
+            for t, key in zip(output, known, strict=True):
+                setattr(t, TAG, self._made.get(key) or self._make(key))
+        return True
 
     def propagate_from(
         self,
@@ -176,58 +195,48 @@ class Tracker:
         kwargs: dict[str, Any],
         output: Any,
         tensors: list[Tensor],
-        layouts: list[Layout],
+        tags: list[Layout | Weight],
+        signature: Signature | None,
         flows: bool | None = None,
     ) -> None:
-        """The same, where the tensors among the arguments and their layouts are known already."""
-        if isinstance(output, Tensor):
-            is_unary = len(tensors) == 1 and layouts[0].carries and handler_of(func) is aligned
-            if is_unary and output.shape == tensors[0].shape:  # most calls by far
-                setattr(output, TAG, layouts[0])
-                return
-            if self._is_of_constants(func, args, kwargs, layouts):
-                setattr(output, TAG, self.constant)
-                return
-            key = _signature(self.scope.count, func, args, kwargs, layouts)
-            known = _KNOWN.get(key) if key is not None else None
-            if known is not None:
-                setattr(output, TAG, self.scope.samples(*known))
-                return
-            outputs = [output]
-        elif output is None:
+        """The same, worked out, where the arguments have been read; a weight is a constant here."""
+        layouts: list[Layout] = [self.constant if tag.is_weight else tag for tag in tags]  # type: ignore[misc]
+        if output is None:
             if func is Tensor.__setitem__ and isinstance(args[2], Tensor):
                 call = Call(self.scope, func, args, kwargs, [args[0]], tensors, layouts)
                 before = self.layout(args[0])
                 self.mark(args[0], layout_after_write(call))
                 self._after_write(call, args[0], before)
             return
-        else:
-            key = None
-            outputs = tensors_in(output)
-            if not outputs:
-                return
+        outputs = [output] if isinstance(output, Tensor) else tensors_in(output)
+        if not outputs:
+            return
         call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts, flows)
-        for t, layout in zip(outputs, layouts_of_outputs(call), strict=True):
+        found = layouts_of_outputs(call)
+        for t, layout in zip(outputs, found, strict=True):
             setattr(t, TAG, layout)
-        if isinstance(output, Tensor) and key is not None and isinstance(layout, Samples):
-            if len(_KNOWN) >= _MOST_KNOWN:
-                _KNOWN.clear()
-            _KNOWN[key] = layout.key
+        self._remember(call, output, found, signature)
         if tensors and outputs[0] is tensors[0] and writes_in_place(func):
             self._after_write(call, outputs[0], layouts[0])
 
-    def _is_of_constants(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        layouts: list[Layout],
-    ) -> bool:
-        """Whether a result is the same for all samples, as can be seen at once."""
-        for layout in layouts:
-            if layout is not self.constant:
-                return False
-        return bool(layouts) and not kwargs and not _has_sizes(args) and func is not are_samples
+    def _remember(
+        self, call: Call, output: Any, found: list[Layout], signature: Signature | None
+    ) -> None:
+        """Keep what was found for calls of that signature, where it holds for them all."""
+        if signature is None or not _is_by_shape(call):
+            return
+        flows = any(t.is_floating_point() or t.is_complex() for t in call.outputs)
+        if call.carriers and flows and not all(isinstance(layout, Samples) for layout in found):
+            return  # a constant where samples went in: nothing flowed, this time
+        is_flat = output is call.outputs[0] or len(output) == len(call.outputs)
+        if is_flat and all(layout.key is not None for layout in found):
+            _LAYOUTS.put(signature, tuple(layout.key for layout in found))
+
+    def _make(self, key: Key) -> Layout:
+        """The layout of that key in this scope."""
+        assert key is not None
+        made = self._made[key] = self.scope.samples(*key)  # type: ignore[arg-type]
+        return made
 
     def _after_write(self, call: Call, t: Tensor, before: Layout) -> None:
         """What was written in place through a view is in the tensor behind it too."""

@@ -7,15 +7,17 @@ tensor of shape (n, *shape) without storage, whose place in the autograd graph g
 
 from __future__ import annotations
 
+import functools
+import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from pergrad.engine.layouts import Scope
+from pergrad.engine.layouts import Key, Scope
 from pergrad.engine.ledger import Book
 from pergrad.errors import UnseenUseError
 from pergrad.factors import Dense, Factor
@@ -28,6 +30,7 @@ __all__ = [
     "carriers_of",
     "quiet_vmap",
     "refuse_ordinary_gradients",
+    "refusing_ordinary_gradients",
     "vjp_of_each",
 ]
 
@@ -37,15 +40,14 @@ class Weight:
 
     carries: ClassVar[bool] = False
     is_weight: ClassVar[bool] = True
+    key: ClassVar[Key] = ("weight",)
+    may_hook: bool  # whether a tap may be a hook: nothing flows on, and every backward comes by
 
     def __init__(self, scope: Scope, roots: tuple[str, ...], value: Tensor) -> None:
         self.scope = scope
         self.roots = roots  # the names of the parameters that it is, or comes from
+        self.name = " and ".join(roots)
         self.value = value.detach()
-
-    @property
-    def name(self) -> str:
-        return " and ".join(self.roots)
 
     @property
     def anchor(self) -> Tensor:
@@ -76,6 +78,7 @@ class Root(Weight):
         self, scope: Scope, name: str, parameter: Tensor, book: Book, anchor: Tensor
     ) -> None:
         super().__init__(scope, (name,), parameter)
+        self.may_hook = book.passes == 1  # an earlier pass goes to the anchors alone
         self._book = book
         self._anchor = anchor
         self._carrier: Tensor | None = None
@@ -108,6 +111,7 @@ class Transformed(Weight):
         super().__init__(parent.scope, parent.roots, value)
         self._parent = parent
         self._back = back
+        self.may_hook = parent.may_hook
 
     @property
     def anchor(self) -> Tensor:
@@ -129,6 +133,8 @@ class Transformed(Weight):
 
 class Derived(Weight):
     """Any other function of weights and constants."""
+
+    may_hook = False
 
     def __init__(
         self, scope: Scope, roots: tuple[str, ...], value: Tensor, carrier: Tensor
@@ -242,15 +248,35 @@ def carriers_of(
     return _PullBack.apply(outputs, leaves, count, *[p.carrier for p in parents])
 
 
-def refuse_ordinary_gradients(t: Tensor, name: str) -> Any:
-    """A hook that makes an ordinary gradient for a recorded tensor an error; the handle removes it."""
+_KEYS = itertools.count(-1, -1)  # those of torch's own handles are positive
 
-    def hook(_: Tensor) -> None:
-        raise UnseenUseError(
-            f"an ordinary, summed gradient reached parameter {name!r}: some function used it out of "
-            "sight of the recorder (C++ code, or a graph built before recording began); freeze the "
-            "parameter, or write that function in torch and register a rule for it with "
-            "@pergrad.implements_per_sample_grads"
-        )
 
-    return t.register_hook(hook)
+def _refuse(name: str, _: Tensor) -> None:
+    raise UnseenUseError(
+        f"an ordinary, summed gradient reached parameter {name!r}: some function used it out of "
+        "sight of the recorder (C++ code, or a graph built before recording began); freeze the "
+        "parameter, or write that function in torch and register a rule for it with "
+        "@pergrad.implements_per_sample_grads"
+    )
+
+
+def refuse_ordinary_gradients(t: Tensor, name: str) -> None:
+    """An ordinary gradient for a recorded tensor is an error, from now on."""
+    t.register_hook(functools.partial(_refuse, name))
+
+
+@contextmanager
+def refusing_ordinary_gradients(parameters: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within, an ordinary gradient for one of the parameters is an error."""
+    key = next(_KEYS)
+    for name, p in parameters.items():
+        if p._backward_hooks is None:
+            p.register_hook(_refuse).remove()  # leaves a dict of hooks
+        # As `register_hook` does, but for the handles: to make and remove them took as long as the rest.
+        p._backward_hooks[key] = functools.partial(_refuse, name)  # type: ignore[index]
+    try:
+        yield
+    finally:
+        for p in parameters.values():
+            if p._backward_hooks is not None:
+                p._backward_hooks.pop(key, None)

@@ -30,6 +30,7 @@ def _samples_are_not_features(arguments: Mapping[str, Any], dims: Mapping[str, i
     weights={"weight": ("input",), "bias": ()},
     check=_samples_are_not_features,
     casts_under_autocast=True,
+    merges_rows=True,
 )
 def linear(
     grad_output: Tensor,  # (n, ..., o)

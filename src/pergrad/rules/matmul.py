@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pergrad.rules.registry import decomposes
+from pergrad.factors import OuterProduct, PositionSum
+from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
 
 __all__: list[str] = []
 
@@ -22,9 +24,30 @@ def matmul(input: Tensor, other: Any = None, *, mat2: Any = None) -> Any:
     return F.linear(input, weight.t())
 
 
-@decomposes(torch.addmm, Tensor.addmm)
-def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-    """B + x @ W = linear(x, Wᵀ, b), which is how GPT-2 writes it."""
-    if input.dim() != 1 or beta != 1 or alpha != 1:
-        return NotImplemented
-    return F.linear(mat1, mat2.t(), input)
+def _is_affine(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> bool:
+    """Whether the call is b + x @ W with the samples in the rows of x."""
+    scales = arguments.get("beta", 1), arguments.get("alpha", 1)
+    return arguments["input"].dim() == 1 and dims.get("mat1") == 0 and scales == (1, 1)
+
+
+@implements_per_sample_grads(
+    torch.addmm,
+    Tensor.addmm,
+    weights={"input": (), "mat2": ("mat1",)},
+    check=_is_affine,
+    casts_under_autocast=True,
+)
+def addmm(
+    grad_output: Tensor,  # (n, t, o)
+    input: Tensor,  # (o,)
+    mat1: Tensor,  # (n, t, i)
+    mat2: Tensor,  # (i, o)
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Gradients:
+    """∂W_n = Σ_t x[n,t] ⊗ g[n,t],  ∂b_n = Σ_t g[n,t]: a linear map as GPT-2 writes it."""
+    return {
+        "input": lambda: PositionSum(grad_output),
+        "mat2": lambda: OuterProduct(grad_output, mat1).transposed(),
+    }

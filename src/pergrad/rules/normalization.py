@@ -29,6 +29,7 @@ def _samples_are_not_normalized(arguments: Mapping[str, Any], dims: Mapping[str,
     F.layer_norm,
     weights={"weight": ("input",), "bias": ()},
     check=_samples_are_not_normalized,
+    merges_rows=True,
 )
 def layer_norm(
     grad_output: Tensor,  # (n, ..., *normalized_shape)
@@ -51,7 +52,10 @@ def layer_norm(
 
 
 @implements_per_sample_grads(
-    F.rms_norm, weights={"weight": ("input",)}, check=_samples_are_not_normalized
+    F.rms_norm,
+    weights={"weight": ("input",)},
+    check=_samples_are_not_normalized,
+    merges_rows=True,
 )
 def rms_norm(
     grad_output: Tensor,  # (n, ..., *normalized_shape)

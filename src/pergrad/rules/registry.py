@@ -42,6 +42,7 @@ class Rule:
     check: Callable[[Mapping[str, Any], Mapping[str, int]], bool | None] | None
     casts_under_autocast: bool
     symmetric: bool
+    merges_rows: bool
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self.names, args, strict=False)), **kwargs}
@@ -70,6 +71,7 @@ def implements_per_sample_grads(
     check: Callable[[Mapping[str, Any], Mapping[str, int]], bool | None] | None = None,
     casts_under_autocast: bool = False,
     symmetric: bool = False,
+    merges_rows: bool = False,
 ) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
     """Registers a rule: the decorated function gives the per-sample gradients of `functions`.
 
@@ -89,6 +91,8 @@ def implements_per_sample_grads(
             rule does not give it (a general one is used then).
         casts_under_autocast: whether autocast runs the function in its lower precision.
         symmetric: whether an argument that may be a weight may also carry samples.
+        merges_rows: whether a sample's rows are just more positions to the rule: the batch dimension, of
+            size 1, may then be left out where others stand between it and the last.
 
     A function of one's own, with its rule:
 
@@ -121,7 +125,9 @@ def implements_per_sample_grads(
             raise TypeError(
                 f"a rule's first argument must be `grad_output`, but {gradients.__qualname__} has {names}"
             )
-        rule = Rule(gradients, names[1:], weights, check, casts_under_autocast, symmetric)
+        rule = Rule(
+            gradients, names[1:], weights, check, casts_under_autocast, symmetric, merges_rows
+        )
         for function in functions:
             RULES[function] = rule
         return gradients

@@ -1,0 +1,157 @@
+"""What recording costs where the arithmetic costs next to nothing: the Python of a step of tiny models.
+
+Run as ``python -m benchmarks.eager_cost``, with ``--store`` to keep the rows. Plain and recorded steps
+take turns, so that a slow moment of the machine meets both; of each the fastest counts, in time of this
+thread's own CPU, which what else runs there does not lengthen. The ratio is of these two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import pergrad
+from benchmarks.rows import RESULTS, Provenance, Row, commit, machine, versions, write
+
+_SAMPLES, _LENGTH, _WORDS = 4, 16, 64
+
+Made = tuple[nn.Module, Callable[[], Tensor]]  # a model, and the loss of one batch
+
+
+def _language_model(model: nn.Module) -> Made:
+    words = torch.randint(0, _WORDS, (_SAMPLES, _LENGTH))
+    return model, lambda: model(input_ids=words, use_cache=False).logits.square().sum()
+
+
+def llama() -> Made:
+    config = LlamaConfig(
+        vocab_size=_WORDS,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=_WORDS,
+    )
+    return _language_model(LlamaForCausalLM(config))
+
+
+def gpt2() -> Made:
+    config = GPT2Config(
+        vocab_size=_WORDS,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=_WORDS,
+        attn_pdrop=0.0,
+        embd_pdrop=0.0,
+        resid_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return _language_model(GPT2LMHeadModel(config))
+
+
+def mlp() -> Made:
+    layers = [nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)]
+    model, x = nn.Sequential(*layers), torch.randn(_SAMPLES, 16)
+    return model, lambda: model(x).square().sum()
+
+
+MODELS: dict[str, tuple[str, Callable[[], Made]]] = {
+    "llama-tiny": ("Llama, 2 layers of 32", llama),
+    "gpt2-tiny": ("GPT-2, 2 layers of 32", gpt2),
+    "mlp-tiny": ("MLP, 3 layers of 32", mlp),
+}
+
+
+def steps(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Callable[[], None]]:
+    """A plain step and a recorded one."""
+
+    def plain() -> None:
+        loss().backward()
+        model.zero_grad(set_to_none=True)
+
+    def recorded() -> None:
+        with pergrad.record(model, pergrad.Grads()):
+            loss().backward()
+
+    return {"plain": plain, "pergrad": recorded}
+
+
+def fastest(functions: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Seconds of the fastest of `rounds` runs of each, in turns, after a tenth as many to warm up."""
+    best = dict.fromkeys(functions, float("inf"))
+    for number in range(-(rounds // 10), rounds):
+        for name, function in functions.items():
+            start = time.thread_time()
+            function()
+            taken = time.thread_time() - start
+            if number >= 0:
+                best[name] = min(best[name], taken)
+    return best
+
+
+def rows(rounds: int, seed: int) -> list[Row]:
+    """Plain and pergrad for each model."""
+    made: list[Row] = []
+    head, dirty = commit()
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    device = torch.device("cpu")
+    provenance = Provenance(head, dirty, date, versions(), machine(device), rounds, 1, seed)
+    for name, (title, make) in MODELS.items():
+        torch.manual_seed(seed)
+        times = fastest(steps(*make()), rounds)
+        made += [
+            Row(
+                size="tiny",
+                precision="float32",
+                model=name,
+                model_title=title,
+                method=method,
+                method_title=method,
+                quantity="grads",
+                status="ok",
+                note="the fastest step; `ratio` is of the fastest",
+                seconds=seconds,
+                seconds_iqr=None,
+                fastest=seconds,
+                ratio=seconds / times["plain"],
+                ratio_iqr=None,
+                peak_bytes=None,
+                memory_ratio=None,
+                provenance=provenance,
+            )
+            for method, seconds in times.items()
+        ]
+    return made
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--store", action="store_true", help="keep the rows")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    found = rows(options.rounds, options.seed)
+    for row in found:
+        assert row.seconds is not None
+        print(f"{row.model_title:24} {row.method:8} {row.seconds * 1e3:6.2f} ms {row.ratio:5.2f}x")
+    if options.store:
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+        path: Path = RESULTS / "eager_cost" / f"cpu-{stamp}.jsonl"  # not for the README's table
+        write(path, found)
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

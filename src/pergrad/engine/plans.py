@@ -1,0 +1,76 @@
+"""Plans: what a call with a rule has in common with all calls of its signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from pergrad.engine.layouts import Layout, Lost, Owners, Samples
+from pergrad.engine.weights import Weight
+from pergrad.rules import Rule, ShapeOnly
+
+__all__ = ["Plan", "plan_of"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Plan:
+    """Which arguments of a call are what; holds neither tensors, but the owners of rows, nor weights."""
+
+    rule: Rule
+    function: Callable[..., Any]
+    tensors: tuple[str, ...]  # the arguments that are tensors, in the order of the call
+    weights: tuple[str, ...]  # those of them that are weights
+    kept: tuple[str, ...]  # those that the rule needs in the backward
+    shapes: Mapping[str, ShapeOnly | None]  # what stands for the tensors that are not kept
+    layouts: Mapping[str, Samples | Owners]  # of the arguments that carry samples
+    dims: Mapping[str, int]  # where they carry them, as a rule's check is told
+    by_owner: Owners | None  # of the arguments, where rows are told by their owners
+
+
+def plan_of(
+    rule: Rule,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: Sequence[Tensor],
+    tags: Sequence[Layout | Weight],
+) -> Plan | None:
+    """The plan for a call; None where the rule does not cover it."""
+    bound = rule.bind(args, kwargs)
+    names = tuple(name for name, value in bound.items() if isinstance(value, Tensor))
+    if len(names) != len(tensors) or len(bound) != len(args) + len(kwargs):
+        return None  # tensors inside of lists, or arguments that the rule has no name for
+    if any(t.is_complex() for t in tensors) or any(isinstance(tag, Lost) for tag in tags):
+        return None  # the rules are written for real numbers
+    tagged = dict(zip(names, tags, strict=True))
+    weights = tuple(name for name, tag in tagged.items() if isinstance(tag, Weight))
+    layouts = {name: tag for name, tag in tagged.items() if isinstance(tag, Samples | Owners)}
+    if not layouts or not _covers(rule, weights, layouts):
+        return None
+    saves = rule.saves(weights)
+    kept = tuple(name for name in names if saves is None or name in saves)
+    return Plan(
+        rule=rule,
+        function=func,
+        tensors=names,
+        weights=weights,
+        kept=kept,
+        shapes={name: ShapeOnly(bound[name].shape) if name in weights else None for name in names},
+        layouts=layouts,
+        dims={  # of a single sample, any will do
+            name: 0 if layout.scope.count == 1 else layout.dim for name, layout in layouts.items()
+        },
+        by_owner=next((la for la in layouts.values() if isinstance(la, Owners)), None),
+    )
+
+
+def _covers(rule: Rule, weights: Sequence[str], layouts: Mapping[str, Samples | Owners]) -> bool:
+    """Whether the rule has a gradient for these weights, and none of what it takes for one varies."""
+    if rule.weights is None:
+        return True
+    if not rule.weights.keys() >= set(weights):
+        return False
+    return rule.symmetric or layouts.keys().isdisjoint(rule.weights)
