@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from pergrad.engine.composites import is_composite, without_override_check
-from pergrad.engine.derivation import derive, transform
+from pergrad.engine.derivation import derive, like_another, transform
 from pergrad.engine.inplace import out_of_place
 from pergrad.engine.journal import Journal, Rung
 from pergrad.engine.kinds import Kind, kind_of
@@ -152,6 +152,10 @@ class Recorder(TorchFunctionMode):
                 weights,
                 "a reentrant checkpoint takes it as an argument; pass use_reentrant=False",
             )
+        cast = like_another(func, args, kwargs)
+        if cast is not None:
+            with self:
+                return cast()
         has_carriers = self._carriers(args, kwargs)
         writes = out_of_place(func) is not None or kwargs.get("inplace", False)
         if not has_carriers and key not in DECLARING and not writes:
