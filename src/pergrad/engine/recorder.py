@@ -100,6 +100,7 @@ class Recorder(TorchFunctionMode):
         tracker = self.tracker
         tensors = tensors_in(*args, *kwargs.values()) if kwargs else tensors_in(*args)
         layouts: list[Any] = []
+        looked_at: Tensor | None = None
         for t in tensors:
             tag: Any = getattr(t, TAG, None)  # what `tracker.tag` does, for most tensors
             if tag is None or tag.scope is not tracker.scope:
@@ -107,9 +108,11 @@ class Recorder(TorchFunctionMode):
             if tag.is_weight:
                 if kind is Kind.ORDINARY and torch.is_grad_enabled():
                     return self._call_on_weights(func, args, kwargs)
-                tag = tracker.constant
+                looked_at, tag = t, tracker.constant
             layouts.append(tag)
         output = func(*args, **kwargs)
+        if looked_at is not None and output is looked_at:  # `w.float()`: the weight as it was
+            return output
         tracker.propagate_from(func, args, kwargs, output, tensors, layouts)
         return output
 
