@@ -216,6 +216,19 @@ def checkpointed_cast() -> nn.Module:
     )
 
 
+_POSITIONS = torch.arange(T * T).view(T, T) % 3
+
+
+def checkpointed_table() -> nn.Module:
+    """Positions that a library keeps, as many as there are samples: the same for all of them."""
+    return Formula(
+        lambda m, x: checkpoint(
+            lambda x: x * m.w[_POSITIONS].sum(1), x * m.w[0], use_reentrant=m.reentrant
+        ),
+        w=numbers(3, D),
+    )
+
+
 def nested() -> nn.Module:
     def inner(m: Any, x: Tensor) -> Tensor:
         return checkpoint(m.b, m.a(x).tanh(), use_reentrant=m.reentrant)
@@ -240,6 +253,7 @@ CHECKPOINTED: dict[str, Callable[[], nn.Module]] = {
     "derived weight": checkpointed_weight,
     "expansion": checkpointed_expansion,
     "cast": checkpointed_cast,
+    "table": checkpointed_table,
     "nested": nested,
     "sequential": sequence_of_checkpoints,
 }
@@ -262,6 +276,32 @@ def test_checkpointing_changes_no_gradient(name: str, reentrant: bool, size: int
     loss(pergrad.call_for_per_sample_grads(model), x).backward()
     rows = {name: p.__dict__.pop("grad_sample") for name, p in model.named_parameters()}
     assert_all_near(rows, expected)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda m, x: x.sum(0) * m.w,
+        lambda m, x: x.cumsum(0) @ m.v,
+        lambda m, x: (
+            x * m.w,
+            m.w.tanh(),
+        ),  # a weight leaves it, which torch cuts off its parameter
+    ],
+    ids=["sum", "scan", "weight"],
+)
+def test_what_leaves_a_reentrant_checkpoint_without_samples_is_refused(
+    inside: Callable[..., Any],
+) -> None:
+    """Without gradients, as it runs its forward, samples may mix: that must not look like a constant."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        left = checkpoint(partial(inside, m), x * m.w, use_reentrant=True)
+        return F.linear(x, m.v) * (left if isinstance(left, Tensor) else sum(left))
+
+    model = Formula(forward, w=numbers(D), v=numbers(D, D))
+    with pytest.raises(pergrad.PergradError, match=r"reentrant|mixes"):
+        pergrad.grads(model, loss, numbers(3, D))
 
 
 # Randomness

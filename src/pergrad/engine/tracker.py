@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -100,6 +101,9 @@ class Tracker:
         self.strangers_are_constant = False  # while the module's own forward runs
         self.roots: dict[int, Root] = {}  # by id
         self._own = {id(t) for t in own}  # what belongs to the model
+        self._met: WeakValueDictionary[int, Tensor] = (
+            WeakValueDictionary()
+        )  # strangers, in its forward
 
     # -- reading
 
@@ -115,7 +119,13 @@ class Tracker:
 
     def _tag_of_stranger(self, t: Tensor) -> Layout:
         """A tensor made out of sight: the model's own is constant, others are as their shape shows."""
-        if self.strangers_are_constant or id(t) in self._own:
+        if id(t) in self._own:
+            return self.constant
+        if self.strangers_are_constant:
+            self._met[id(t)] = t
+            return self.constant
+        is_recomputation = torch._C._current_graph_task_id() != -1
+        if is_recomputation and self._met.get(id(t)) is t:
             return self.constant
         return self.by_shape(t, self.batch_dim)
 
