@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +18,16 @@ from pergrad.engine.composites import without_override_check
 from pergrad.testing import loop_grads
 from tests.zoo.architecture import Architecture
 from tests.zoo.batches import HEADS, HIDDEN, LENGTH, Inputs
+from tests.zoo.comparing import (
+    AUTOCAST_TOLERANCE,
+    Gradients,
+    WrongGradientsError,
+    compare,
+    compare_rounded,
+)
 from tests.zoo.conditions import Condition, InapplicableError, checkpointing, under
 
-__all__ = ["Case", "PlainModelError", "WrongGradientsError", "cases_of", "largest_error"]
-
-# Under autocast the loop itself is off by up to 0.1, since its products are rounded to bfloat16. A sample
-# taken for another one, or a factor of two, is off by one.
-_AUTOCAST_TOLERANCE = 0.1
-_MIX_UP = 2 * _AUTOCAST_TOLERANCE  # what another sample's gradients must be off by at least
-
-
-class WrongGradientsError(AssertionError):
-    """Further from the loop's than rounding goes."""
+__all__ = ["Case", "PlainModelError", "cases_of", "largest_error"]
 
 
 class PlainModelError(Exception):
@@ -60,7 +58,7 @@ class Case:
     def tolerance(self) -> float:
         """What the largest error may be, relative to the largest element of a parameter's gradient."""
         if self.condition == "autocast":
-            return _AUTOCAST_TOLERANCE
+            return AUTOCAST_TOLERANCE
         if self.dtype == torch.float32:
             return 1e-4
         return 1e-5 if self.keeps_casts else 1e-9
@@ -154,28 +152,37 @@ def largest_error(architecture: Architecture, case: Case, device: str = "cpu") -
     in_double = case.dtype == torch.float64 and not case.keeps_casts
     with _default_dtype(case.dtype), _InDouble() if in_double else nullcontext():
         try:
-            model, loss_fn, batch = _prepared(architecture, case, device)
+            model, batch = _prepared(architecture, case, device)
+            loss_fn = _loss_fn(architecture, case, under(case.condition, device))
             expected = loop_grads(model, loss_fn, *batch, batch_size=case.batch)
+            if case.condition == "autocast":
+                unrounded = _loss_fn(architecture, case, nullcontext())
+                exact = loop_grads(model, unrounded, *batch, batch_size=case.batch)
+            if case.condition != "plain":
+                with checkpointing(model, case.condition):
+                    ordinary = _ordinary(case, model, loss_fn, batch)
+        except InapplicableError:
+            raise
         except Exception as error:
+            if case.condition in ("checkpoint", "reentrant"):
+                raise InapplicableError(f"{type(error).__name__}: {error}") from error
             raise PlainModelError(f"{type(error).__name__}: {error}") from error
         if case.condition in ("checkpoint", "reentrant"):
-            _check_that_checkpoints_work(case, model, loss_fn, batch, expected)
+            _check_that_checkpoints_work(ordinary, expected, case.tolerance)
         loss_reduction = "mean" if case.has_labels else "sum"
         with checkpointing(model, case.condition):
             found = pergrad.grads(model, loss_fn, *batch, loss_reduction=loss_reduction)
     if case.condition == "autocast":
-        return _compare_rounded(found, expected)
-    return _compare(found, expected, case.tolerance)
+        return compare_rounded(found, expected, exact, ordinary)
+    return compare(found, expected, case.tolerance)
 
 
 LossFn = Callable[[nn.Module, Inputs, list[Tensor]], Tensor]
 Batch = tuple[Inputs, list[Tensor]]
 
 
-def _prepared(
-    architecture: Architecture, case: Case, device: str
-) -> tuple[nn.Module, LossFn, Batch]:
-    """The model, a loss of it, and what that takes."""
+def _prepared(architecture: Architecture, case: Case, device: str) -> tuple[nn.Module, Batch]:
+    """The model, and what its loss takes."""
     model = architecture.build(case.attention, case.experts, case.dtype).to(device)
     torch.manual_seed(1)
     inputs = architecture.inputs(case.batch)
@@ -186,40 +193,47 @@ def _prepared(
         plain = model(**inputs, **architecture.options)
     if case.has_labels:
         inputs["labels"] = _labels(plain["logits"])
-        cotangents = []
-    else:
-        cotangents = [torch.randn_like(output) for output in _outputs(architecture, plain)]
+        return model, (inputs, [])
+    return model, (inputs, [torch.randn_like(output) for output in _outputs(architecture, plain)])
 
+
+def _loss_fn(
+    architecture: Architecture, case: Case, condition: AbstractContextManager[Any]
+) -> LossFn:
     def loss_fn(model: nn.Module, inputs: Inputs, cotangents: list[Tensor]) -> Tensor:
-        with under(case.condition, device):
+        with condition:
             found = model(**inputs, **architecture.options)
         if case.has_labels:
             return found["loss"]
         terms = zip(_outputs(architecture, found), cotangents, strict=True)
         return sum((output * c).flatten(1).sum(1) for output, c in terms)
 
-    return model, loss_fn, (inputs, cotangents)
+    return loss_fn
+
+
+def _ordinary(case: Case, model: nn.Module, loss_fn: LossFn, batch: Batch) -> Gradients:
+    """The gradient of the sum of the samples' losses, by torch itself."""
+    loss_fn(model, *batch).sum().backward()  # reentrant checkpoints know no other way
+    parts = case.batch if case.has_labels else 1
+    found = {
+        name: torch.zeros_like(p) if p.grad is None else parts * p.grad
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
+    model.zero_grad()
+    return found
 
 
 def _check_that_checkpoints_work(
-    case: Case, model: nn.Module, loss_fn: LossFn, batch: Batch, expected: dict[str, Tensor]
+    ordinary: Gradients, expected: Gradients, tolerance: float
 ) -> None:
-    """That the ordinary gradient is still the sum over the samples when layers are checkpointed."""
+    """That with layers checkpointed torch's own gradient is still the sum over the samples."""
     try:
-        with checkpointing(model, case.condition):
-            loss_fn(model, *batch).sum().backward()
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise InapplicableError(f"{type(error).__name__}: {error}") from error
-    parts = case.batch if case.has_labels else 1
-    summed = {name: rows.sum(0, keepdim=True) / parts for name, rows in expected.items()}
-    found = {
-        name: (torch.zeros_like(p) if p.grad is None else p.grad).unsqueeze(0)
-        for name, p in model.named_parameters()
-        if name in expected
-    }
-    model.zero_grad()
-    try:
-        _compare(found, summed, case.tolerance)
+        compare(
+            {name: g.unsqueeze(0) for name, g in ordinary.items()},
+            {name: g.sum(0, keepdim=True) for name, g in expected.items()},
+            tolerance,
+        )
     except WrongGradientsError as error:
         raise InapplicableError(f"torch's own gradients differ: {error}") from error
 
@@ -240,52 +254,3 @@ def _padding(batch: int, length: int) -> Tensor:
 def _labels(logits: Tensor) -> Tensor:
     *shape, classes = logits.shape
     return torch.randint(3 if classes > 3 else 0, classes, shape).to(logits.device)
-
-
-def _compare(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> float:
-    if found.keys() != expected.keys():
-        raise WrongGradientsError(f"of {sorted(found)} instead of {sorted(expected)}")
-    largest = {name: g.abs().max().item() if g.numel() else 0.0 for name, g in expected.items()}
-    # Some gradients are zero but for rounding: that of a key's bias, which softmax does not see.
-    floor = 1e-6 * max(largest.values())
-    assert floor > 0, "no parameter has a gradient"
-    errors: dict[str, float] = {}
-    for name, g in expected.items():
-        if found[name].shape != g.shape:
-            raise WrongGradientsError(f"{name}: {found[name].shape} instead of {g.shape}")
-        if g.numel():
-            errors[name] = (found[name] - g).abs().max().item() / max(largest[name], floor)
-    wrong = {name: error for name, error in errors.items() if not error <= tolerance}
-    if wrong:
-        raise WrongGradientsError(f"{len(wrong)} of {len(expected)} parameters: {wrong}")
-    return max(errors.values())
-
-
-def _compare_rounded(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Largest distance, relative to the longest gradient of a sample; raises if it, or a mix-up, is off.
-
-    Gradients below a hundredth of the model's longest, as that of a key's bias, are noise to this.
-    """
-
-    def longest(rows: Tensor) -> float:
-        return rows.reshape(len(rows), -1).norm(dim=1).max().item()
-
-    lengths = {name: longest(g) for name, g in expected.items() if g.numel()}
-    floor = 1e-2 * max(lengths.values())
-    assert floor > 0, "no parameter has a gradient"
-
-    def distance(name: str, rows: Tensor) -> float:
-        return longest(rows - expected[name]) / max(lengths[name], floor)
-
-    errors = {name: distance(name, found[name]) for name in lengths}
-    wrong = {name: error for name, error in errors.items() if not error <= _AUTOCAST_TOLERANCE}
-    if wrong:
-        raise WrongGradientsError(f"{len(wrong)} of {len(expected)} parameters: {wrong}")
-    blind = [
-        name
-        for name, length in lengths.items()
-        if length > floor and distance(name, expected[name].roll(1, 0)) < _MIX_UP
-    ]
-    if blind:
-        raise PlainModelError(f"a mix-up of samples would not be noticed in {blind}")
-    return max(errors.values())
