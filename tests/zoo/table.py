@@ -86,14 +86,16 @@ class Row:
         return any(verdicts["exact"] for verdicts in self.verdicts.values())
 
     @property
-    def parameters(self) -> int:
+    def parameters(self) -> str:
+        if not hasattr(transformers, self.architecture.model):
+            return "-"
         with torch.device("meta"):
             model = self.architecture.model_class(
                 self.architecture.model_class.config_class(
                     **copy.deepcopy(self.architecture.config)
                 )
             )
-        return sum(p.numel() for p in model.parameters())
+        return f"{sum(p.numel() for p in model.parameters()):,}"
 
     def count(self, condition: Condition) -> str:
         """The exact ones of all; "-" where the model does not do this at all."""
@@ -106,7 +108,7 @@ class Row:
         if verdict != "exact" and self.failures:
             reason = self.failures[0].message.split("\n")[0].replace("|", "\\|")
             verdict = f"{verdict}: {reason}"
-        cells = [self.name, f"`{self.architecture.model}`", f"{self.parameters:,}"]
+        cells = [self.name, f"`{self.architecture.model}`", self.parameters]
         cells += [self.count(condition) for condition in conditions]
         errors = [self.errors.get(condition) for condition in conditions]
         cells += [verdict, ", ".join("-" if e is None else f"{e:.0e}" for e in errors)]

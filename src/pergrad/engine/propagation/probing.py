@@ -13,7 +13,14 @@ from pergrad.engine.sizes import BatchSize
 
 __all__ = ["layouts_by_probe"]
 
-_GROWN: dict[Any, list[list[int] | None] | str] = {}  # signature -> grown dimensions of each output
+# By the signature of a call, which dimensions of each output grow; or why that is not known. The signature
+# has the function, the batch size, every plain argument with its type, and of every tensor the shape, dtype
+# and layout. It does not have the values of tensors: which dimensions grow depends on none of those that are
+# floating, and calls with indices of no sample, or with owners, have no signature. Whether one sample
+# reaches another may depend on values only in a function that mixes samples by their values, or by what it
+# closes over; such a one is found out if it does so in the first call that is probed.
+_GROWN: dict[Any, list[list[int] | None] | str] = {}
+_MOST_GROWN = 10_000
 
 
 def layouts_by_probe(call: Call) -> list[Layout]:
@@ -29,6 +36,8 @@ def layouts_by_probe(call: Call) -> list[Layout]:
         if not isinstance(grown, str) and not _keeps_samples_apart(call, grown):
             grown = "mixes or reorders the samples"
         if signature is not None:
+            if len(_GROWN) >= _MOST_GROWN:
+                _GROWN.clear()
             _GROWN[signature] = grown
     if isinstance(grown, str):
         return [call.mixed(grown)] * len(call.outputs)
