@@ -281,7 +281,9 @@ class Recorder(TorchFunctionMode):
         if isinstance(func, Applied):
             with self:
                 output = func(*args, **kwargs)
-            if all(self.tracker.knows(t) for t in tensors_in(output)):
+            found, tracker = tensors_in(output), self.tracker
+            seen = [tracker.knows(t) and not isinstance(tracker.layout(t), Constant) for t in found]
+            if all(seen):  # otherwise it leaves torch on the way
                 return output
         else:
             output = func(*args, **kwargs)
