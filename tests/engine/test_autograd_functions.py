@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -106,6 +107,64 @@ class Reversed(torch.autograd.Function):
         return -ctx.strength * grad, None
 
 
+class InNumpy(torch.autograd.Function):
+    """Leaves torch: nothing inside of it can be seen, nor tried on tensors without values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.from_numpy(np.tanh(x.detach().numpy() @ weight.detach().numpy().T))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        grad = grad * (1 - (x @ weight.t()).tanh() ** 2)
+        return grad @ weight, grad.flatten(0, -2).t() @ x.flatten(0, -2)
+
+
+class ByItem(torch.autograd.Function):
+    """One number after the other, as C code would; samples may be anywhere."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        numbers = [v.item() for v in x.reshape(-1)]
+        return torch.tensor(numbers, dtype=x.dtype).view(x.shape) * weight.item()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad * weight.item(), (grad * x).sum().view(weight.shape)
+
+
+class OverTheBatch(torch.autograd.Function):
+    """In numpy, and each sample's result depends on all."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        array = x.detach().numpy()
+        return torch.from_numpy(array - array.mean(0)) * weight.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return (grad - grad.mean(0)) * weight, (grad * (x - x.mean(0))).flatten(0, -2).sum(0)
+
+
+class ForFourOnly(torch.autograd.Function):
+    """In numpy, for batches of one size: it cannot be tried with another."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.from_numpy(x.detach().numpy().reshape(4, T, D)) * weight.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        return None, (grad * ctx.saved_tensors[0]).flatten(0, -2).sum(0)
+
+
 def formula(function: Callable[..., Any], *sample: int, **shapes: tuple[int, ...]) -> Case:
     return Case(
         lambda: Formula(function, **{name: numbers(*shape) for name, shape in shapes.items()}),
@@ -135,6 +194,19 @@ CASES = {
     "two outputs": formula(lambda m, x: OnceScale.apply(2, m.w, x), w=(D,)),
     "one of two outputs": formula(lambda m, x: OnceScale.apply(3, m.w, x)[0], w=(D,)),
     "modern": formula(lambda m, x: Modern.apply(x, m.w), w=(D,)),
+    "in numpy": formula(lambda m, x: InNumpy.apply(x, m.w), w=(3, D)),
+    "in numpy, one row a sample": formula(lambda m, x: InNumpy.apply(x, m.w), D, w=(3, D)),
+    "in numpy, rows folded": formula(lambda m, x: InNumpy.apply(x.reshape(-1, D), m.w), w=(3, D)),
+    "in numpy, rows selected": formula(
+        lambda m, x: InNumpy.apply(x[x[..., 0] > -0.5], m.w), w=(3, D)
+    ),
+    "in numpy, samples second": formula(
+        lambda m, x: InNumpy.apply(x.transpose(0, 1), m.w).transpose(0, 1), w=(3, D)
+    ),
+    "in numpy, between layers": formula(
+        lambda m, x: F.linear(InNumpy.apply(x * m.s, m.w), m.v), s=(D,), w=(D, D), v=(2, D)
+    ),
+    "by item": formula(lambda m, x: ByItem.apply(x * m.v, m.w), w=(1,), v=(D,)),
     "weight alone": formula(lambda m, x: F.linear(x, StraightThrough.apply(m.w)), w=(3, D)),
     "weight alone, then a function": formula(
         lambda m, x: Map.apply(x, StraightThrough.apply(m.w)), w=(3, D)
@@ -146,6 +218,19 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_per_sample_gradients_are_those_of_the_loop(name: str, size: int) -> None:
     assert_exact(CASES[name], size)
+
+
+def test_function_that_leaves_torch_and_mixes_samples_is_refused() -> None:
+    model = Formula(lambda m, x: OverTheBatch.apply(x, m.w), w=numbers(D))
+    with pytest.raises(PergradError, match="mixes or reorders the samples"):
+        pergrad.grads(model, lambda m, x: total(m(x)), numbers(3, T, D))
+
+
+def test_function_whose_samples_cannot_be_told_says_why_and_what_to_do() -> None:
+    model = Formula(lambda m, x: ForFourOnly.apply(x, m.w), w=numbers(D))
+    message = r"ForFourOnly.*'w'.*samples cannot be told.*one sample more.*Register a rule"
+    with pytest.raises(PergradError, match=message):
+        pergrad.grads(model, lambda m, x: total(m(x)), numbers(4, T, D))
 
 
 class Hidden(torch.autograd.Function):

@@ -113,6 +113,38 @@ def test_autocast_gives_what_the_loop_gives_under_autocast(
     assert_near_in(dtype, rows, expected)
 
 
+def with_statistics(norm: nn.Module) -> nn.Module:
+    """After a layer that autocast runs in bfloat16; with statistics and weights that change something."""
+    for t in (*norm.parameters(), *norm.buffers()):
+        if t.is_floating_point():
+            nn.init.uniform_(t, 0.5, 2)
+    return nn.Sequential(nn.Linear(D, D), norm.eval(), nn.Linear(D, 3))
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # RMSNorm's own
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda: nn.BatchNorm1d(T),
+        lambda: nn.InstanceNorm1d(T, affine=True),
+        lambda: nn.InstanceNorm1d(T, affine=True, track_running_stats=True),
+        lambda: nn.GroupNorm(2, T),
+        lambda: nn.LayerNorm(D),
+        lambda: nn.RMSNorm(D),
+        lambda: nn.PReLU(T),
+    ],
+)
+def test_autocast_gives_the_dtypes_of_the_plain_model(norm: Callable[[], nn.Module]) -> None:
+    model, x = with_statistics(norm()), torch.randn(3, T, D)
+    seen: list[torch.dtype] = []
+    model[1].register_forward_hook(lambda m, args, output: seen.append(output.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = model(x)
+        recorded = pergrad.call_for_per_sample_grads(model)(x)
+    assert seen[0] == seen[1]
+    assert_near(recorded, plain)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_models_in_bfloat16_get_gradients_in_bfloat16(name: str) -> None:
     model, x = MODELS[name]().bfloat16(), torch.randn(3, T, D).bfloat16()
@@ -171,6 +203,32 @@ def checkpointed_expansion() -> nn.Module:
     )
 
 
+def checkpointed_cast() -> nn.Module:
+    """Inside of the checkpoint the weight is cast to the type that it has: it is itself."""
+    return Formula(
+        lambda m, x: checkpoint(
+            lambda x: (x * (1 + m.w.double())) @ m.v.contiguous(),
+            x * m.w,
+            use_reentrant=m.reentrant,
+        ),
+        w=numbers(D),
+        v=numbers(D, 3),
+    )
+
+
+_POSITIONS = torch.arange(T * T).view(T, T) % 3
+
+
+def checkpointed_table() -> nn.Module:
+    """Positions that a library keeps, as many as there are samples: the same for all of them."""
+    return Formula(
+        lambda m, x: checkpoint(
+            lambda x: x * m.w[_POSITIONS].sum(1), x * m.w[0], use_reentrant=m.reentrant
+        ),
+        w=numbers(3, D),
+    )
+
+
 def nested() -> nn.Module:
     def inner(m: Any, x: Tensor) -> Tensor:
         return checkpoint(m.b, m.a(x).tanh(), use_reentrant=m.reentrant)
@@ -194,6 +252,8 @@ CHECKPOINTED: dict[str, Callable[[], nn.Module]] = {
     **{name: partial(checkpointed, name) for name in MODELS},
     "derived weight": checkpointed_weight,
     "expansion": checkpointed_expansion,
+    "cast": checkpointed_cast,
+    "table": checkpointed_table,
     "nested": nested,
     "sequential": sequence_of_checkpoints,
 }
@@ -216,6 +276,32 @@ def test_checkpointing_changes_no_gradient(name: str, reentrant: bool, size: int
     loss(pergrad.call_for_per_sample_grads(model), x).backward()
     rows = {name: p.__dict__.pop("grad_sample") for name, p in model.named_parameters()}
     assert_all_near(rows, expected)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda m, x: x.sum(0) * m.w,
+        lambda m, x: x.cumsum(0) @ m.v,
+        lambda m, x: (
+            x * m.w,
+            m.w.tanh(),
+        ),  # a weight leaves it, which torch cuts off its parameter
+    ],
+    ids=["sum", "scan", "weight"],
+)
+def test_what_leaves_a_reentrant_checkpoint_without_samples_is_refused(
+    inside: Callable[..., Any],
+) -> None:
+    """Without gradients, as it runs its forward, samples may mix: that must not look like a constant."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        left = checkpoint(partial(inside, m), x * m.w, use_reentrant=True)
+        return F.linear(x, m.v) * (left if isinstance(left, Tensor) else sum(left))
+
+    model = Formula(forward, w=numbers(D), v=numbers(D, D))
+    with pytest.raises(pergrad.PergradError, match=r"reentrant|mixes"):
+        pergrad.grads(model, loss, numbers(3, D))
 
 
 # Randomness
@@ -357,6 +443,15 @@ def weight_looked_at(m: Any, x: Tensor) -> Tensor:
     return m.head(m.body(x)) / scale
 
 
+def weight_itself_looked_at(m: Any, x: Tensor) -> Tensor:
+    """Casts that change nothing give the parameter itself."""
+    doubled = 2 * m.head.weight
+    with torch.no_grad():
+        scale = m.head.weight.double().abs().max() + doubled.contiguous().abs().max()
+        assert m.body.weight.requires_grad_() is m.body.weight
+    return F.linear(m.head(m.body(x)), doubled.double()) / scale
+
+
 def detached_weight(m: Any, x: Tensor) -> Tensor:
     return F.linear(m.body(x), m.head.weight.detach(), m.head.bias)
 
@@ -379,6 +474,7 @@ PARTLY = {
         frozen_body,
         gradient_switched_on_again,
         weight_looked_at,
+        weight_itself_looked_at,
         detached_weight,
         statistics_kept,
     )

@@ -72,6 +72,34 @@ VIEWS = {
     ),
     "expanded": formula(lambda m, x: F.linear(x, m.w.expand(3, D)), w=(1, D)),
     "expand_as": formula(lambda m, x: x + m.w.expand_as(x), w=(1, D)),
+    "cast to a tensor's type": formula(
+        lambda m, x: torch.bmm(m.w.to(x).unsqueeze(0), m.v.type_as(x).unsqueeze(0))[0] * x,
+        w=W,
+        v=W,
+    ),
+    "cast to a weight's type": formula(
+        lambda m, x: F.linear(x.to(m.w), m.w.to(tensor=x)) + x.type_as(m.w), w=W
+    ),
+    "sparse": formula(
+        lambda m, x: F.linear(
+            x,
+            torch.sparse_coo_tensor(
+                torch.tensor([[0, 2, 1], [1, 1, 3]]), m.w, W, check_invariants=True
+            ).to_dense(),
+        ),
+        w=(3,),
+    ),
+    "rows of an index expanded to the batch": formula(
+        lambda m, x: torch.cat(
+            [
+                F.embedding(torch.arange(3).expand(x.shape[0], -1)[:1], m.w).repeat(len(x), 1, 1),
+                F.embedding(torch.arange(3).repeat(x.shape[0], 1)[:1], m.w).repeat(len(x), 1, 1),
+                x,
+            ],
+            1,
+        ),
+        w=(3, D),
+    ),
     "chunk of a fused weight": formula(
         lambda m, x: sum(through(x, w) for w in m.w.chunk(3)), w=(3 * D, D)
     ),

@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is ever downloaded
 
@@ -32,6 +32,7 @@ class Architecture:
     options: dict[str, Any] = field(default_factory=dict)  # what is passed beside the inputs
     overflows_in_float32: bool = False  # to which it casts the least float64, its mask
     refusal: str = ""  # what pergrad says, where it cannot
+    reentrant: Literal["right", "refused", "endless"] = "right"  # what becomes of such checkpoints
 
     @property
     def model_class(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,24 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 import pergrad
+from pergrad.engine.composites import without_override_check
 from pergrad.testing import loop_grads
 from tests.zoo.architecture import Architecture
 from tests.zoo.batches import HEADS, HIDDEN, LENGTH, Inputs
+from tests.zoo.comparing import (
+    AUTOCAST_TOLERANCE,
+    Gradients,
+    WrongGradientsError,
+    compare,
+    compare_rounded,
+)
+from tests.zoo.conditions import Condition, InapplicableError, checkpointing, under
 
-__all__ = ["Case", "WrongGradientsError", "cases_of", "largest_error"]
+__all__ = ["Case", "PlainModelError", "cases_of", "largest_error"]
 
 
-class WrongGradientsError(AssertionError):
-    """Further from the loop's than rounding goes."""
+class PlainModelError(Exception):
+    """The model fails by itself, in the loop over the samples: there is nothing to compare."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +46,19 @@ class Case:
     keeps_casts: bool = (
         False  # to float32 inside of the model; otherwise it runs in float64 throughout
     )
+    condition: Condition = "plain"
 
     @property
     def dtype(self) -> torch.dtype:
-        """`grouped_mm` has no float64."""
-        return torch.float32 if self.experts == "grouped_mm" else torch.float64
+        """`grouped_mm` has no float64, and autocast leaves it alone."""
+        is_single = self.experts == "grouped_mm" or self.condition == "autocast"
+        return torch.float32 if is_single else torch.float64
 
     @property
     def tolerance(self) -> float:
         """What the largest error may be, relative to the largest element of a parameter's gradient."""
+        if self.condition == "autocast":
+            return AUTOCAST_TOLERANCE
         if self.dtype == torch.float32:
             return 1e-4
         return 1e-5 if self.keeps_casts else 1e-9
@@ -54,14 +67,24 @@ class Case:
         flags = {"padded": self.is_padded, "labels": self.has_labels, "casts": self.keeps_casts}
         words = [f"batch {self.batch}", self.attention]
         words += [self.experts] * (self.experts != "eager")
+        words += [self.condition] * (self.condition != "plain")
         return ", ".join(words + [word for word, is_set in flags.items() if is_set])
 
 
-def cases_of(architecture: Architecture) -> Iterator[Case]:
-    """A batch as large as the sequence is long, and others; each way of attention, experts, loss."""
+def cases_of(architecture: Architecture, condition: Condition = "plain") -> Iterator[Case]:
+    """A batch as large as the sequence is long, and others; each way of attention, experts, loss.
+
+    Under other conditions than the plain one, two batches, and the model's own loss.
+    """
     is_maskable = architecture.is_maskable
     attentions = architecture.attention()
     best = attentions[-1]
+    if condition != "plain":
+        yield Case(LENGTH, best, condition=condition)
+        yield Case(3, attentions[0], is_padded=is_maskable, condition=condition)
+        if _takes_labels(architecture):
+            yield Case(LENGTH, best, has_labels=True, condition=condition)
+        return
     for attention in attentions:
         for batch in (LENGTH, 3):
             for is_padded in (False, True) if is_maskable else (False,):
@@ -73,10 +96,14 @@ def cases_of(architecture: Architecture) -> Iterator[Case]:
             yield Case(batch, best, experts)
     if not architecture.overflows_in_float32:
         yield Case(LENGTH, best, keeps_casts=True)
-    takes_labels = "labels" in inspect.signature(architecture.model_class.forward).parameters
-    if takes_labels and architecture.takes_labels:
+    if _takes_labels(architecture):
         yield Case(LENGTH, best, has_labels=True)
         yield Case(3, best, has_labels=True)
+
+
+def _takes_labels(architecture: Architecture) -> bool:
+    takes_labels = "labels" in inspect.signature(architecture.model_class.forward).parameters
+    return takes_labels and architecture.takes_labels
 
 
 class _InDouble(TorchFunctionMode):
@@ -95,6 +122,12 @@ class _InDouble(TorchFunctionMode):
         def raised(value: Any) -> Any:
             return torch.float64 if value is torch.float32 else value
 
+        if func in (
+            Tensor.backward,
+            torch.autograd.backward,
+        ):  # in which a checkpoint runs its forward again
+            with self:
+                return without_override_check(func)(*args, **(kwargs or {}))
         if func is Tensor.float:
             func = Tensor.double
         given = {} if kwargs is None else kwargs
@@ -112,36 +145,99 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def largest_error(architecture: Architecture, case: Case, device: str = "cpu") -> float:
-    """Relative to the largest element of a parameter's gradient; raises where that is too large."""
-    with _default_dtype(case.dtype):
-        model = architecture.build(case.attention, case.experts, case.dtype).to(device)
-        torch.manual_seed(1)
-        inputs = architecture.inputs(case.batch)
-        if case.is_padded:
-            inputs["attention_mask"] = _padding(case.batch, inputs["input_ids"].shape[1])
-        inputs = tree_map_only(Tensor, lambda t: t.to(device), inputs)
-        with torch.no_grad():
-            plain = model(**inputs, **architecture.options)
-        if case.has_labels:
-            inputs["labels"] = _labels(plain["logits"])
-            cotangents = []
-        else:
-            cotangents = [torch.randn_like(output) for output in _outputs(architecture, plain)]
+    """Relative to the largest element of a parameter's gradient; raises where that is too large.
 
-        def loss_fn(model: nn.Module, inputs: Inputs, cotangents: list[Tensor]) -> Tensor:
-            in_double = case.dtype == torch.float64 and not case.keeps_casts
-            with _InDouble() if in_double else nullcontext():
-                found = model(**inputs, **architecture.options)
-            if case.has_labels:
-                return found["loss"]
-            terms = zip(_outputs(architecture, found), cotangents, strict=True)
-            return sum((output * c).flatten(1).sum(1) for output, c in terms)
-
-        batch = (inputs, cotangents)
-        expected = loop_grads(model, loss_fn, *batch, batch_size=case.batch)
+    Under autocast, the largest distance of a sample's gradient from the loop's, relative to the longest.
+    """
+    if case.condition == "reentrant" and architecture.reentrant == "endless":
+        raise InapplicableError("torch itself calls its checkpoints for ever")
+    in_double = case.dtype == torch.float64 and not case.keeps_casts
+    with _default_dtype(case.dtype), _InDouble() if in_double else nullcontext():
+        try:
+            model, batch = _prepared(architecture, case, device)
+            loss_fn = _loss_fn(architecture, case, under(case.condition, device))
+            expected = loop_grads(model, loss_fn, *batch, batch_size=case.batch)
+            if case.condition == "autocast":
+                unrounded = _loss_fn(architecture, case, nullcontext())
+                exact = loop_grads(model, unrounded, *batch, batch_size=case.batch)
+            if case.condition != "plain":
+                with checkpointing(model, case.condition):
+                    ordinary = _ordinary(case, model, loss_fn, batch)
+        except InapplicableError:
+            raise
+        except Exception as error:
+            if case.condition in ("checkpoint", "reentrant"):
+                raise InapplicableError(f"{type(error).__name__}: {error}") from error
+            raise PlainModelError(f"{type(error).__name__}: {error}") from error
+        if case.condition in ("checkpoint", "reentrant"):
+            _check_that_checkpoints_work(ordinary, expected, case.tolerance)
         loss_reduction = "mean" if case.has_labels else "sum"
-        found = pergrad.grads(model, loss_fn, *batch, loss_reduction=loss_reduction)
-    return _compare(found, expected, case.tolerance)
+        with checkpointing(model, case.condition):
+            found = pergrad.grads(model, loss_fn, *batch, loss_reduction=loss_reduction)
+    if case.condition == "autocast":
+        return compare_rounded(found, expected, exact, ordinary)
+    return compare(found, expected, case.tolerance)
+
+
+LossFn = Callable[[nn.Module, Inputs, list[Tensor]], Tensor]
+Batch = tuple[Inputs, list[Tensor]]
+
+
+def _prepared(architecture: Architecture, case: Case, device: str) -> tuple[nn.Module, Batch]:
+    """The model, and what its loss takes."""
+    model = architecture.build(case.attention, case.experts, case.dtype).to(device)
+    torch.manual_seed(1)
+    inputs = architecture.inputs(case.batch)
+    if case.is_padded:
+        inputs["attention_mask"] = _padding(case.batch, inputs["input_ids"].shape[1])
+    inputs = tree_map_only(Tensor, lambda t: t.to(device), inputs)
+    with torch.no_grad():
+        plain = model(**inputs, **architecture.options)
+    if case.has_labels:
+        inputs["labels"] = _labels(plain["logits"])
+        return model, (inputs, [])
+    return model, (inputs, [torch.randn_like(output) for output in _outputs(architecture, plain)])
+
+
+def _loss_fn(
+    architecture: Architecture, case: Case, condition: AbstractContextManager[Any]
+) -> LossFn:
+    def loss_fn(model: nn.Module, inputs: Inputs, cotangents: list[Tensor]) -> Tensor:
+        with condition:
+            found = model(**inputs, **architecture.options)
+        if case.has_labels:
+            return found["loss"]
+        terms = zip(_outputs(architecture, found), cotangents, strict=True)
+        return sum((output * c).flatten(1).sum(1) for output, c in terms)
+
+    return loss_fn
+
+
+def _ordinary(case: Case, model: nn.Module, loss_fn: LossFn, batch: Batch) -> Gradients:
+    """The gradient of the sum of the samples' losses, by torch itself."""
+    loss_fn(model, *batch).sum().backward()  # reentrant checkpoints know no other way
+    parts = case.batch if case.has_labels else 1
+    found = {
+        name: torch.zeros_like(p) if p.grad is None else parts * p.grad
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
+    model.zero_grad()
+    return found
+
+
+def _check_that_checkpoints_work(
+    ordinary: Gradients, expected: Gradients, tolerance: float
+) -> None:
+    """That with layers checkpointed torch's own gradient is still the sum over the samples."""
+    try:
+        compare(
+            {name: g.unsqueeze(0) for name, g in ordinary.items()},
+            {name: g.sum(0, keepdim=True) for name, g in expected.items()},
+            tolerance,
+        )
+    except WrongGradientsError as error:
+        raise InapplicableError(f"torch's own gradients differ: {error}") from error
 
 
 def _outputs(architecture: Architecture, found: Any) -> list[Tensor]:
@@ -160,22 +256,3 @@ def _padding(batch: int, length: int) -> Tensor:
 def _labels(logits: Tensor) -> Tensor:
     *shape, classes = logits.shape
     return torch.randint(3 if classes > 3 else 0, classes, shape).to(logits.device)
-
-
-def _compare(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> float:
-    if found.keys() != expected.keys():
-        raise WrongGradientsError(f"of {sorted(found)} instead of {sorted(expected)}")
-    largest = {name: g.abs().max().item() if g.numel() else 0.0 for name, g in expected.items()}
-    # Some gradients are zero but for rounding: that of a key's bias, which softmax does not see.
-    floor = 1e-6 * max(largest.values())
-    assert floor > 0, "no parameter has a gradient"
-    errors: dict[str, float] = {}
-    for name, g in expected.items():
-        if found[name].shape != g.shape:
-            raise WrongGradientsError(f"{name}: {found[name].shape} instead of {g.shape}")
-        if g.numel():
-            errors[name] = (found[name] - g).abs().max().item() / max(largest[name], floor)
-    wrong = {name: error for name, error in errors.items() if not error <= tolerance}
-    if wrong:
-        raise WrongGradientsError(f"{len(wrong)} of {len(expected)} parameters: {wrong}")
-    return max(errors.values())

@@ -11,6 +11,8 @@ from pergrad.testing import assert_near
 from tests.zoo.architectures import ARCHITECTURES, REPRESENTATIVE
 from tests.zoo.batches import LENGTH, VOCABULARY, tokens
 from tests.zoo.checking import cases_of, largest_error
+from tests.zoo.comparing import WrongGradientsError, compare_rounded
+from tests.zoo.conditions import CONDITIONS, Condition, InapplicableError
 from tests.zoo.tiny import TEXT
 
 pytestmark = [
@@ -36,6 +38,63 @@ def test_gradients_are_those_of_the_loop(name: str) -> None:
         except Exception as error:
             error.add_note(f"in the case: {case}")
             raise
+
+
+# One for each thing that only some models do under these.
+_UNDER_CONDITIONS = (
+    "GPT-2",
+    "Gemma",  # a weight cast to the type that it has
+    "Mixtral",
+    "RecurrentGemma",  # a function without a rule, run again in the backward
+    "BEiT",  # positions that the library keeps from call to call
+    "ResNet",  # batch norms in eval mode
+    "SegFormer",  # the loop itself is far off under autocast
+)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS[1:])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *_UNDER_CONDITIONS,
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name, architecture in ARCHITECTURES.items()
+            if name not in _UNDER_CONDITIONS
+            and not architecture.refusal
+            and architecture.reentrant == "right"
+        ),
+    ],
+)
+def test_checkpointing_and_autocast_change_no_gradient(name: str, condition: Condition) -> None:
+    for case in cases_of(ARCHITECTURES[name], condition):
+        try:
+            largest_error(ARCHITECTURES[name], case)
+        except InapplicableError as reason:
+            pytest.skip(str(reason))
+
+
+def test_a_weight_that_leaves_a_reentrant_checkpoint_is_refused() -> None:
+    for case in cases_of(ARCHITECTURES["T5"], "reentrant"):
+        with pytest.raises(PergradError, match="use_reentrant=False"):
+            largest_error(ARCHITECTURES["T5"], case)
+
+
+def test_the_comparison_under_autocast_notices_wrong_answers() -> None:
+    torch.manual_seed(0)
+    exact = {"w": torch.randn(5, 4, 4), "b": torch.randn(5, 4)}
+    loop = {name: g + 0.02 * torch.randn_like(g) for name, g in exact.items()}
+    found = {name: g + 0.02 * torch.randn_like(g) for name, g in exact.items()}
+    ordinary = {name: g.sum(0) for name, g in found.items()}
+    assert compare_rounded(found, loop, exact, ordinary) < 0.1
+    for wrong in (
+        {"w": found["w"].roll(1, 0), "b": found["b"]},
+        {"w": found["w"], "b": 1.3 * found["b"]},
+        {"w": found["w"], "b": found["b"].mean(0, keepdim=True).expand(5, 4)},
+        {"w": torch.full_like(found["w"], torch.nan), "b": found["b"]},
+    ):
+        with pytest.raises(WrongGradientsError):
+            compare_rounded(wrong, loop, exact, ordinary)
 
 
 def test_layers_that_run_a_backward_of_their_own_are_recorded() -> None:

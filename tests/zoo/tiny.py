@@ -141,7 +141,9 @@ def pair(model: str, **config: Any) -> Architecture:
 
 
 def relative_pair(model: str, **config: Any) -> Architecture:
-    return Architecture(model, {**_RELATIVE_PAIR, **config}, pairs, is_maskable=True)
+    """The first layer gives its relative positions, a weight, to all others."""
+    config = {**_RELATIVE_PAIR, **config}
+    return Architecture(model, config, pairs, is_maskable=True, reentrant="refused")
 
 
 def image(model: str, **config: Any) -> Architecture:

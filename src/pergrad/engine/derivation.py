@@ -13,7 +13,7 @@ from pergrad.engine.propagation import name_of
 from pergrad.engine.weights import Derived, Transformed, Weight, carriers_of
 from pergrad.factors import Factor
 
-__all__ = ["derive", "transform"]
+__all__ = ["derive", "like_another", "transform"]
 
 _TRANSPOSES = frozenset("t T mT".split())
 _CASTS = frozenset("to type type_as float double half bfloat16 contiguous clone".split())
@@ -41,6 +41,18 @@ def transform(func: Callable[..., Any], weight: Weight, args: Any, kwargs: Any) 
 def _unchanged(factor: Factor) -> Factor:
     """A cast changes no factor: whoever takes the gradient in has it in its own dtype."""
     return factor
+
+
+def like_another(func: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[], Tensor] | None:
+    """The cast `w.to(x)` as `w.to(x.device, x.dtype)`: whose x is does not matter; None for others."""
+    if name_of(func) not in ("to", "type_as"):
+        return None
+    t, *given = args
+    rest = dict(kwargs)
+    other = given.pop(0) if given else rest.pop("tensor", rest.pop("other", None))
+    if not isinstance(other, Tensor):
+        return None
+    return lambda: t.to(other.device, other.dtype, *given, **rest)
 
 
 def derive(

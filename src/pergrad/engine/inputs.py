@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -57,12 +58,34 @@ def _leaves(
 ) -> Iterator[tuple[Tensor | PackedSequence, int]]:
     """Every tensor among the arguments that may carry samples, and the dimension to look for them in."""
     special = _special_arguments(module, args, kwargs)
-    leaves = pytree.tree_leaves((args, kwargs), is_leaf=lambda x: isinstance(x, PackedSequence))
-    for leaf in leaves:
+    for leaf in _opened((args, kwargs)):
         if isinstance(leaf, Tensor | PackedSequence):
             dim = special.get(id(leaf), batch_dim)
             if dim is not None:
                 yield leaf, dim
+
+
+def _opened(value: Any) -> Iterator[Any]:
+    """The leaves of a pytree, and what is in its mappings and dataclasses, which pytrees do not open."""
+    for leaf in pytree.tree_leaves(value, is_leaf=lambda x: isinstance(x, PackedSequence)):
+        if isinstance(leaf, Mapping):
+            yield from _opened(dict(leaf))
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from _opened([getattr(leaf, f.name, None) for f in fields(leaf)])
+        else:
+            yield leaf
+
+
+def _unopened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """A sentence on the arguments that hold tensors in a way that is not looked into."""
+    for leaf in _opened((args, kwargs)):
+        held = [k for k, v in getattr(leaf, "__dict__", {}).items() if isinstance(v, Tensor)]
+        if held and not isinstance(leaf, nn.Module):
+            return (
+                f" (an argument is a {type(leaf).__name__}, with the tensors {', '.join(held)} as "
+                "attributes: pass them as arguments of their own, in a mapping or in a dataclass)"
+            )
+    return ""
 
 
 def batch_size_of(
@@ -92,7 +115,7 @@ def batch_size_of(
         raise BatchSizeError(
             "Unable to find a tensor in the passed args and kwargs. They may not be pytree-able "
             "and so ExpandedWeights cannot compute the batch size from the inputs. Please specify "
-            "it explicitly"
+            f"it explicitly{_unopened(args, kwargs)}"
         )
     return found
 

@@ -185,6 +185,12 @@ def same_values(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     return True
 
 
+def _current_autocast(device: str) -> Callable[[], torch.autocast]:
+    """What runs a function again as it runs now."""
+    is_on, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    return lambda: torch.autocast(device, dtype, enabled=is_on, cache_enabled=False)
+
+
 class _MaskedVjp(torch.autograd.Function):
     """y = f(x, W) on the whole batch; G_n is the VJP of the gradient with all but sample n's rows zero."""
 
@@ -194,6 +200,7 @@ class _MaskedVjp(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         inputs = anchors_and_inputs[len(call.weights) :]
         ctx.call, ctx.layouts = call, layouts
+        ctx.autocast = _current_autocast(next(iter(call.weights.values())).value.device.type)
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
         values = {k: w.value for k, w in call.weights.items()}
@@ -207,7 +214,8 @@ class _MaskedVjp(torch.autograd.Function):
         with torch._C.DisableTorchFunction(), torch.enable_grad():
             leaves = {k: w.value.detach().requires_grad_() for k, w in call.weights.items()}
             inputs = [t.detach().requires_grad_(t.requires_grad) for t in kept]
-            again = call.run({**leaves, **dict(zip(call.inputs, inputs, strict=True))})
+            with ctx.autocast():
+                again = call.run({**leaves, **dict(zip(call.inputs, inputs, strict=True))})
             reached = [
                 (t, g, la)
                 for t, g, la in zip(pytree.tree_leaves(again), gradients, ctx.layouts, strict=True)

@@ -10,6 +10,11 @@ from typing import Any
 
 from torch.autograd import Function
 from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
+from torch.utils.checkpoint import CheckpointFunction
+
+from pergrad.engine.layouts import Constant
+from pergrad.engine.propagation import refuse_mixed_samples, tensors_in
+from pergrad.engine.tracker import Tracker
 
 __all__ = ["Applied", "seeing_functions"]
 
@@ -35,10 +40,34 @@ _applied = functools.cache(Applied)
 def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
     stack = _get_current_function_mode_stack()
     wants = getattr(stack[-1], "wants_function", None) if stack else None
-    if wants is None or not wants(args, kwargs):
+    if wants is None:
         return _original(function, *args, **kwargs)
+    if not wants(args, kwargs):
+        output = _original(function, *args, **kwargs)
+        tracker = getattr(stack[-1], "tracker", None)  # there is none before the batch is known
+        if function is CheckpointFunction and tracker is not None:
+            _show_no_samples(tracker, output)
+        return output
     with _pop_mode_temporarily() as mode:
         return mode.__torch_function__(_applied(function), (), args, kwargs)
+
+
+def _show_no_samples(tracker: Tracker, output: Any) -> None:
+    """Let nothing without samples leave a reentrant checkpoint, unless it has no gradient.
+
+    Its forward runs without gradients, so that a function that mixes samples is no error there and gives
+    a constant, and so does one of weights alone.
+    """
+    for t in tensors_in(output):
+        if not t.requires_grad or not isinstance(tracker.layout(t), Constant):
+            continue
+        if tracker.scope.count == 1 and t.dim():
+            tracker.mark(t, tracker.scope.samples(0, 1, t.shape[0]))
+            continue
+        reason = "a reentrant checkpoint gives a result that is not known to be one for each sample"
+        lost = tracker.scope.lost(f"{reason} (use_reentrant=False may help)", "mixed")
+        tracker.mark(t, lost)
+        t.register_hook(functools.partial(refuse_mixed_samples, lost.reason))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from pergrad.engine.composites import is_composite, without_override_check
-from pergrad.engine.derivation import derive, transform
+from pergrad.engine.derivation import derive, like_another, transform
 from pergrad.engine.inplace import out_of_place
 from pergrad.engine.journal import Journal, Rung
 from pergrad.engine.kinds import Kind, kind_of
@@ -104,8 +104,12 @@ class Recorder(TorchFunctionMode):
 
         tracker = self.tracker
         tensors, tags, signature = tracker.read(func, args, kwargs)
+        looks_at_weights = False
         for tag in tags:
-            if not tag.is_weight or kind is not _ORDINARY:
+            if not tag.is_weight:
+                continue
+            looks_at_weights = True
+            if kind is not _ORDINARY:
                 continue
             if torch.is_grad_enabled():
                 plan = planned(func, signature)
@@ -118,6 +122,8 @@ class Recorder(TorchFunctionMode):
             for name in tag.roots:
                 self._book.expect_in_recomputation(name)
         output = func(*args, **kwargs)
+        if looks_at_weights and any(output is t for t in tensors):
+            return output  # `w.float()`: the weight as it was
         if not tracker.recall(signature, output):
             tracker.propagate_from(func, args, kwargs, output, tensors, tags, signature)
         return output
@@ -184,6 +190,10 @@ class Recorder(TorchFunctionMode):
                 weights,
                 "a reentrant checkpoint takes it as an argument; pass use_reentrant=False",
             )
+        cast = like_another(func, args, kwargs)
+        if cast is not None:
+            with self:
+                return cast()
         has_carriers = self._carriers(args, kwargs)
         writes = out_of_place(func) is not None or kwargs.get("inplace", False)
         if not has_carriers and key not in DECLARING and not writes:
@@ -306,7 +316,9 @@ class Recorder(TorchFunctionMode):
         if isinstance(func, Applied):
             with self:
                 output = func(*args, **kwargs)
-            if all(self.tracker.knows(t) for t in tensors_in(output)):
+            found, tracker = tensors_in(output), self.tracker
+            seen = [tracker.knows(t) and not isinstance(tracker.layout(t), Constant) for t in found]
+            if all(seen):  # otherwise it leaves torch on the way
                 return output
         else:
             output = func(*args, **kwargs)

@@ -111,7 +111,11 @@ def _cast(t: Tensor) -> Tensor:
 
 def written(func: Callable[..., Any]) -> str:
     """The function's name as one would write it."""
-    return resolve_name(func) or name_of(func)
+    known: str | None = resolve_name(func)
+    if known is not None:
+        return known
+    module = getattr(func, "__module__", None)  # torch's own for what its Python functions call
+    return f"torch.{name_of(func)}" if module == "torch" else name_of(func)
 
 
 def unsupported(

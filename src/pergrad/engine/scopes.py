@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pergrad.engine.journal import Journal
 from pergrad.engine.options import LossReduction, Options
 from pergrad.engine.recording import Recording, check_module
-from pergrad.errors import PergradError
+from pergrad.errors import PergradError, ScopeError
 from pergrad.quantities import Quantity
 
 __all__ = ["recorded", "reduced"]
@@ -58,6 +59,11 @@ def reduced(loss: Any, loss_reduction: LossReduction) -> Tensor:
         got = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise PergradError(
             f"loss_fn must return the losses of the samples, (B,), or a scalar; got {got}"
+        )
+    if not loss.requires_grad and torch.is_grad_enabled():
+        raise ScopeError(
+            "the loss does not depend on any parameter that requires grad: unfreeze one, or, where an "
+            "adapter is merged into a frozen model, unmerge it"
         )
     if loss.dim() == 0:
         return loss

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -62,6 +63,8 @@ class Tracker:
         self.roots: dict[int, Root] = {}  # by id
         self._own = {id(t) for t in own}  # what belongs to the model
         self._made: dict[Key, Layout] = {self.constant.key: self.constant}
+        # Strangers met in its forward: a checkpoint meets them again outside of it.
+        self._met: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
     # -- reading
 
@@ -77,7 +80,13 @@ class Tracker:
 
     def _tag_of_stranger(self, t: Tensor) -> Layout:
         """A tensor made out of sight: the model's own is constant, others are as their shape shows."""
-        if self.strangers_are_constant or id(t) in self._own:
+        if id(t) in self._own:
+            return self.constant
+        if self.strangers_are_constant:
+            self._met[id(t)] = t
+            return self.constant
+        is_recomputation = torch._C._current_graph_task_id() != -1
+        if is_recomputation and self._met.get(id(t)) is t:
             return self.constant
         return self.by_shape(t, self.batch_dim)
 

@@ -211,11 +211,28 @@ class _Run:
                         return change(value, dim)
             return value
 
-        mapped: tuple[Any, ...] = pytree.tree_map(apply, self.batch)
+        mapped: tuple[Any, ...] = _opened(self.batch, apply)
         return mapped
 
     def sample(self, n: int, size: int) -> tuple[Any, ...]:
         return self._map(size, lambda t, dim: t.narrow(dim, n, 1))
+
+    def with_copy(self, n: int, size: int) -> tuple[Any, ...] | None:
+        """The batch with sample n a copy of one that differs from it; None where there is none."""
+        for other in range(size):
+            differs = False
+
+            def copied(t: Tensor, dim: int, other: int = other) -> Tensor:
+                nonlocal differs
+                differs |= not torch.equal(t.select(dim, n), t.select(dim, other))
+                t = t.clone()
+                t.select(dim, n).copy_(t.select(dim, other))
+                return t
+
+            batch = self._map(size, copied)
+            if differs:
+                return batch
+        return None
 
     def spoilt(self, n: int, size: int) -> tuple[Any, ...] | None:
         """The batch with sample n not a number; None where it holds no floating numbers."""
@@ -232,6 +249,17 @@ class _Run:
 
         batch = self._map(size, spoil)
         return batch if touched else None
+
+
+def _opened(value: Any, apply: Callable[[Any], Any]) -> Any:
+    """`apply` to all leaves, also to those in mappings that pytrees do not open (tokenizers give such)."""
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return type(value)({k: _opened(v, apply) for k, v in value.items()})  # type: ignore[call-arg]
+        return apply(value)
+
+    return pytree.tree_map(leaf, value)
 
 
 def _report(run: _Run, samples: int, notes: list[str]) -> VerifyReport:
@@ -260,7 +288,7 @@ def _report(run: _Run, samples: int, notes: list[str]) -> VerifyReport:
         errors.append(relative_error(grads.sum(0) / parts, whole[name], floor))
         precision = recorded_grads.precision.get(name, grads.dtype)
         rows.append(verdict_on(name, grads, journal.rung_of(name) or "-", errors, precision))
-    problems = _mixing(run, found, size)
+    problems = _mixing(run, found, size, notes)
     return VerifyReport(tuple(rows), chosen, tuple(problems), tuple(notes))
 
 
@@ -295,8 +323,8 @@ def spread_out(samples: int, size: int) -> tuple[int, ...]:
     return tuple(sorted({round(k * (size - 1) / max(samples - 1, 1)) for k in range(samples)}))
 
 
-def _mixing(run: _Run, clean: Mapping[str, Tensor], size: int) -> list[str]:
-    """What a sample that is not a number does to the others."""
+def _mixing(run: _Run, clean: Mapping[str, Tensor], size: int, notes: list[str]) -> list[str]:
+    """What a sample that is not a number does to the others; `notes` gets why that was not tried."""
     if size == 1:
         return []
     tokens = {
@@ -306,14 +334,17 @@ def _mixing(run: _Run, clean: Mapping[str, Tensor], size: int) -> list[str]:
     }
     with _poisoned_embeddings(run.model, size, run.dim, tokens) as hooked:
         spoilt = run.spoilt(0, size)
-        if spoilt is None and not hooked:
-            return []
+        if spoilt is None and not hooked.layers:
+            return _changing(run, clean, size, notes)
         try:
             found = run.per_sample(run.batch if spoilt is None else spoilt).result
         except PergradError as error:
             return [f"with one sample NaN: {error}"]
-        except (RuntimeError, ValueError):
-            return []  # the model itself refuses what is not a number
+        except (RuntimeError, ValueError):  # the model itself refuses what is not a number
+            notes.append("whether samples mix was not tried: the model fails where one is NaN")
+            return []
+    if spoilt is None and not hooked.was_called:
+        return _changing(run, clean, size, notes)
     reached = [
         n for n in range(1, size) if any(_is_spoilt(found[k][n], clean[k][n]) for k in clean)
     ]
@@ -325,12 +356,42 @@ def _mixing(run: _Run, clean: Mapping[str, Tensor], size: int) -> list[str]:
     ]
 
 
+def _changing(run: _Run, clean: Mapping[str, Tensor], size: int, notes: list[str]) -> list[str]:
+    """The same for a batch of integers, which cannot be NaN: sample 0 becomes a copy of another one."""
+    changed = run.with_copy(0, size)
+    if changed is None:
+        notes.append("whether samples mix was not tried: the batch has none, or all are the same")
+        return []
+    found = run.per_sample(changed).result
+    floor = noise_floor(clean)
+    limit = {name: _TOLERANCE.get(rows.dtype, 1e-2) for name, rows in clean.items()}
+    reached = [
+        n
+        for n in range(1, size)
+        if any(relative_error(found[k][n], clean[k][n], floor) > limit[k] for k in clean)
+    ]
+    if not reached:
+        return []
+    return [
+        f"the model mixes samples: another sample 0 changes the gradients of {reached[:8]}; look for "
+        "normalisation, attention or sorting over the batch"
+    ]
+
+
 def _is_spoilt(grads: Tensor, clean: Tensor) -> bool:
     return bool((grads.isnan() & ~clean.isnan()).any())
 
 
+@dataclass
+class _Hooked:
+    layers: int
+    was_called: bool = False
+
+
 @contextmanager
-def _poisoned_embeddings(model: nn.Module, size: int, dim: int, tokens: set[int]) -> Iterator[bool]:
+def _poisoned_embeddings(
+    model: nn.Module, size: int, dim: int, tokens: set[int]
+) -> Iterator[_Hooked]:
     """Within, what embeddings look up for sample 0 is not a number: tokens themselves cannot be NaN."""
 
     def spoil(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -339,6 +400,7 @@ def _poisoned_embeddings(model: nn.Module, size: int, dim: int, tokens: set[int]
             return output
         if index.dim() <= dim or index.shape[dim] != size:
             return output
+        hooked.was_called = True
         keep = torch.ones(size, dtype=output.dtype, device=output.device)
         keep[0] = torch.nan
         shape = [1] * output.dim()
@@ -347,8 +409,9 @@ def _poisoned_embeddings(model: nn.Module, size: int, dim: int, tokens: set[int]
 
     embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     hooks = [m.register_forward_hook(spoil) for m in embeddings]
+    hooked = _Hooked(len(hooks))
     try:
-        yield bool(hooks)
+        yield hooked
     finally:
         for hook in hooks:
             hook.remove()

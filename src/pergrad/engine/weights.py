@@ -195,7 +195,10 @@ class _PullBack(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.outputs, ctx.leaves, ctx.count = outputs, leaves, count
         ctx.set_materialize_grads(False)
-        return tuple(t.new_zeros(()).expand(count, *t.shape) for t in outputs)
+        empty = [
+            torch.zeros((), dtype=t.dtype, device=t.device) for t in outputs
+        ]  # also of sparse ones
+        return tuple(e.expand(count, *t.shape) for e, t in zip(empty, outputs, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:

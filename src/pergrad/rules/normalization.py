@@ -99,15 +99,16 @@ def group_norm(
 
 
 def channel_affine(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """γ_c x[r, c, ...] + β_c: the last step of the norms that have no rule of their own."""
+    """γ_c x[r, c, ...] + β_c, in the dtype of x: the last step of `instance_norm`."""
     if has_torch_function((input, weight, bias)):
         return handle_torch_function(channel_affine, (input, weight, bias), input, weight, bias)
     shape = [-1] + [1] * (input.dim() - 2)
+    output = input
     if weight is not None:
-        input = input * weight.view(shape)
+        output = output * weight.view(shape)
     if bias is not None:
-        input = input + bias.view(shape)
-    return input
+        output = output + bias.view(shape)
+    return output.to(input.dtype)
 
 
 @implements_per_sample_grads(channel_affine, weights={"weight": ("input",), "bias": ()})
@@ -142,22 +143,35 @@ def instance_norm(
     return channel_affine(normalized, weight, bias)
 
 
-@decomposes(F.batch_norm)
-def batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    """With running statistics, a scale and a shift; with those of the batch there is no such thing."""
-    if training:
+def _statistics_are_not_of_the_batch(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> None:
+    if arguments.get("training", False):
         raise MixedSamplesError(
             "BatchNorm in training mode normalises over the samples of a batch, so that no sample has a "
             "gradient of its own: call .eval() on the module, or use nn.GroupNorm instead"
         )
-    normalized = F.batch_norm(input, running_mean, running_var, None, None, False, momentum, eps)
-    return channel_affine(normalized, weight, bias)
+
+
+@implements_per_sample_grads(
+    F.batch_norm,
+    weights={"weight": ("input", "running_mean", "running_var"), "bias": ()},
+    check=_statistics_are_not_of_the_batch,
+)
+def batch_norm(
+    grad_output: Tensor,  # (n, r, c, *positions)
+    input: Tensor,  # (n, r, c, *positions)
+    running_mean: Tensor | None,  # (c,)
+    running_var: Tensor | None,  # (c,)
+    weight: Tensor | None = None,  # (c,)
+    bias: Tensor | None = None,  # (c,)
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Gradients:
+    """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g, with x̂ normalised by the running statistics."""
+
+    def scale() -> ElementProduct:
+        rows = input.to(grad_output.dtype).flatten(0, 1)
+        normalized = F.batch_norm(rows, running_mean, running_var, eps=eps).view(input.shape)
+        return ElementProduct(_channels_last(grad_output), _channels_last(normalized))
+
+    return {"weight": scale, "bias": lambda: PositionSum(_channels_last(grad_output))}

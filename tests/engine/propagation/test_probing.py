@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from pergrad.engine.propagation import probing
 from tests.engine.propagation.dependence import Batched, assert_followed
 
 
@@ -89,3 +90,11 @@ def test_probe_depends_on_the_values_of_its_other_arguments() -> None:
         assert_followed(
             3, lambda t: torch.fft.fft(t, dim=2).real, Batched((3, 3, 3), dim), exact=False
         )
+
+
+def test_answers_kept_from_probes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "_GROWN", {})
+    monkeypatch.setattr(probing, "_MOST_GROWN", 3)
+    for size in range(2, 9):
+        assert_followed(3, lambda t: torch.diag_embed(t), Batched((3, size)))
+        assert 0 < len(probing._GROWN) <= 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.zoo.architecture import Architecture
 from tests.zoo.batches import (
     HEADS,
@@ -27,7 +29,7 @@ SIGNALS: dict[str, Architecture] = {
     ),
     "Wav2Vec2-Conformer": wave("Wav2Vec2ConformerForCTC"),
     "HuBERT": wave("HubertForCTC"),
-    "WavLM": wave("WavLMForCTC"),
+    "WavLM": replace(wave("WavLMForCTC"), reentrant="endless"),
     "SEW": wave("SEWForCTC", squeeze_factor=2),
     "UniSpeech": wave("UniSpeechForCTC"),
     "UniSpeechSat": wave("UniSpeechSatForCTC"),

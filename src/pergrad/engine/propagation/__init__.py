@@ -26,6 +26,7 @@ from pergrad.engine.propagation.table import (
     handler_of,
     mixed_samples,
     name_of,
+    refuse_mixed_samples,
     tensors_in,
 )
 
@@ -43,6 +44,7 @@ __all__ = [
     "mixed_samples",
     "name_of",
     "reducing",
+    "refuse_mixed_samples",
     "shaping",
     "sizes_in",
     "tensors_in",

@@ -79,6 +79,15 @@ def _batch_first_norm(call: Call) -> Layout | None:
     return _spatial(call)
 
 
+@moves_samples("prelu")
+def _slope_of_each_channel(call: Call) -> Layout | None:
+    layout = call.layout(call.argument(0, "input"))
+    has_slopes = call.argument(1, "weight").numel() > 1
+    if has_slopes and isinstance(layout, Samples | Owners) and layout.dim == 1:
+        return call.lost("takes the samples for channels")
+    return layout
+
+
 @moves_samples("batch_norm")
 def _batch_norm(call: Call) -> Layout | None:
     if call.argument(5, "training", default=False):

@@ -107,12 +107,25 @@ def _getitem(call: Call) -> Layout | None:
         place = where.place_of_slice(k)
         if call.output.shape[place] == layout.size and (item.step or 1) == 1:
             return layout.at(place)
+        if _is_the_same_for_all(t, layout.dim):
+            return call.scope.constant()
         return call.scope.owners(place, layout.owner_of_each(t.device)[item])
     if _is_number(item):
         if where.tensors:
             return call.lost("picks one sample out") if t.requires_grad else call.scope.constant()
         return call.of_one_sample(call.output, layout, int(item))
     return _picked(call, where, _as_tensor(item, t.device), offset, layout)
+
+
+def _is_the_same_for_all(t: Tensor, dim: int) -> bool:
+    """Whether a part of `t` along `dim` belongs to all samples: indices that were expanded to the batch.
+
+    By value, since a copy to another device loses the stride of zero. Where all samples have the same
+    rows, a loop over them picks the same ones.
+    """
+    if t.is_floating_point() or t.is_complex() or t.shape[dim] < 2:
+        return False
+    return t.stride(dim) == 0 or bool((t == t.narrow(dim, 0, 1)).all())
 
 
 def _gathered(call: Call, where: _Indexing, carriers: Sequence[Tensor]) -> Layout | None:

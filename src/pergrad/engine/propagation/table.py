@@ -21,6 +21,7 @@ __all__ = [
     "mixed_samples",
     "moves_samples",
     "name_of",
+    "refuse_mixed_samples",
     "tensors_in",
 ]
 
@@ -142,7 +143,7 @@ class Call:
         if self.scope.count > 1:
             for t in self.outputs:
                 if t.requires_grad:
-                    t.register_hook(functools.partial(_refuse, reason))
+                    t.register_hook(functools.partial(refuse_mixed_samples, reason))
         return self.scope.lost(reason, "mixed")
 
     def agreed(self, layouts: Sequence[Samples | Owners]) -> Layout:
@@ -179,7 +180,8 @@ def mixed_samples(reason: str) -> MixedSamplesError:
     )
 
 
-def _refuse(reason: str, _: Tensor) -> None:
+def refuse_mixed_samples(reason: str, _: Tensor) -> None:
+    """A hook for what has lost its samples: no gradient may flow there."""
     raise mixed_samples(reason)
 
 

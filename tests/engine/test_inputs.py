@@ -1,0 +1,78 @@
+"""The batch in a module's arguments, in whatever they are wrapped."""
+
+from collections import UserDict, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import BatchEncoding
+
+import pergrad
+from pergrad.errors import BatchSizeError
+from pergrad.testing import loop_grads
+from tests.engine.exactness import Formula, assert_all_near, numbers
+
+D = 4
+
+
+@dataclass
+class Pair:
+    x: Tensor
+    scale: float
+    inner: Any = None
+
+
+class Graph:
+    """As torch_geometric has it: tensors are attributes of any object."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.name = "graph"
+
+
+Named = namedtuple("Named", ["x"])
+WRAPPED: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "dict": (lambda x: {"x": x}, lambda given: given["x"]),
+    "named tuple": (Named, lambda given: given.x),
+    "what a tokenizer gives": (lambda x: BatchEncoding({"x": x}), lambda given: given["x"]),
+    "mapping": (lambda x: UserDict(x=x), lambda given: given["x"]),
+    "read-only mapping": (lambda x: MappingProxyType({"x": x}), lambda given: given["x"]),
+    "dataclass": (lambda x: Pair(x, 2.0), lambda given: given.x * given.scale),
+    "dataclass in a mapping in a list": (
+        lambda x: [UserDict(pair=Pair(x, 1.0))],
+        lambda given: given[0]["pair"].x,
+    ),
+    "mapping in a dataclass": (
+        lambda x: Pair(x, 1.0, UserDict(y=x + 1)),
+        lambda given: given.inner["y"],
+    ),
+}
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("name", WRAPPED)
+def test_samples_are_found_in_what_the_arguments_are_wrapped_in(name: str, by_name: bool) -> None:
+    wrap, unwrap = WRAPPED[name]
+    model = Formula(lambda m, given: torch.tanh(unwrap(given) @ m.w), w=numbers(D, D))
+    model.forward = lambda given: model.function(model, given)  # type: ignore[method-assign]
+
+    def loss(model: Callable[..., Tensor], x: Tensor) -> Tensor:
+        output = model(given=wrap(x)) if by_name else model(wrap(x))
+        return (output**2).sum()
+
+    x = numbers(D, D)
+    expected = loop_grads(model, loss, x)
+    assert_all_near(pergrad.grads(model, loss, x), expected)
+    loss(pergrad.call_for_per_sample_grads(model), x).backward()
+    assert_all_near({"w": model.w.__dict__.pop("grad_sample")}, expected)
+    assert not vars(x)
+
+
+def test_object_with_tensors_as_attributes_is_named() -> None:
+    model = Formula(lambda m, graph: graph.x @ m.w, w=numbers(D, D))
+    with pytest.raises(BatchSizeError, match="a Graph, with the tensors x as attributes"):
+        pergrad.grads(model, lambda m, graph: m(graph).sum(), Graph(numbers(3, D)))
