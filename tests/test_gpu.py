@@ -161,3 +161,98 @@ def test_both_ways_of_a_convolution_agree(groups: int) -> None:
         g, x, tuple(weight.shape), (1, 1), ((1, 1), (1, 1)), (1, 1), groups
     )
     assert_near(factor.by_windows(), factor.by_samples_as_groups())
+
+
+def quantities(model: nn.Module) -> list[pergrad.Quantity]:
+    torch.manual_seed(1)
+    direction = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    return [
+        pergrad.Norms(),
+        pergrad.ClippedSum(1.0),
+        pergrad.ClippedSum(1.0, memory="low"),
+        pergrad.SecondMoment(),
+        pergrad.Variance(),
+        pergrad.Dots(direction),
+        pergrad.Gram(),
+        pergrad.Projection(32),
+        pergrad.Projection(32, method="two_sided"),
+        pergrad.NoiseScale(),
+    ]
+
+
+def flat(result: object) -> Tensor:
+    if isinstance(result, dict):
+        return torch.cat([t.flatten() for t in result.values()])
+    return torch.as_tensor(result)
+
+
+def on_cpu(model: nn.Module, x: Tensor, chosen: list[int]) -> list[Tensor]:
+    """What the same quantities are on the CPU, where they are tested against the loop."""
+    model = model.cpu()
+    found = quantities(model)
+    # The direction is drawn on the GPU by the other side: take it over.
+    picked = [found[k] for k in chosen]
+    with pergrad.record(model, *picked):
+        loss(model, x.cpu()).sum().backward()
+    return [flat(q.result) for q in picked]
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if n != "reentrant checkpoint"])
+def test_every_quantity_is_that_of_the_cpu(name: str) -> None:
+    model, x = build(name)
+    found = quantities(model)
+    with pergrad.record(model, *found):
+        loss(model, x).sum().backward()
+    grads = pergrad.grads(model, loss, x)
+    dots = sum(
+        (grads[k] * d.to(grads[k])).flatten(1).sum(1) for k, d in found[5]._direction.items()
+    )
+    assert_near(found[5].result, dots, "Dots")
+    chosen = [k for k in range(len(found)) if k != 5]
+    expected = on_cpu(model, x, chosen)
+    for k, value in zip(chosen, expected, strict=True):
+        actual = flat(found[k].result).cpu().to(value)
+        assert_near(actual, value, f"{k} {type(found[k]).__name__}")
+
+
+def test_offloaded_results_are_in_cpu_memory() -> None:
+    model, x = build("attention")
+    with pergrad.record(model, pergrad.Grads(), pergrad.Norms(), offload=True) as (grads, norms):
+        loss(model, x).sum().backward()
+    assert norms.result.device.type == "cpu"
+    assert {t.device.type for t in grads.result.values()} == {"cpu"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_of_cancelling_positions_in_low_precision(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    g = torch.randn(4, 64, 96, device=DEVICE).to(dtype)
+    x = torch.randn(4, 64, 96, device=DEVICE).to(dtype)
+    x = torch.cat([x, -x + 0.05 * torch.randn_like(x)], 1)
+    g = torch.cat([g, g], 1)
+    factor = pergrad.factors.OuterProduct(g, x)
+    exact = torch.bmm(g.double().mT, x.double()).flatten(1).norm(dim=1)
+    for way in (
+        pergrad.reductions.norms.by_gram(factor, 2**24),
+        pergrad.reductions.norms.by_tiles([factor], 2**24),
+    ):
+        assert ((way.sqrt() / exact) - 1).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("name", ["attention", "convolutions"])
+def test_compiled_step_gives_what_the_recorded_one_gives(name: str) -> None:
+    model, x = build(name)
+    model, x = model.float(), x.float()
+    norms, clipped = pergrad.Norms(), pergrad.ClippedSum(1.0)
+    step = pergrad.compiled(model, loss, norms, clipped)
+    step(x)
+    expected = norms.result, flat(clipped.result)
+    step(x)
+    assert step.graphs == 1
+    assert_near(norms.result, expected[0], "norms")
+    assert_near(flat(clipped.result), expected[1], "clipped sum")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.1)
+    step(x)
+    assert not torch.allclose(norms.result, expected[0], rtol=1e-3)
