@@ -53,7 +53,7 @@ class Quantity(ABC):
     what has an entry for each sample is joined, in order.
     """
 
-    is_linear: ClassVar[bool] = False  # then a second backward may add to the same parameter
+    is_linear: bool = False  # then a second backward may add to the same parameter
     priority: ClassVar[int] = (
         2  # those that hold gradients go first: others then take what was made
     )

@@ -29,7 +29,7 @@ class Grads(Reduction[dict[str, Tensor]]):
             [[3., 4.]]])
     """
 
-    is_linear: ClassVar[bool] = True
+    is_linear = True
     priority: ClassVar[int] = 0
 
     def begin(self, batch: Batch) -> None:

@@ -28,8 +28,8 @@ class SampleGradients:
     """G_n of one parameter: a sum of factors, and a number for each sample that multiplies it.
 
     What several quantities ask for is computed once. Nothing but `materialize` holds the gradients of all
-    samples; no method needs more than `bound` bytes beside what it returns, or those of one row; but the windows of one
-    sample's convolution at least.
+    samples; no method needs more than `bound` bytes beside what it returns, or those of one row, or of
+    the windows of one sample's convolution.
     """
 
     def __init__(
