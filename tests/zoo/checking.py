@@ -18,7 +18,14 @@ from pergrad.testing import loop_grads
 from tests.zoo.architecture import Architecture
 from tests.zoo.batches import HEADS, HIDDEN, LENGTH, Inputs
 
-__all__ = ["Case", "WrongGradientsError", "cases_of", "largest_error"]
+__all__ = [
+    "Case",
+    "InDouble",
+    "WrongGradientsError",
+    "cases_of",
+    "default_dtype",
+    "largest_error",
+]
 
 
 class WrongGradientsError(AssertionError):
@@ -79,7 +86,7 @@ def cases_of(architecture: Architecture) -> Iterator[Case]:
         yield Case(3, best, has_labels=True)
 
 
-class _InDouble(TorchFunctionMode):
+class InDouble(TorchFunctionMode):
     """Within: what the model's code casts to float32 is cast to float64.
 
     Rounding to float32 blows the last bit of a float64 up to 1e-7, in the loop as anywhere else.
@@ -102,7 +109,7 @@ class _InDouble(TorchFunctionMode):
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -113,7 +120,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def largest_error(architecture: Architecture, case: Case, device: str = "cpu") -> float:
     """Relative to the largest element of a parameter's gradient; raises where that is too large."""
-    with _default_dtype(case.dtype):
+    with default_dtype(case.dtype):
         model = architecture.build(case.attention, case.experts, case.dtype).to(device)
         torch.manual_seed(1)
         inputs = architecture.inputs(case.batch)
@@ -130,7 +137,7 @@ def largest_error(architecture: Architecture, case: Case, device: str = "cpu") -
 
         def loss_fn(model: nn.Module, inputs: Inputs, cotangents: list[Tensor]) -> Tensor:
             in_double = case.dtype == torch.float64 and not case.keeps_casts
-            with _InDouble() if in_double else nullcontext():
+            with InDouble() if in_double else nullcontext():
                 found = model(**inputs, **architecture.options)
             if case.has_labels:
                 return found["loss"]
