@@ -73,6 +73,8 @@ class NoiseScale(Reduction[Any]):
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
         self._squares = torch.zeros((), dtype=torch.float64, device=batch.device)
+
+    def clear(self) -> None:
         self._totals: dict[str, Tensor] = {}
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
@@ -80,8 +82,7 @@ class NoiseScale(Reduction[Any]):
         self._totals[name] = self.batch.stored(gradients.total())
 
     def finish(self) -> _Sums:
-        totals, self._totals = self._totals, {}
-        found = _Sums(self.batch.size, self.batch.stored(self._squares), totals)
+        found = _Sums(self.batch.size, self.batch.stored(self._squares), self._totals)
         if found.count > 1:
             now = found.estimates()
             before = torch.zeros_like(now) if self._averages is None else self._averages

@@ -35,6 +35,8 @@ class Norms(Reduction[Tensor]):
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
         self._per_param = None
+
+    def clear(self) -> None:
         self._squares: dict[str, Tensor] = {}
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
@@ -42,7 +44,6 @@ class Norms(Reduction[Tensor]):
 
     def finish(self) -> Tensor:
         batch, found = self.batch, self._squares
-        self._squares = {}
         zero = torch.zeros(batch.size, dtype=torch.float64, device=batch.device)
         squares = torch.stack([found.get(name, zero) for name in batch.parameters])
         each = batch.stored(squares.sqrt().to(batch.dtype))
