@@ -2,12 +2,24 @@
 
 import pytest
 import torch
+from hypothesis import given as over
+from hypothesis import settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from pergrad.factors import Dense, Factor
+from pergrad.factors import ByOwner, Dense, ElementProduct, Factor, PositionSum
 from pergrad.reductions import CountSketch, SampleGradients, TwoSidedSketch
 from pergrad.testing import assert_near
-from tests.reductions.factor_cases import CASES, N, cast, data, dense_of, outer
+from tests.reductions.factor_cases import (
+    CASES,
+    N,
+    cast,
+    convolution,
+    data,
+    dense_of,
+    outer,
+    rows,
+)
 
 SCALES: dict[str, Tensor | float] = {
     "none": 1.0,
@@ -102,3 +114,67 @@ def test_compacting_keeps_what_takes_less_room() -> None:
 def test_kinds_are_those_that_arrived() -> None:
     given = SampleGradients(CASES["tied and dense"](), bound=300)
     assert given.kinds == ["RowSum", "Dense", "OuterProduct"]
+
+
+@st.composite
+def uses(draw: st.DrawFn) -> list[Factor]:
+    """One to three uses of a weight by a few samples, in one type, lying anyhow in memory."""
+    n, t = draw(st.integers(1, 4)), draw(st.integers(0, 4))
+    dtype = draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]))
+
+    def one(seed: int) -> Factor:
+        if is_kernel:
+            return convolution(
+                rows_of_it, space, (k, k), groups=groups, stride=stride, padding=padding, seed=seed
+            )
+        kind = draw(st.sampled_from(["outer", "rows", "positions", "elements", "dense"]))
+        if kind == "outer":
+            return outer(rows_of_it, t, o, i, seed)
+        if kind == "rows":
+            return rows(rows_of_it, t, o, i, seed)
+        if kind == "positions":
+            return PositionSum(data(rows_of_it, t, o, i, seed=seed))
+        if kind == "elements":
+            g = data(rows_of_it, t, o, i, seed=seed)
+            return ElementProduct(g, data(rows_of_it, t, o, i, seed=seed + 1))
+        return Dense(data(rows_of_it, o, i, seed=seed))
+
+    is_kernel, o, i = draw(st.booleans()), draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    k, groups, stride = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    padding = (draw(st.integers(0, 1)), draw(st.integers(0, 1)))
+    space = (draw(st.integers(2, 4)), draw(st.integers(2, 4)))
+    found = []
+    for seed in range(draw(st.integers(1, 3))):
+        is_owned = draw(st.booleans())
+        rows_of_it = draw(st.integers(1, 5)) if is_owned else n
+        (factor,) = cast([one(10 * seed)], dtype)
+        if draw(st.booleans()):
+            factor = factor.mapped(lambda x: x.transpose(0, -1).contiguous().transpose(0, -1))
+        if is_owned:
+            owner = draw(st.lists(st.integers(0, n - 1), min_size=rows_of_it, max_size=rows_of_it))
+            factor = ByOwner(factor, torch.tensor(owner), n)
+        found.append(factor)
+    return found
+
+
+@settings(deadline=None, derandomize=True, max_examples=120)
+@over(uses(), st.integers(1, 3000))
+def test_any_uses_of_a_weight_give_what_their_gradients_give(
+    factors: list[Factor], bound: int
+) -> None:
+    gradients = dense_of(factors)
+    flat = gradients.view(len(gradients), -1)
+    share = 1e-9 if factors[0].dtype == torch.float64 else 1e-4
+    size = float(max(f.materialize(torch.float64).abs().max() for f in factors)) + 1e-300
+    given = SampleGradients(factors, bound=bound)
+    direction = data(*gradients.shape[1:], seed=9)
+    entries = flat.shape[1]
+    for found, exact, unit in (
+        (given.dots(direction), flat @ direction.flatten(), size * entries),
+        (given.total(), gradients.sum(0), size * len(flat)),
+        (given.squared_norms(), flat.square().sum(1), size**2 * entries),
+        (given.gram(), flat @ flat.T, size**2 * entries),
+        (given.sum_of_squares(), gradients.square().sum(0), size**2 * len(flat)),
+    ):
+        assert found.shape == exact.shape
+        assert (found - exact).abs().max() <= share * unit
