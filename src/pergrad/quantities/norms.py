@@ -15,7 +15,8 @@ class Norms(Reduction[Tensor]):
     """|g_n| over all recorded parameters, `.result` (B,); of each one, `.per_param[name]` (B,).
 
     In float32, or float64 for a model in float64; sums are taken in float64 whatever the model's type. The
-    norm of a sample whose gradient is not finite is not finite, and no other sample's is touched by it.
+    norm of a sample whose gradient is not finite is not finite, and no other sample's is touched by it. So
+    is, in float32, that of a gradient with entries beyond 1e19, of which the squares are not.
     `a += b` joins the samples.
 
     >>> import torch, pergrad
