@@ -94,5 +94,6 @@ def test_product_by_halves_is_exact_to_float32(dtype: torch.dtype) -> None:
     share = 1e-4 if dtype == torch.bfloat16 else 1e-5
     assert found.dtype == torch.float32
     assert (found - exact).abs().max() < share * exact.abs().max()
+    assert not by_halves(fine[:, :0], coarse[:0]).any()
     rounded = mm(fine.bfloat16(), coarse, torch.float32)
     assert (rounded - exact).abs().max() > 10 * share * exact.abs().max()

@@ -27,7 +27,14 @@ from tests.zoo.comparing import (
 )
 from tests.zoo.conditions import Condition, InapplicableError, checkpointing, under
 
-__all__ = ["Case", "PlainModelError", "cases_of", "largest_error"]
+__all__ = [
+    "Case",
+    "InDouble",
+    "PlainModelError",
+    "cases_of",
+    "default_dtype",
+    "largest_error",
+]
 
 
 class PlainModelError(Exception):
@@ -106,7 +113,7 @@ def _takes_labels(architecture: Architecture) -> bool:
     return takes_labels and architecture.takes_labels
 
 
-class _InDouble(TorchFunctionMode):
+class InDouble(TorchFunctionMode):
     """Within: what the model's code casts to float32 is cast to float64.
 
     Rounding to float32 blows the last bit of a float64 up to 1e-7, in the loop as anywhere else.
@@ -135,7 +142,7 @@ class _InDouble(TorchFunctionMode):
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -152,7 +159,7 @@ def largest_error(architecture: Architecture, case: Case, device: str = "cpu") -
     if case.condition == "reentrant" and architecture.reentrant == "endless":
         raise InapplicableError("torch itself calls its checkpoints for ever")
     in_double = case.dtype == torch.float64 and not case.keeps_casts
-    with _default_dtype(case.dtype), _InDouble() if in_double else nullcontext():
+    with default_dtype(case.dtype), InDouble() if in_double else nullcontext():
         try:
             model, batch = _prepared(architecture, case, device)
             loss_fn = _loss_fn(architecture, case, under(case.condition, device))

@@ -142,8 +142,9 @@ class CompiledStep:
 
     def _traced(self, state: dict[str, Tensor], flat: list[Any], spec: Any) -> _Graph:
         """Run the step on tensors without values, note every function of torch, and compile them."""
-        from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes seconds to import
-
+        with warnings.catch_warnings():  # of what torch's own compiler still uses
+            warnings.simplefilter("ignore")
+            from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes seconds
         names, moves = list(state), [k for k, value in enumerate(flat) if isinstance(value, Tensor)]
         trained = {name for name, t in state.items() if t.requires_grad}
         place: _Place | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ __all__ = ["ExpandedWeight", "call_for_per_sample_grads"]
 class _GradSamples(Quantity):
     """Full gradients, put into the `grad_sample` of the parameters once the whole backward is done."""
 
-    is_linear: ClassVar[bool] = True
+    is_linear = True
 
     def begin(self, batch: Batch) -> None:
         self._parameters: Mapping[str, Tensor] = batch.parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -74,7 +74,7 @@ class ExplainReport:
 class _Kinds(Quantity):
     """Which kinds of factors arrive; nothing is computed from them."""
 
-    is_linear: ClassVar[bool] = True
+    is_linear = True
 
     def begin(self, batch: Batch) -> None:
         self.batch = batch

@@ -147,17 +147,23 @@ class Ledger:
 
     def close(self) -> None:
         """Reduce what is left and end the quantities."""
-        self._reduce_all()
-        self._is_open = False
-        for quantity in self._quantities:
-            quantity.end()
-            if not any(map(is_traced, self._batch.parameters.values())):
-                quantity.settle()
+        try:
+            self._reduce_all()
+            self._is_open = False
+            for quantity in self._quantities:
+                quantity.end()
+                if not any(map(is_traced, self._batch.parameters.values())):
+                    quantity.settle()
+        except BaseException:
+            self.abandon()
+            raise
 
     def abandon(self) -> None:
         """Forget everything, after an error."""
         self._forget()
         self._is_open = False
+        for quantity in self._quantities:
+            quantity.abandon()
 
     def _forget(self) -> None:
         self._arrived.clear()

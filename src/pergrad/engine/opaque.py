@@ -40,7 +40,11 @@ _applied = functools.cache(Applied)
 def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
     stack = _get_current_function_mode_stack()
     wants = getattr(stack[-1], "wants_function", None) if stack else None
-    if wants is None:
+    # Checkpoints that are not reentrant keep their arguments by a function of their own.
+    keeps = (
+        function.__module__ == CheckpointFunction.__module__ and function is not CheckpointFunction
+    )
+    if wants is None or keeps:
         return _original(function, *args, **kwargs)
     if not wants(args, kwargs):
         output = _original(function, *args, **kwargs)

@@ -43,6 +43,8 @@ def by_halves(fine: Tensor, coarse: Tensor) -> Tensor:
     On the GPU these take an eighth of the time of one in float32; rounding `fine` to the type of
     `coarse` would be wrong by far more than that type's share where the sum cancels.
     """
+    if fine.numel() == 0:
+        return fine.new_zeros(fine.shape[0], coarse.shape[1])
     largest = fine.abs().amax().clamp(min=torch.finfo(fine.dtype).tiny)  # float16 has no range
     fine = fine / largest
     high = fine.to(coarse.dtype)

@@ -53,7 +53,7 @@ class Quantity(ABC):
     what has an entry for each sample is joined, in order.
     """
 
-    is_linear: ClassVar[bool] = False  # then a second backward may add to the same parameter
+    is_linear: bool = False  # then a second backward may add to the same parameter
     priority: ClassVar[int] = (
         2  # those that hold gradients go first: others then take what was made
     )
@@ -73,6 +73,9 @@ class Quantity(ABC):
 
     def end_pass(self) -> None:  # noqa: B027  # most have one pass
         """Of several backwards, one that is not the last is over."""
+
+    def abandon(self) -> None:  # noqa: B027  # not everyone holds something
+        """After an error, in the place of `end`: let go of what has been computed."""
 
     def merge(self, other: Any) -> None:
         """Take in the samples of another one; both have ended."""
@@ -137,12 +140,20 @@ class Reduction(Quantity, Generic[R]):
         return super().__iadd__(other)
 
     def begin(self, batch: Batch) -> None:
+        self.clear()
         self._batch, self._result = batch, None
         self._recorded = tuple(batch.parameters)
 
     def end(self) -> None:
         self._result = self.finish()
+        self.abandon()
+
+    def abandon(self) -> None:
+        self.clear()
         self._batch = None
+
+    def clear(self) -> None:  # what is small may stay
+        """Hold nothing of any parameter: before the first, after the last and after an error."""
 
     @abstractmethod
     def finish(self) -> R:

@@ -34,7 +34,8 @@ class ClippedSum(Reduction[Any]):
             bound (automatic clipping); or a function from norms (B,) to weights (B,).
         stability: the constant of "normalize".
         memory: "kept" runs one backward and keeps activations and gradients of activations until all
-            norms are known; "low" keeps nothing and runs the backward twice. The numbers are the same.
+            norms are known; "low" keeps nothing and runs the backward twice. The numbers are the same; but
+            hooks on tensors are called twice then, and what `retain_grad` holds is twice the gradient.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -106,8 +107,6 @@ class ClippedSum(Reduction[Any]):
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
         self._parameters = batch.parameters
-        self._sums: dict[str, Tensor] = {}
-        self._groups: dict[str, _Group] = {}
         for name in batch.parameters:
             pattern = next((p for p in self._bounds if fnmatchcase(name, p)), None)
             if pattern is None:
@@ -116,6 +115,10 @@ class ClippedSum(Reduction[Any]):
                     "matches it; add one, or '*' for all others"
                 )
             self._groups.setdefault(pattern, _Group(self._bounds[pattern])).waiting.add(name)
+
+    def clear(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._groups: dict[str, _Group] = {}
 
     def _group_of(self, name: str) -> _Group:
         return next(self._groups[p] for p in self._bounds if fnmatchcase(name, p))
@@ -182,8 +185,7 @@ class ClippedSum(Reduction[Any]):
             self._finish(group)
             if group.squares is not None:
                 squares = squares + group.squares
-        sums, self._sums, self._groups = self._sums, {}, {}
-        return or_zeros(sums, batch), batch.stored(squares.sqrt().to(batch.dtype))
+        return or_zeros(self._sums, batch), batch.stored(squares.sqrt().to(batch.dtype))
 
     def merge(self, other: ClippedSum) -> None:
         sums, norms = self._of_ended(self._result)

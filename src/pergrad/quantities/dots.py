@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class Dots(Reduction[Tensor]):
     tensor([3., 1.])
     """
 
-    is_linear: ClassVar[bool] = True
+    is_linear = True
 
     def __init__(self, direction: Mapping[str, Tensor]) -> None:
         self._direction = dict(direction)
@@ -86,6 +86,7 @@ class Gram(Reduction[Tensor]):
             sizes = {name: len(t) for name, t in against.items()}
             raise PergradError(f"against: every parameter must have the same samples, got {sizes}")
         self._against = None if against is None else dict(against)
+        self.is_linear = against is not None
 
     @property
     def settings(self) -> tuple[Any, ...]:

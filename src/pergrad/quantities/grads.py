@@ -29,12 +29,14 @@ class Grads(Reduction[dict[str, Tensor]]):
             [[3., 4.]]])
     """
 
-    is_linear: ClassVar[bool] = True
+    is_linear = True
     priority: ClassVar[int] = 0
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
         self.precision: dict[str, torch.dtype] = {}
+
+    def clear(self) -> None:
         self._sums: dict[str, Tensor] = {}
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
@@ -45,7 +47,6 @@ class Grads(Reduction[dict[str, Tensor]]):
 
     def finish(self) -> dict[str, Tensor]:
         size, sums = self.batch.size, self._sums
-        self._sums = {}
         return {
             name: sums[name] if name in sums else self.batch.stored(p.new_zeros(size, *p.shape))
             for name, p in self.batch.parameters.items()

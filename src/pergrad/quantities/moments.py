@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from pergrad.errors import PergradError
-from pergrad.quantities.base import Batch, Reduction, or_zeros
+from pergrad.quantities.base import Reduction, or_zeros
 from pergrad.reductions import SampleGradients
 
 __all__ = ["SecondMoment", "Variance"]
@@ -26,16 +26,14 @@ class SecondMoment(Reduction[dict[str, Tensor]]):
     tensor([[10., 16.]])
     """
 
-    def begin(self, batch: Batch) -> None:
-        super().begin(batch)
+    def clear(self) -> None:
         self._sums: dict[str, Tensor] = {}
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
         self._sums[name] = self.batch.stored(gradients.sum_of_squares())
 
     def finish(self) -> dict[str, Tensor]:
-        sums, self._sums = self._sums, {}
-        return or_zeros(sums, self.batch)
+        return or_zeros(self._sums, self.batch)
 
     def merge(self, other: SecondMoment) -> None:
         self._result = {name: a + other.result[name] for name, a in self.result.items()}
@@ -94,8 +92,7 @@ class Variance(Reduction[Any]):
     def count(self) -> int:
         return self._of_ended(self._result).samples
 
-    def begin(self, batch: Batch) -> None:
-        super().begin(batch)
+    def clear(self) -> None:
         self._means: dict[str, Tensor] = {}
         self._squares: dict[str, Tensor] = {}
 
@@ -106,7 +103,6 @@ class Variance(Reduction[Any]):
 
     def finish(self) -> _Moments:
         means, squares = or_zeros(self._means, self.batch), or_zeros(self._squares, self.batch)
-        self._means, self._squares = {}, {}
         return _Moments(self.batch.size, means, squares)
 
     def merge(self, other: Variance) -> None:

@@ -72,6 +72,8 @@ class NoiseScale(Reduction[Any]):
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
         self._squares = torch.zeros((), dtype=torch.float64, device=batch.device)
+
+    def clear(self) -> None:
         self._totals: dict[str, Tensor] = {}
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
@@ -79,8 +81,7 @@ class NoiseScale(Reduction[Any]):
         self._totals[name] = self.batch.stored(gradients.total())
 
     def finish(self) -> _Sums:
-        totals, self._totals = self._totals, {}
-        return _Sums(self.batch.size, self.batch.stored(self._squares), totals)
+        return _Sums(self.batch.size, self.batch.stored(self._squares), self._totals)
 
     def settle(self) -> None:
         sums: _Sums = self._of_ended(self._result)

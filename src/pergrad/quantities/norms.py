@@ -15,7 +15,8 @@ class Norms(Reduction[Tensor]):
     """|g_n| over all recorded parameters, `.result` (B,); of each one, `.per_param[name]` (B,).
 
     In float32, or float64 for a model in float64; sums are taken in float64 whatever the model's type. The
-    norm of a sample whose gradient is not finite is not finite, and no other sample's is touched by it.
+    norm of a sample whose gradient is not finite is not finite, and no other sample's is touched by it. So
+    is, in float32, that of a gradient with entries beyond 1e19, of which the squares are not.
     `a += b` joins the samples.
 
     >>> import torch, pergrad
@@ -35,6 +36,8 @@ class Norms(Reduction[Tensor]):
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
         self._per_param = None
+
+    def clear(self) -> None:
         self._squares: dict[str, Tensor] = {}
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
@@ -42,7 +45,6 @@ class Norms(Reduction[Tensor]):
 
     def finish(self) -> Tensor:
         batch, found = self.batch, self._squares
-        self._squares = {}
         zero = torch.zeros(batch.size, dtype=torch.float64, device=batch.device)
         squares = torch.stack([found.get(name, zero) for name in batch.parameters])
         each = batch.stored(squares.sqrt().to(batch.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class Projection(Reduction[Tensor]):
     True
     """
 
-    is_linear: ClassVar[bool] = True
+    is_linear = True
 
     def __init__(
         self, dim: int, seed: int = 0, *, method: Literal["count", "two_sided"] = "count"

@@ -28,7 +28,8 @@ class SampleGradients:
     """G_n of one parameter: a sum of factors, and a number for each sample that multiplies it.
 
     What several quantities ask for is computed once. Nothing but `materialize` holds the gradients of all
-    samples; no method needs more than `bound` bytes beside what it returns, or those of one row.
+    samples; no method needs more than `bound` bytes beside what it returns, or those of one row, or of
+    the windows of one sample's convolution.
     """
 
     def __init__(
@@ -42,6 +43,8 @@ class SampleGradients:
         self._bound = bound
         self._squared_norms: Tensor | None = None
         self._total: Tensor | None = None
+        # The coarsest type that the gradients are computed from.
+        self.dtype = max((f.dtype for f in factors), key=lambda dtype: torch.finfo(dtype).eps)
 
     @property
     def count(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pergrad.factors import Factor, OuterProduct, mm, wide
+from pergrad.factors import Factor, OuterProduct, is_traced, mm, wide
 from pergrad.reductions.norms import is_cancelled
 from pergrad.reductions.tiles import whole_batch_tiles
 
@@ -21,6 +21,8 @@ def gram(factors: Sequence[Factor], bound: int) -> Tensor:
         n, o, i = first.shape
         if pairs_of_positions_are_cheaper(n, first.positions, o, i):
             found, terms = by_pairs_of_positions(first, bound)
+            if found.device.type != "cpu" or is_traced(found):  # else it would have to be waited for
+                return found
             is_number = found.diagonal().isfinite()  # a NaN is nothing that another way would heal
             cancelled = is_cancelled(found.diagonal(), terms, wide(first.dtype)) & is_number
             if not bool(cancelled.any()):

@@ -112,19 +112,17 @@ def count_sketch_of(factor: Factor, sketch: CountSketch, bound: int) -> Tensor:
 
 def by_entries(factor: Factor, sketch: CountSketch, bound: int) -> Tensor:
     """Every entry of the gradient, materialised a piece at a time, into its bucket."""
-    found: Tensor | None = None
-    for samples, rows, gradients in sample_tiles(
-        [factor], bound // 4
-    ):  # buckets and signs beside it
-        if found is None:
-            found = gradients.new_zeros(factor.shape[0], sketch.size)
+    found = torch.zeros(
+        factor.shape[0], sketch.size, dtype=wide(factor.dtype), device=factor.device
+    )
+    bound //= 4  # buckets and signs beside it
+    for samples, rows, gradients in sample_tiles([factor], bound):
         buckets = sketch.row_buckets[rows, None] + sketch.column_buckets
         signs = sketch.row_signs[rows, None] * sketch.column_signs
         flat = gradients.reshape(len(gradients), -1)
         found[samples] += _scattered(
             flat, buckets.flatten() % sketch.size, signs.flatten(), sketch.size
         )
-    assert found is not None
     return found
 
 
@@ -189,7 +187,7 @@ class TwoSidedSketch:
         a = next(a for a in range(isqrt(size), 0, -1) if size % a == 0)
         left = _signs(f"{seed}/{name}/left", rows * a).view(rows, a)
         right = _signs(f"{seed}/{name}/right", columns * (size // a)).view(columns, -1)
-        return cls(left.float() / a**0.5, right.float() / (size // a) ** 0.5)
+        return cls(left.float(), right.float())
 
     def to(self, device: torch.device) -> TwoSidedSketch:
         return TwoSidedSketch(self.left.to(device), self.right.to(device))
@@ -200,21 +198,18 @@ def two_sided_sketch(factors: Sequence[Factor], sketch: TwoSidedSketch, bound: i
     total = two_sided_sketch_of(factors[0], sketch, bound)
     for factor in factors[1:]:
         total = total + two_sided_sketch_of(factor, sketch, bound)
-    return total
+    return total / total.shape[1] ** 0.5
 
 
 @singledispatch
 def two_sided_sketch_of(factor: Factor, sketch: TwoSidedSketch, bound: int) -> Tensor:
-    """The two-sided sketch of one factor, (n, a · b)."""
-    found: Tensor | None = None
+    """A G Bᵀ of one factor, (n, a · b)."""
+    size = sketch.left.shape[1] * sketch.right.shape[1]
+    found = torch.zeros(factor.shape[0], size, dtype=wide(factor.dtype), device=factor.device)
     for samples, rows, gradients in sample_tiles([factor], bound):
-        size = sketch.left.shape[1] * sketch.right.shape[1]
-        if found is None:
-            found = gradients.new_zeros(factor.shape[0], size)
         matrix = gradients.reshape(len(gradients), *_as_matrix(gradients.shape[1:]))
         left, right = sketch.left[rows].to(matrix), sketch.right.to(matrix)
         found[samples] += (left.T @ (matrix @ right)).flatten(1)
-    assert found is not None
     return found
 
 
