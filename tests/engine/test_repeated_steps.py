@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import checkpoint
 
 import pergrad
@@ -316,6 +317,39 @@ def test_output_changed_in_place_still_has_its_gradient() -> None:
     for bias in (True, False):  # with one, the output for (n, t, i) is a view
         for shape in ((5, 4), (5, 3, 4)):
             agrees(Writes(bias).double(), data(*shape))
+
+
+def test_function_that_returns_what_it_made_before() -> None:
+    """Its two results are one tensor, and yet two uses of the weight."""
+    made: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def remembered(x: Tensor, weight: Tensor) -> Tensor:
+        if has_torch_function((x, weight)):
+            found: Tensor = handle_torch_function(remembered, (x, weight), x, weight)
+            return found
+        if id(x) not in made:
+            made[id(x)] = x, x * weight
+        return made[id(x)][1]
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(data(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            made.clear()
+            return remembered(x, self.weight) + 3 * remembered(x, self.weight)
+
+    @pergrad.implements_per_sample_grads(remembered)
+    def rule(grad_output: Tensor, x: Tensor, weight: Tensor) -> Any:
+        return {"weight": (grad_output * x).sum(1)}
+
+    try:
+        model, x = Twice(), data(5, 4)
+        agrees(model, x)
+        agrees(model, x.requires_grad_())
+    finally:
+        del RULES[remembered]
 
 
 def test_checkpoint_between_plain_steps_frees_what_it_promises() -> None:

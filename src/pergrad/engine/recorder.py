@@ -106,7 +106,7 @@ class Recorder(TorchFunctionMode):
         tensors, tags, signature = tracker.read(func, args, kwargs)
         for tag in tags:
             if tag.is_weight and kind is _ORDINARY and torch.is_grad_enabled():
-                plan = planned(func, signature)
+                plan = planned(signature)
                 if plan is not None:
                     output = call_by_plan(plan, args, kwargs, tracker, tensors, tags, signature)
                     if output is not NotImplemented:
