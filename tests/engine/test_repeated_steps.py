@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pergrad
 from pergrad.engine import ruled, tracker
+from pergrad.engine.layouts import Scope
 from pergrad.engine.signatures import Memory, describe
 from pergrad.engine.sizes import BatchSize
 from pergrad.errors import PergradError
@@ -100,17 +101,24 @@ def test_other_dtype() -> None:
 
 
 def test_real_rule_is_not_used_for_complex_numbers() -> None:
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(data(4))
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).abs().square().sum(1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * self.weight).abs()
+    model, x = nn.Linear(4, 3, bias=False).double(), data(5, 4)
+    agrees(model, x, loss)
+    model.weight = nn.Parameter(model.weight.detach().to(torch.complex128))
+    x = torch.complex(x, data(5, 4))
+    found, expected = pergrad.grads(model, loss, x), loop_grads(model, loss, x)
+    torch.testing.assert_close(found["weight"], expected["weight"])
 
-    model, x = Scale(), data(5, 4)
-    for inputs in (x, torch.complex(x, data(5, 4)), x):
-        agrees(model, inputs)
+
+def test_size_counts_the_samples_of_its_own_step() -> None:
+    """Six rows are those of six samples, or two of each of three."""
+    for count, post in ((6, 1), (3, 2), (6, 1)):
+        follower = tracker.Tracker(Scope(count), 0)
+        made, size = torch.zeros(6, 4), BatchSize(6)
+        follower.propagate(torch.zeros, (size, 4), {}, made)
+        assert follower.layout(made) == follower.scope.samples(0, 1, post)
 
 
 def test_autocast_is_looked_at_for_each_call() -> None:
