@@ -8,10 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import checkpoint
 
 import pergrad
 from pergrad.engine import ruled, tracker
+from pergrad.engine.layouts import Scope
 from pergrad.engine.signatures import Memory, describe
 from pergrad.engine.sizes import BatchSize
 from pergrad.errors import PergradError
@@ -99,17 +101,24 @@ def test_other_dtype() -> None:
 
 
 def test_real_rule_is_not_used_for_complex_numbers() -> None:
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(data(4))
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).abs().square().sum(1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * self.weight).abs()
+    model, x = nn.Linear(4, 3, bias=False).double(), data(5, 4)
+    agrees(model, x, loss)
+    model.weight = nn.Parameter(model.weight.detach().to(torch.complex128))
+    x = torch.complex(x, data(5, 4))
+    found, expected = pergrad.grads(model, loss, x), loop_grads(model, loss, x)
+    torch.testing.assert_close(found["weight"], expected["weight"])
 
-    model, x = Scale(), data(5, 4)
-    for inputs in (x, torch.complex(x, data(5, 4)), x):
-        agrees(model, inputs)
+
+def test_size_counts_the_samples_of_its_own_step() -> None:
+    """Six rows are those of six samples, or two of each of three."""
+    for count, post in ((6, 1), (3, 2), (6, 1)):
+        follower = tracker.Tracker(Scope(count), 0)
+        made, size = torch.zeros(6, 4), BatchSize(6)
+        follower.propagate(torch.zeros, (size, 4), {}, made)
+        assert follower.layout(made) == follower.scope.samples(0, 1, post)
 
 
 def test_autocast_is_looked_at_for_each_call() -> None:
@@ -316,6 +325,39 @@ def test_output_changed_in_place_still_has_its_gradient() -> None:
     for bias in (True, False):  # with one, the output for (n, t, i) is a view
         for shape in ((5, 4), (5, 3, 4)):
             agrees(Writes(bias).double(), data(*shape))
+
+
+def test_function_that_returns_what_it_made_before() -> None:
+    """Its two results are one tensor, and yet two uses of the weight."""
+    made: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def remembered(x: Tensor, weight: Tensor) -> Tensor:
+        if has_torch_function((x, weight)):
+            found: Tensor = handle_torch_function(remembered, (x, weight), x, weight)
+            return found
+        if id(x) not in made:
+            made[id(x)] = x, x * weight
+        return made[id(x)][1]
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(data(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            made.clear()
+            return remembered(x, self.weight) + 3 * remembered(x, self.weight)
+
+    @pergrad.implements_per_sample_grads(remembered)
+    def rule(grad_output: Tensor, x: Tensor, weight: Tensor) -> Any:
+        return {"weight": (grad_output * x).sum(1)}
+
+    try:
+        model, x = Twice(), data(5, 4)
+        agrees(model, x)
+        agrees(model, x.requires_grad_())
+    finally:
+        del RULES[remembered]
 
 
 def test_checkpoint_between_plain_steps_frees_what_it_promises() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ class Plan:
     layouts: Mapping[str, Samples | Owners]  # of the arguments that carry samples
     dims: Mapping[str, int]  # where they carry them, as a rule's check is told
     by_owner: Owners | None  # of the arguments, where rows are told by their owners
+    makes_its_output: bool  # in each call anew, as torch's own functions do and others may not
 
 
 def plan_of(
@@ -64,6 +66,9 @@ def plan_of(
             name: 0 if layout.scope.count == 1 else layout.dim for name, layout in layouts.items()
         },
         by_owner=next((la for la in layouts.values() if isinstance(la, Owners)), None),
+        makes_its_output=(
+            not isinstance(func, types.FunctionType) or func.__module__.startswith("torch.")
+        ),
     )
 
 

@@ -112,7 +112,7 @@ class Recorder(TorchFunctionMode):
             if kind is not _ORDINARY:
                 continue
             if torch.is_grad_enabled():
-                plan = planned(func, signature)
+                plan = planned(signature)
                 if plan is not None:
                     output = call_by_plan(plan, args, kwargs, tracker, tensors, tags, signature)
                     if output is not NotImplemented:

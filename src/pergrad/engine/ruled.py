@@ -26,12 +26,12 @@ __all__ = ["call_by_plan", "call_with_rule", "planned", "unsupported", "written"
 _PLANS: Memory[Plan] = Memory()
 
 
-def planned(func: Callable[..., Any], signature: Signature | None) -> Plan | None:
+def planned(signature: Signature | None) -> Plan | None:
     """The plan of an earlier call of that signature, as long as its function still has that rule."""
     plan = _PLANS.get(signature)
     if plan is None or RULES.get(plan.function) is not plan.rule:
         return None
-    return plan
+    return None if plan.function in DECOMPOSITIONS else plan
 
 
 def call_with_rule(
@@ -47,7 +47,7 @@ def call_with_rule(
     if plan is None:
         return NotImplemented
     output = call_by_plan(plan, args, kwargs, tracker, tensors, tags, signature)
-    if output is not NotImplemented and signature is not None and func not in DECOMPOSITIONS:
+    if output is not NotImplemented and signature is not None:
         _PLANS.put(signature, plan)
     return output
 

@@ -168,6 +168,8 @@ def _can_hook(use: Use, inputs: Sequence[Tensor], output: Tensor) -> bool:
     The node of a view does not, when the view is written to in place. Where saved tensors are packed,
     as in a checkpoint, ours must be too, and what flows on to a derived weight needs a node.
     """
+    if not use.plan.makes_its_output:
+        return False
     for weight in use.weights:
         if not weight.may_hook:
             return False

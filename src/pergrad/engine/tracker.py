@@ -237,7 +237,10 @@ class Tracker:
         flows = any(t.is_floating_point() or t.is_complex() for t in call.outputs)
         if call.carriers and flows and not all(isinstance(layout, Samples) for layout in found):
             return  # a constant where samples went in: nothing flowed, this time
-        is_flat = output is call.outputs[0] or len(output) == len(call.outputs)
+        flat = [output] if isinstance(output, Tensor) else output
+        is_flat = isinstance(flat, _SEQUENCES) and list(map(id, flat)) == list(
+            map(id, call.outputs)
+        )
         if is_flat and all(layout.key is not None for layout in found):
             _LAYOUTS.put(signature, tuple(layout.key for layout in found))
 

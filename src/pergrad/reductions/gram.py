@@ -21,7 +21,9 @@ def gram(factors: Sequence[Factor], bound: int) -> Tensor:
         n, o, i = first.shape
         if pairs_of_positions_are_cheaper(n, first.positions, o, i):
             found, terms = by_pairs_of_positions(first, bound)
-            if found.device.type != "cpu" or is_traced(found):  # else it would have to be waited for
+            if found.device.type != "cpu" or is_traced(
+                found
+            ):  # else it would have to be waited for
                 return found
             is_number = found.diagonal().isfinite()  # a NaN is nothing that another way would heal
             cancelled = is_cancelled(found.diagonal(), terms, wide(first.dtype)) & is_number
