@@ -82,7 +82,7 @@ def commit() -> tuple[str, bool]:
 def versions() -> dict[str, str]:
     """Versions of Python, torch and those peers that are installed."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
-    for name in ("pergrad", "opacus"):
+    for name in ("pergrad", "opacus", "fastDP", "triton"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
