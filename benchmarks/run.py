@@ -10,7 +10,6 @@ under benchmarks/results/; any other only where ``--output`` names a file.
 from __future__ import annotations
 
 import argparse
-import datetime
 import statistics
 import sys
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from benchmarks.memory import step_peak_bytes
 from benchmarks.methods import BASES, METHODS, TITLES, Method, Quantity, Step, clear
 from benchmarks.models import MODELS, Size, Task, build
 from benchmarks.precision import ALIASES, PRECISIONS
-from benchmarks.timing import middle, orders, visit
+from benchmarks.timing import middle, orders, settled_heap, visit
 
 EXACT = 1e-6  # relative, in float64: far over rounding, far under any mistake
 CHECKED = 32  # samples in float64; ExpandedWeights takes another path below 32 than from there on
@@ -133,18 +132,19 @@ def measure(
     for (model, method), entry in entries.items():
         progress.at("checks", model, method)
         prepare(entry, setting)
-    visits = orders(models, methods, rounds=rounds, seed=setting.seed)
-    for number, model, method in visits:
-        entry = entries[model, method]
-        if entry.step is None:
-            continue
-        progress.at(f"round {number + 1}/{rounds}", model, method)
-        try:
-            entry.visits[number] = visit(
-                entry.step, entry.clear, steps=steps, device=setting.device
-            )
-        except Exception as error:
-            entry.stop("failed", first_line(error))
+    with settled_heap():
+        visits = orders(models, methods, rounds=rounds, seed=setting.seed)
+        for number, model, method in visits:
+            entry = entries[model, method]
+            if entry.step is None:
+                continue
+            progress.at(f"round {number + 1}/{rounds}", model, method)
+            try:
+                entry.visits[number] = visit(
+                    entry.step, entry.clear, steps=steps, device=setting.device
+                )
+            except Exception as error:
+                entry.stop("failed", first_line(error))
     progress.end()
     return list(entries.values())
 
@@ -249,14 +249,9 @@ def main(arguments: list[str] | None = None) -> int:
     device = torch.device("cuda" if options.size == "gpu" else "cpu")
     precision = options.precision or ("tf32" if options.size == "gpu" else "float32")
     setting = Setting(options.size, precision, device, options.seed)
-    commit, dirty = (options.commit, False) if options.commit else rows.commit()
-    now = datetime.datetime.now(datetime.UTC)
-    provenance = rows.Provenance(
-        commit=commit,
-        dirty=dirty,
-        date=now.isoformat(timespec="seconds"),
-        versions=rows.versions(),
-        machine=rows.machine(device),
+    provenance = rows.provenance(
+        device,
+        of_commit=options.commit,
         rounds=options.rounds,
         steps=options.steps,
         seed=options.seed,
@@ -268,8 +263,8 @@ def main(arguments: list[str] | None = None) -> int:
     results = [result(entry, bases[entry.model], setting, provenance) for entry in entries]
     path = options.output
     if path is None and options.full and options.size != "tiny":
-        part = "-".join(options.quantity) + "-" if len(options.quantity) < len(TITLES) else ""
-        path = rows.RESULTS / f"{options.size}-{precision}-{part}{now:%Y%m%dT%H%M%S}.jsonl"
+        part = "-".join(options.quantity) if len(options.quantity) < len(TITLES) else ""
+        path = rows.RESULTS / rows.file_name(options.size, precision, provenance, part=part)
     if path is not None:
         rows.write(path, results)
     print("\n\n".join(table.render(one) for one in table.tables([("", results)])))
