@@ -178,7 +178,7 @@ class Task:
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-def _transformer(
+def transformer(
     batch: int, length: int, *, vocabulary: int, width: int, depth: int, heads: int
 ) -> Task:
     model = Transformer(vocabulary=vocabulary, length=length, width=width, depth=depth, heads=heads)
@@ -226,15 +226,15 @@ MODELS: dict[str, dict[Size, Case]] = {
     "transformer": {
         "tiny": Case(
             "tiny transformer",
-            lambda: _transformer(3, 5, vocabulary=11, width=8, depth=2, heads=2),
+            lambda: transformer(3, 5, vocabulary=11, width=8, depth=2, heads=2),
         ),
         "cpu": Case(
             "GPT-2-shaped, 4 layers of 256, B=8 T=128",
-            lambda: _transformer(8, 128, vocabulary=1024, width=256, depth=4, heads=4),
+            lambda: transformer(8, 128, vocabulary=1024, width=256, depth=4, heads=4),
         ),
         "gpu": Case(
             "GPT-2-small shape, B=16 T=512",
-            lambda: _transformer(16, 512, vocabulary=50257, width=768, depth=12, heads=12),
+            lambda: transformer(16, 512, vocabulary=50257, width=768, depth=12, heads=12),
         ),
     },
     "vit": {
