@@ -8,12 +8,14 @@ lightness as well as by hue.
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from benchmarks import rows, scaling
 from benchmarks.methods import BASES, METHODS
@@ -26,7 +28,7 @@ TEXT, FAINT = "#777777", "#9a9a9a"
 OURS, PEERS, BASE = "#0072B2", "#E69F00", "#9a9a9a"  # Okabe and Ito's blue and orange
 CURVES = {"plain": "#9a9a9a", "grads": "#E69F00", "norms": "#0072B2", "clipped": "#009E73"}
 MARKERS = {"plain": "o", "grads": "s", "norms": "^", "clipped": "D"}
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "pergrad",
     "svg.fonttype": "none",
     "font.size": 8.5,
@@ -59,7 +61,7 @@ def _colour(row: Row) -> str:
 
 
 def _wrapped(title: str) -> str:
-    return title.replace(", ", "\n", 1)
+    return "\n".join(textwrap.wrap(title, 24))
 
 
 def bars(table: Table, path: Path) -> None:
@@ -125,6 +127,8 @@ def curves(points: list[scaling.Point], path: Path) -> None:
                     )
                     panel.set_xscale("log", base=2)
                     panel.set_yscale("log")
+                    panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+                    panel.yaxis.set_minor_formatter(NullFormatter())
                     panel.grid(visible=True, which="major", color=FAINT, alpha=0.25, linewidth=0.5)
             bottom = panels[1][number]
             ticks = sorted({point.value for point in own})
