@@ -2,70 +2,86 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from benchmarks.loop import (
+    batch_gradients,
+    clip_bound,
+    clipped_sum,
+    first_layer_gradient,
+    norm,
+    spread,
+)
 from benchmarks.methods import Quantity
 from benchmarks.models import Task
 
 Pairs = Iterator[tuple[str, dict[str, Tensor], dict[str, Tensor]]]  # label, got, expected
 
 
-def batch_gradients(task: Task, samples: slice) -> dict[str, Tensor]:
-    """The gradient of the summed loss of those samples, by plain autograd on them alone."""
-    parameters = dict(task.model.named_parameters())
-    loss = task.loss(task.model(task.inputs[samples]), task.targets[samples])
-    grads = torch.autograd.grad(loss, list(parameters.values()))
-    return dict(zip(parameters, grads, strict=True))
-
-
-def spread(batch: int, count: int) -> list[int]:
-    """At most `count` different samples, from the first to the last of the batch."""
-    count = min(count, batch)
-    return [i * (batch - 1) // max(count - 1, 1) for i in range(count)]
-
-
 def _training(task: Task, got: dict[str, Tensor], samples: int) -> Pairs:
     yield "", got, batch_gradients(task, slice(None))
 
 
-def _grads(task: Task, got: dict[str, Tensor], samples: int) -> Pairs:
-    for n in spread(task.inputs.shape[0], samples):
-        row = {name: grads[n] for name, grads in got.items()}
-        yield f"[{n}]", row, batch_gradients(task, slice(n, n + 1))
+def _rows(
+    expected: Callable[[Task, int], dict[str, Tensor]],
+) -> Callable[[Task, dict[str, Tensor], int], Pairs]:
+    """The oracle of what has a row for each sample: a few of them, from the first to the last."""
+
+    def oracle(task: Task, got: dict[str, Tensor], samples: int) -> Pairs:
+        for n in spread(task.inputs.shape[0], samples):
+            yield f"[{n}]", {name: rows[n] for name, rows in got.items()}, expected(task, n)
+
+    return oracle
+
+
+def _floor(task: Task, n: int) -> dict[str, Tensor]:
+    gradients = first_layer_gradient(task, slice(n, n + 1))
+    return {name: gradient[0] for name, gradient in gradients.items()}
+
+
+def _grads(task: Task, n: int) -> dict[str, Tensor]:
+    return batch_gradients(task, slice(n, n + 1))
+
+
+def _norms(task: Task, n: int) -> dict[str, Tensor]:
+    return {"norms": task.inputs.new_tensor(norm(_grads(task, n)), dtype=torch.float64)}
+
+
+def _clipped(task: Task, got: dict[str, Tensor], samples: int) -> Pairs:
+    yield "", got, clipped_sum(task, clip_bound(task))
 
 
 ORACLES: dict[Quantity, Callable[[Task, dict[str, Tensor], int], Pairs]] = {
     "training": _training,
-    "grads": _grads,
+    "floor": _rows(_floor),
+    "grads": _rows(_grads),
+    "norms": _rows(_norms),
+    "clipped": _clipped,
 }
-
-
-def _norm(tensors: dict[str, Tensor]) -> float:
-    return math.hypot(*(tensor.norm().item() for tensor in tensors.values()))
+PER_SAMPLE: tuple[Quantity, ...] = ("floor", "grads", "norms")
 
 
 def disagreement(
     task: Task, quantity: Quantity, got: dict[str, Tensor], *, tolerance: float, samples: int
 ) -> str | None:
-    """None where |got - expected| <= tolerance * |expected| for each parameter, else what is wrong.
+    """None where |got - expected| <= tolerance * |expected| for each result, else what is wrong.
 
     `task` must be a fresh one, without the hooks of a method. Where a gradient is 0 in exact
     arithmetic (the bias of an attention's keys), |expected| is `tolerance` of the whole gradient.
     Streamed sample by sample: a second (B, *shape) of every parameter may not fit beside the first.
     """
-    missing = sorted(dict(task.model.named_parameters()).keys() - got.keys())
-    if missing:
-        return f"no result for {', '.join(missing)}"
     batch = task.inputs.shape[0]
     for name, result in got.items():
-        if quantity == "grads" and result.shape[0] != batch:
+        if quantity in PER_SAMPLE and result.shape[0] != batch:
             return f"{name}: results of {result.shape[0]} samples, expected {batch}"
     for label, have, want in ORACLES[quantity](task, got, samples):
-        floor = tolerance * _norm(want)
+        missing = sorted(want.keys() - have.keys())
+        if missing:
+            return f"no result for {', '.join(missing)}"
+        floor = tolerance * norm(want)
         for name, expected in want.items():
             if have[name].shape != expected.shape:
                 found = tuple(have[name].shape)

@@ -1,9 +1,10 @@
-"""Models that every peer can run: only nn.Linear, nn.Conv2d, nn.Embedding and norm modules.
+"""Models that every peer can run: only nn.Linear, nn.Conv2d, nn.Embedding and norm modules; and an LSTM.
 
 No raw parameters, no tied weights, no in-place activations, no (1, T) position index: each of these
 stops at least one peer, and a benchmark compares speed where everybody is right. ExpandedWeights
 runs the ViT's convolution at 32 samples and above only (below, it takes a view of a gradient that
-is not contiguous), so every ViT here has a batch of 32.
+is not contiguous), so every ViT here has a batch of 32. The LSTM is the
+exception: most peers fail on it, and the table says so.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-def _positions(x: Tensor) -> Tensor:
-    return torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+def _positions(x: Tensor) -> Tensor:  # (n, t, ...) -> (n, t)
+    rows = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+    return rows.contiguous()  # Opacus's ghost norms take a view of the index
 
 
 class Transformer(nn.Module):
@@ -136,6 +138,20 @@ class MLP(nn.Module):
         return self.head(x)
 
 
+class Recurrent(nn.Module):
+    """An nn.LSTM over embedded tokens, and a head on its last position."""
+
+    def __init__(self, *, vocabulary: int, width: int, depth: int, classes: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.lstm = nn.LSTM(width, width, depth, batch_first=True)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, t) -> (n, classes)
+        h, _ = self.lstm(self.tokens(x))
+        return self.head(h[:, -1])
+
+
 @dataclass(frozen=True)
 class Task:
     """A model and one batch; the loss of a batch is the sum of its samples' losses."""
@@ -162,7 +178,7 @@ class Task:
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-def _transformer(
+def transformer(
     batch: int, length: int, *, vocabulary: int, width: int, depth: int, heads: int
 ) -> Task:
     model = Transformer(vocabulary=vocabulary, length=length, width=width, depth=depth, heads=heads)
@@ -190,6 +206,14 @@ def _mlp(batch: int, *, width: int, depth: int, classes: int = 10) -> Task:
     return Task(model, torch.randn(batch, width), torch.randint(classes, (batch,)))
 
 
+def _lstm(
+    batch: int, length: int, *, vocabulary: int, width: int, depth: int, classes: int = 10
+) -> Task:
+    model = Recurrent(vocabulary=vocabulary, width=width, depth=depth, classes=classes)
+    tokens = torch.randint(vocabulary, (batch, length))
+    return Task(model, tokens, torch.randint(classes, (batch,)))
+
+
 @dataclass(frozen=True)
 class Case:
     """One model at one size; `title` says the shape as the table shows it."""
@@ -202,15 +226,15 @@ MODELS: dict[str, dict[Size, Case]] = {
     "transformer": {
         "tiny": Case(
             "tiny transformer",
-            lambda: _transformer(3, 5, vocabulary=11, width=8, depth=2, heads=2),
+            lambda: transformer(3, 5, vocabulary=11, width=8, depth=2, heads=2),
         ),
         "cpu": Case(
             "GPT-2-shaped, 4 layers of 256, B=8 T=128",
-            lambda: _transformer(8, 128, vocabulary=1024, width=256, depth=4, heads=4),
+            lambda: transformer(8, 128, vocabulary=1024, width=256, depth=4, heads=4),
         ),
         "gpu": Case(
             "GPT-2-small shape, B=16 T=512",
-            lambda: _transformer(16, 512, vocabulary=50257, width=768, depth=12, heads=12),
+            lambda: transformer(16, 512, vocabulary=50257, width=768, depth=12, heads=12),
         ),
     },
     "vit": {
@@ -236,6 +260,17 @@ MODELS: dict[str, dict[Size, Case]] = {
         "tiny": Case("tiny MLP", lambda: _mlp(3, width=6, depth=2)),
         "cpu": Case("MLP, 4 layers of 512, B=64", lambda: _mlp(64, width=512, depth=4)),
         "gpu": Case("MLP, 4 layers of 4096, B=256", lambda: _mlp(256, width=4096, depth=4)),
+    },
+    "lstm": {
+        "tiny": Case("tiny LSTM", lambda: _lstm(3, 5, vocabulary=11, width=6, depth=2)),
+        "cpu": Case(
+            "LSTM, 2 layers of 128, B=32 T=32",
+            lambda: _lstm(32, 32, vocabulary=1024, width=128, depth=2),
+        ),
+        "gpu": Case(
+            "LSTM, 2 layers of 512, B=64 T=128",
+            lambda: _lstm(64, 128, vocabulary=10000, width=512, depth=2),
+        ),
     },
 }
 

@@ -40,3 +40,5 @@ PRECISIONS: dict[str, Precision] = {
     "tf32": Precision(lambda device: _matmul("high"), 0.2),
     "bfloat16": Precision(lambda device: torch.autocast(device.type, torch.bfloat16), 0.5),
 }
+
+ALIASES = {"fp32": "float32", "bf16": "bfloat16"}

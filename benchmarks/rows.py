@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import platform
@@ -82,7 +83,7 @@ def commit() -> tuple[str, bool]:
 def versions() -> dict[str, str]:
     """Versions of Python, torch and those peers that are installed."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
-    for name in ("pergrad", "opacus"):
+    for name in ("pergrad", "opacus", "fastDP", "triton"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -103,6 +104,29 @@ def machine(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{_cpu()}, {torch.get_num_threads()} threads, {memory:.0f} GiB"
+
+
+def provenance(
+    device: torch.device, *, of_commit: str | None, rounds: int, steps: int, seed: int
+) -> Provenance:
+    """Of a run that begins now; `of_commit` where the checkout itself cannot tell."""
+    head, dirty = (of_commit, False) if of_commit is not None else commit()
+    return Provenance(
+        commit=head,
+        dirty=dirty,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        versions=versions(),
+        machine=machine(device),
+        rounds=rounds,
+        steps=steps,
+        seed=seed,
+    )
+
+
+def file_name(size: str, precision: str, run: Provenance, *, part: str = "") -> str:
+    """Where the rows of a run are stored, by what it was and when it began."""
+    date = datetime.datetime.fromisoformat(run.date)
+    return "-".join([size, precision, *([part] if part else []), f"{date:%Y%m%dT%H%M%S}.jsonl"])
 
 
 def write(path: Path, rows: list[Row]) -> None:

@@ -1,15 +1,15 @@
 """Times every method on every model in one process and stores a row per result.
 
-``python -m benchmarks.run --size cpu`` prints the table of ratios to plain training. A method is
-first compared with a loop over the samples; a wrong one is shown as WRONG and not timed, a failing
-one as failing with its error. A run of all models and methods is stored under benchmarks/results/;
-a partial one only where ``--output`` names a file.
+``python -m benchmarks.run --size cpu`` prints a table of ratios to plain training for each quantity,
+``--quantity norms`` that of one. A method is first compared with a loop over the samples; a wrong one
+is shown as WRONG and not timed, a failing one as failing with its error, and one whose package is
+missing is left out with a note. A run of all models and of all methods to its quantities is stored
+under benchmarks/results/; any other only where ``--output`` names a file.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import statistics
 import sys
 from collections.abc import Callable
@@ -22,10 +22,10 @@ from torch import Tensor
 from benchmarks import rows, table
 from benchmarks.check import disagreement
 from benchmarks.memory import step_peak_bytes
-from benchmarks.methods import METHODS, Method, Step, clear
+from benchmarks.methods import BASES, METHODS, TITLES, Method, Quantity, Step, clear
 from benchmarks.models import MODELS, Size, Task, build
-from benchmarks.precision import PRECISIONS
-from benchmarks.timing import middle, orders, visit
+from benchmarks.precision import ALIASES, PRECISIONS
+from benchmarks.timing import middle, orders, settled_heap, visit
 
 EXACT = 1e-6  # relative, in float64: far over rounding, far under any mistake
 CHECKED = 32  # samples in float64; ExpandedWeights takes another path below 32 than from there on
@@ -132,18 +132,19 @@ def measure(
     for (model, method), entry in entries.items():
         progress.at("checks", model, method)
         prepare(entry, setting)
-    visits = orders(models, methods, rounds=rounds, seed=setting.seed)
-    for number, model, method in visits:
-        entry = entries[model, method]
-        if entry.step is None:
-            continue
-        progress.at(f"round {number + 1}/{rounds}", model, method)
-        try:
-            entry.visits[number] = visit(
-                entry.step, entry.clear, steps=steps, device=setting.device
-            )
-        except Exception as error:
-            entry.stop("failed", first_line(error))
+    with settled_heap():
+        visits = orders(models, methods, rounds=rounds, seed=setting.seed)
+        for number, model, method in visits:
+            entry = entries[model, method]
+            if entry.step is None:
+                continue
+            progress.at(f"round {number + 1}/{rounds}", model, method)
+            try:
+                entry.visits[number] = visit(
+                    entry.step, entry.clear, steps=steps, device=setting.device
+                )
+            except Exception as error:
+                entry.stop("failed", first_line(error))
     progress.end()
     return list(entries.values())
 
@@ -195,12 +196,30 @@ class Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
+def methods_of(quantities: list[Quantity], *, is_compiled: bool) -> list[str]:
+    """The methods to those quantities, and those that every table shows."""
+    return [
+        method.name
+        for quantity in (*BASES, *quantities)
+        for method in METHODS.values()
+        if method.quantity == quantity and method.compiled <= is_compiled
+    ]
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--quantity", nargs="+", choices=TITLES, default=list(TITLES))
+    chosen.add_argument("--methods", nargs="+", choices=METHODS, help="these alone, beside plain")
+    parser.add_argument("--compiled", action="store_true", help="torch.compile too: takes minutes")
     parser.add_argument("--size", choices=["tiny", "cpu", "gpu"], default="cpu")
-    parser.add_argument("--precision", choices=PRECISIONS, help="cpu: float32, gpu: tf32")
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        type=lambda name: ALIASES.get(name, name),
+        help="cpu: float32, gpu: tf32",
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=3, help="timed steps a visit")
     parser.add_argument("--seed", type=int, default=0)
@@ -213,7 +232,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.error(f"--output {options.output} is there already; name a new file")
     if options.size == "gpu" and not torch.cuda.is_available():
         parser.error("--size gpu needs a CUDA device; use --size cpu on this machine")
-    options.full = set(options.models) == set(MODELS) and set(options.methods) == set(METHODS)
+    options.full = set(options.models) == set(MODELS) and options.methods is None
+    if options.methods is None:
+        options.methods = methods_of(options.quantity, is_compiled=options.compiled)
+    for name in options.methods:
+        if METHODS[name].compiled and not options.compiled:
+            parser.error(f"--methods {name} needs --compiled")
     if "plain" not in options.methods:
         options.methods.insert(0, "plain")  # the base of every ratio
     return options
@@ -225,14 +249,9 @@ def main(arguments: list[str] | None = None) -> int:
     device = torch.device("cuda" if options.size == "gpu" else "cpu")
     precision = options.precision or ("tf32" if options.size == "gpu" else "float32")
     setting = Setting(options.size, precision, device, options.seed)
-    commit, dirty = (options.commit, False) if options.commit else rows.commit()
-    now = datetime.datetime.now(datetime.UTC)
-    provenance = rows.Provenance(
-        commit=commit,
-        dirty=dirty,
-        date=now.isoformat(timespec="seconds"),
-        versions=rows.versions(),
-        machine=rows.machine(device),
+    provenance = rows.provenance(
+        device,
+        of_commit=options.commit,
         rounds=options.rounds,
         steps=options.steps,
         seed=options.seed,
@@ -244,10 +263,11 @@ def main(arguments: list[str] | None = None) -> int:
     results = [result(entry, bases[entry.model], setting, provenance) for entry in entries]
     path = options.output
     if path is None and options.full and options.size != "tiny":
-        path = rows.RESULTS / f"{options.size}-{precision}-{now:%Y%m%dT%H%M%S}.jsonl"
+        part = "-".join(options.quantity) if len(options.quantity) < len(TITLES) else ""
+        path = rows.RESULTS / rows.file_name(options.size, precision, provenance, part=part)
     if path is not None:
         rows.write(path, results)
-    print(table.render(results))
+    print("\n\n".join(table.render(one) for one in table.tables([("", results)])))
     print(table.spread(results))
     if path is not None:
         print(f"stored {len(results)} rows in {path}")

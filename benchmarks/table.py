@@ -1,19 +1,45 @@
-"""Renders the stored rows as markdown, and keeps the table in a document equal to them.
+"""Renders the stored rows as markdown, and keeps the tables in a document equal to them.
 
-``python -m benchmarks.table`` prints the newest run of each size and precision; ``--write FILE``
-puts it between the two markers in the file; ``--check FILE`` exits 1 where the file differs.
+``python -m benchmarks.table`` prints a table for each size, precision and quantity, with every model's
+column from the newest run that has it; ``--write FILE`` puts them between the two markers in the file;
+``--check FILE`` exits 1 where the file differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from benchmarks import rows
+from benchmarks.methods import BASES, TITLES
+from benchmarks.models import MODELS
 from benchmarks.rows import Row
 
 START, END = "<!-- benchmark-table:start -->", "<!-- benchmark-table:end -->"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one quantity at one size and precision, beside those of plain training."""
+
+    size: str
+    precision: str
+    title: str  # of the quantity
+    columns: dict[str, tuple[str, list[Row]]]  # model -> file name, rows
+
+    @property
+    def rows(self) -> list[Row]:
+        """Of all columns."""
+        return [row for _, column in self.columns.values() for row in column]
+
+    @property
+    def methods(self) -> dict[str, str]:
+        """The titles of the methods by their names, without what the whole table is called."""
+        return {row.method: row.method_title.removeprefix(f"{self.title}: ") for row in self.rows}
 
 
 def _cell(row: Row | None) -> str:
@@ -30,12 +56,12 @@ def _cell(row: Row | None) -> str:
     raise ValueError(f"unknown status {row.status!r} of {row.method} on {row.model}")
 
 
-def _notes(results: list[Row]) -> list[str]:
+def _notes(table: Table) -> list[str]:
     """A line per method and reason: an error that several models share is said once."""
     where: dict[tuple[str, str, str], list[str]] = {}
-    for row in results:
+    for row in table.rows:
         if row.status != "ok":
-            key = (row.method_title, row.status, row.note)
+            key = (table.methods[row.method], row.status, row.note)
             where.setdefault(key, []).append(row.model)
     return [
         f"- {method}, {status} on {', '.join(models)}: {note}"
@@ -43,16 +69,18 @@ def _notes(results: list[Row]) -> list[str]:
     ]
 
 
-def render(results: list[Row]) -> str:
+def render(table: Table) -> str:
     """A markdown table, models as columns: the ratio to plain training (and of its peak memory)."""
-    models = {row.model: row.model_title for row in results}
-    methods = {row.method: row.method_title for row in results}
-    cells = {(row.method, row.model): row for row in results}
-    lines = ["| | " + " | ".join(models.values()) + " |", "|---" * (len(models) + 1) + "|"]
-    for method, title in methods.items():
+    models = {row.model: row.model_title for row in table.rows}
+    cells = {(row.method, row.model): row for row in table.rows}
+    lines = [
+        f"| {table.title} | " + " | ".join(models.values()) + " |",
+        "|---" * (len(models) + 1) + "|",
+    ]
+    for method, title in table.methods.items():
         found = [_cell(cells.get((method, model))) for model in models]
         lines.append(f"| {title} | " + " | ".join(found) + " |")
-    base = {row.model: row for row in results if row.method == "plain" and row.status == "ok"}
+    base = {row.model: row for row in table.rows if row.method == "plain" and row.status == "ok"}
     if base:
         absolute = [
             f"{1e3 * (base[m].seconds or 0):.1f} ms, {(base[m].peak_bytes or 0) / 1e6:.0f} MB"
@@ -61,13 +89,12 @@ def render(results: list[Row]) -> str:
             for m in models
         ]
         lines.append("| plain, absolute | " + " | ".join(absolute) + " |")
-    notes = _notes(results)
+    notes = _notes(table)
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
-def caption(results: list[Row], name: str) -> str:
-    """One line: machine, versions, commit, rounds and the file that the table comes from."""
-    first = results[0]
+def caption(first: Row, name: str) -> str:
+    """One line: machine, versions, commit, rounds and the file that the rows come from."""
     run = first.provenance
     versions = ", ".join(f"{package} {version}" for package, version in run.versions.items())
     commit = run.commit + (" with local changes" if run.dirty else "")
@@ -87,38 +114,79 @@ def spread(results: list[Row]) -> str:
         times = "{:.1f} [{:.1f}, {:.1f}] ms".format(
             *(1e3 * t for t in (row.seconds, *row.seconds_iqr))
         )
-        line = f"{row.model:12} {row.method:17} {times:>32}"
+        line = f"{row.model:12} {row.method:25} {times:>32}"
         if row.ratio is not None and row.ratio_iqr is not None:
             line += "   ratio {:.2f} [{:.2f}, {:.2f}]".format(row.ratio, *row.ratio_iqr)
         lines.append(line)
     return "\n".join(lines)
 
 
-def newest(folder: Path) -> list[tuple[str, list[Row]]]:
-    """(file name, rows) of the newest run of each size and precision."""
-    latest: dict[tuple[str, str], tuple[str, list[Row]]] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        results = rows.read(path)
-        key = (results[0].size, results[0].precision)
-        known = latest.get(key)
-        if known is None or known[1][0].provenance.date <= results[0].provenance.date:
-            latest[key] = (path.name, results)
-    return [latest[key] for key in sorted(latest)]
+def _columns(results: list[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+    """(title of a quantity, model, rows of that and of plain training), of those that were run."""
+    for model in dict.fromkeys(row.model for row in results):
+        own = [row for row in results if row.model == model]
+        found = {row.quantity for row in own}
+        for quantity, title in TITLES.items():
+            if quantity in found:
+                yield title, model, [r for r in own if r.quantity in (*BASES, quantity)]
+        if found <= set(BASES):
+            yield "training", model, own
 
 
-def document(runs: list[tuple[str, list[Row]]]) -> str:
-    """All tables with their captions, as they stand between the markers."""
-    return "\n\n".join(f"{render(results)}\n\n{caption(results, name)}" for name, results in runs)
+def tables(runs: list[tuple[str, list[Row]]]) -> list[Table]:
+    """One for each size, precision and quantity; a model's column is from the newest run with it."""
+    latest: dict[tuple[str, str, str], dict[str, tuple[str, list[Row]]]] = {}
+    for name, results in runs:
+        first = results[0]
+        for title, model, column in _columns(results):
+            columns = latest.setdefault((first.size, first.precision, title), {})
+            known = columns.get(model)
+            if known is None or known[1][0].provenance.date <= first.provenance.date:
+                columns[model] = (name, column)
+    known_models, titles = list(MODELS), [*TITLES.values(), "training"]
+    ordered = sorted(latest, key=lambda key: (key[0], key[1], titles.index(key[2])))
+    return [
+        Table(
+            *key,
+            {
+                model: latest[key][model]
+                for model in [
+                    *(m for m in known_models if m in latest[key]),
+                    *(m for m in latest[key] if m not in known_models),
+                ]
+            },
+        )
+        for key in ordered
+    ]
 
 
-def placed(text: str, tables: str) -> str:
+def stored(folder: Path) -> list[tuple[str, list[Row]]]:
+    """(file name, rows) of every run in the folder."""
+    return [(path.name, rows.read(path)) for path in sorted(folder.glob("*.jsonl"))]
+
+
+def document(found: list[Table]) -> str:
+    """All tables, and under those of a size and precision a caption for each run they come from."""
+    parts = []
+    for _, group in groupby(found, key=lambda table: (table.size, table.precision)):
+        some = list(group)
+        parts += [render(table) for table in some]
+        sources = {name: c[0] for table in some for name, c in table.columns.values()}
+        for name, first in sources.items():
+            of = [t.title for t in some if name in [source for source, _ in t.columns.values()]]
+            label = f"{', '.join(of)}: " if len(sources) > 1 else ""
+            parts.append(label + caption(first, name))
+    return "\n\n".join(parts)
+
+
+def placed(text: str, content: str) -> str:
     """The text with the tables between its markers."""
     if text.count(START) != 1 or text.count(END) != 1:
         raise SystemExit(f"expected the markers {START} and {END} once each")
     head, rest = text.split(START)
     if END not in rest:
         raise SystemExit(f"expected {START} before {END}")
-    return f"{head}{START}\n{tables}\n{END}{rest.split(END)[1]}"
+    return f"{head}{START}\n{content}\n{END}{rest.split(END)[1]}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -133,20 +201,20 @@ def main(arguments: list[str] | None = None) -> int:
     if options.rows is not None:
         runs = [(path.name, rows.read(path)) for path in options.rows]
     else:
-        runs = newest(options.results)
+        runs = stored(options.results)
     if not runs:
         raise SystemExit(f"no rows in {options.results}; run python -m benchmarks.run first")
-    tables = document(runs)
+    text = document(tables(runs))
     path = options.write or options.check
     if path is None:
-        print(tables)
+        print(text)
         return 0
-    text = path.read_text()
-    wanted = placed(text, tables)
+    before = path.read_text()
+    wanted = placed(before, text)
     if options.write is not None:
         path.write_text(wanted)
         return 0
-    if text != wanted:
+    if before != wanted:
         print(f"{path}: the table is not the one of the stored rows; ", end="", file=sys.stderr)
         print(f"run python -m benchmarks.table --write {path}", file=sys.stderr)
         return 1

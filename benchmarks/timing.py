@@ -15,10 +15,22 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from benchmarks.methods import Step
+
+
+@contextmanager
+def settled_heap() -> Iterator[None]:
+    """Within, collecting garbage passes over what was there before: torch's own objects take 0.1 s."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def orders(

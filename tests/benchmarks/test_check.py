@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.check import disagreement, spread
-from benchmarks.methods import METHODS
+from benchmarks.check import disagreement
+from benchmarks.loop import batch_gradients, clip_bound, clipped_sum, norm, spread
+from benchmarks.methods import METHODS, Quantity
 from benchmarks.models import Task, build
 
 
@@ -12,8 +13,8 @@ def task() -> Task:
     return build("mlp", "tiny", seed=0, device=torch.device("cpu")).double()
 
 
-def judge(task: Task, got: dict[str, Tensor]) -> str | None:
-    return disagreement(task, "grads", got, tolerance=1e-6, samples=3)
+def judge(task: Task, got: dict[str, Tensor], quantity: Quantity = "grads") -> str | None:
+    return disagreement(task, quantity, got, tolerance=1e-6, samples=3)
 
 
 def test_exact_gradients_are_accepted(task: Task) -> None:
@@ -52,3 +53,49 @@ def test_spread_takes_first_and_last_and_none_twice(batch: int, count: int) -> N
     chosen = spread(batch, count)
     assert len(set(chosen)) == len(chosen) == min(batch, count)
     assert {chosen[0], chosen[-1]} == {0, batch - 1}
+
+
+def test_one_wrong_norm_is_named(task: Task) -> None:
+    got = METHODS["vmap-norms"].prepare(task)()
+    assert judge(task, got, "norms") is None
+    got["norms"][2] *= 1 + 1e-4
+    message = judge(task, got, "norms")
+    assert message is not None
+    assert message.startswith("norms[2]: relative error 1.0e-04")
+
+
+def test_norms_of_fewer_samples_are_named(task: Task) -> None:
+    got = {"norms": METHODS["vmap-norms"].prepare(task)()["norms"][:1]}
+    assert judge(task, got, "norms") == "norms: results of 1 samples, expected 3"
+
+
+def test_clipped_sum_that_leaves_one_sample_unclipped_is_named(task: Task) -> None:
+    exact = clipped_sum(task, clip_bound(task))
+    assert judge(task, exact, "clipped") is None
+    unclipped = batch_gradients(task, slice(None))
+    message = judge(task, {**exact, "head.bias": unclipped["head.bias"]}, "clipped")
+    assert message is not None
+    assert message.startswith("head.bias: relative error")
+
+
+def test_clipped_sum_of_a_large_bound_is_the_sum_and_of_a_small_one_within_it(task: Task) -> None:
+    torch.testing.assert_close(clipped_sum(task, 1e9), batch_gradients(task, slice(None)))
+    assert norm(clipped_sum(task, 1e-3)) <= 3 * 1e-3
+
+
+@pytest.mark.parametrize("model", ["mlp", "vit"])
+def test_bound_clips_some_samples_and_not_all(model: str) -> None:
+    task = build(model, "tiny", seed=0, device=torch.device("cpu"))
+    norms = [norm(batch_gradients(task, slice(n, n + 1))) for n in range(task.inputs.shape[0])]
+    clipped = sum(one > clip_bound(task) for one in norms)
+    assert 0.2 <= clipped / len(norms) <= 0.8
+
+
+def test_wrong_gradient_of_the_first_layers_output_is_named(task: Task) -> None:
+    fresh = build("mlp", "tiny", seed=0, device=torch.device("cpu")).double()
+    got = METHODS["inputs"].prepare(task)()
+    assert judge(fresh, got, "floor") is None
+    got["layers.0"][1] *= 2
+    message = judge(fresh, got, "floor")
+    assert message is not None
+    assert message.startswith("layers.0[1]: relative error")

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,7 @@ from torch import Tensor
 from benchmarks import rows
 from benchmarks.methods import METHODS, Method, Step
 from benchmarks.models import Task
-from benchmarks.run import first_line, main
+from benchmarks.run import first_line, main, parse
 
 
 def raising(task: Task) -> Step:
@@ -94,6 +95,60 @@ def test_output_that_exists_is_refused_before_anything_is_run(tmp_path: Path) ->
     with pytest.raises(SystemExit):
         main(["--size", "tiny", "--output", str(path)])
     assert path.read_text() == "kept"
+
+
+def test_quantity_takes_its_methods_and_the_bases_alone() -> None:
+    chosen = parse(["--quantity", "norms"]).methods
+    assert chosen[:2] == ["plain", "inputs"]
+    assert {METHODS[name].quantity for name in chosen[2:]} == {"norms"}
+    assert not any(METHODS[name].compiled for name in chosen)
+    with_compiled = parse(["--quantity", "norms", "--compiled"]).methods
+    assert {METHODS[name].name for name in with_compiled if METHODS[name].compiled} == {
+        "plain-compiled",
+        "vmap-norms-compiled",
+    }
+
+
+def test_all_quantities_are_run_by_default() -> None:
+    eager = {name for name, method in METHODS.items() if not method.compiled}
+    assert set(parse([]).methods) == eager
+
+
+def test_only_a_run_of_all_methods_to_its_quantities_is_stored_unasked() -> None:
+    assert parse(["--quantity", "norms"]).full
+    assert not parse(["--quantity", "norms", "--models", "mlp"]).full
+    assert not parse(["--methods", "vmap"]).full
+
+
+@pytest.mark.parametrize(
+    "line", ["--methods plain-compiled", "--methods vmap --quantity grads", "--quantity training"]
+)
+def test_contradicting_choices_are_refused(line: str) -> None:
+    with pytest.raises(SystemExit):
+        parse(line.split())
+
+
+def test_precision_has_its_usual_short_names() -> None:
+    assert parse(["--precision", "bf16"]).precision == "bfloat16"
+
+
+def test_machine_without_git_and_peers_runs_what_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    absent = {"opacus", "fastDP", "matplotlib"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in absent else found(name)
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    path = tmp_path / "tiny.jsonl"
+    line = "--size tiny --rounds 1 --steps 1 --models mlp --quantity norms clipped --commit 0123"
+    assert main([*line.split(), "--output", str(path)]) == 0
+    results = rows.read(path)
+    assert {row.provenance.commit for row in results} == {"0123"}
+    skipped = {row.method for row in results if row.status == "skipped"}
+    assert skipped == {m.name for m in METHODS.values() if m.requires in absent} - {"opacus"}
+    assert {row.status for row in results if row.method not in skipped} == {"ok"}
 
 
 @pytest.mark.parametrize(

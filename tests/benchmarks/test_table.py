@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks import rows
 from benchmarks.rows import Provenance, Row
-from benchmarks.table import END, START, document, main, newest, render
+from benchmarks.table import END, START, document, main, render, stored, tables
 
 RUN = Provenance(
     commit="0123456789ab",
@@ -37,11 +37,17 @@ PLAIN = Row(
     provenance=RUN,
 )
 FAST = replace(
-    PLAIN, method="fast", method_title="full gradients: fast", ratio=1.234, memory_ratio=2.5
+    PLAIN,
+    method="fast",
+    method_title="full gradients: fast",
+    quantity="grads",
+    ratio=1.234,
+    memory_ratio=2.5,
 )
 BROKEN = replace(
     PLAIN,
     method="broken",
+    quantity="grads",
     method_title="full gradients: broken",
     status="failed",
     note="RuntimeError: no",
@@ -73,20 +79,65 @@ def call(results: Path, *arguments: str | Path) -> int:
     return main(["--results", str(results), *map(str, arguments)])
 
 
+def norms_of(row: Row) -> Row:
+    return replace(
+        row, quantity="norms", method_title=row.method_title.replace("full gradients", "norms")
+    )
+
+
+def later(rows_of_run: list[Row], date: str) -> list[Row]:
+    return [replace(row, provenance=replace(RUN, date=date)) for row in rows_of_run]
+
+
 def test_table_has_models_as_columns_and_methods_as_rows() -> None:
     other = [replace(row, model="vit", model_title="ViT, B=2") for row in ROWS[:2]]
-    assert render([*ROWS, *other]) == "\n".join(
+    (table,) = tables([("x", [*ROWS, *other])])
+    assert render(table) == "\n".join(
         [
-            "| | MLP, B=4 | ViT, B=2 |",
+            "| full gradients | ViT, B=2 | MLP, B=4 |",
             "|---|---|---|",
             "| plain | 1.00 (1.00) | 1.00 (1.00) |",
-            "| full gradients: fast | 1.23 (2.50) | 1.23 (2.50) |",
-            "| full gradients: broken | fails |  |",
+            "| fast | 1.23 (2.50) | 1.23 (2.50) |",
+            "| broken |  | fails |",
             "| plain, absolute | 10.5 ms, 2 MB | 10.5 ms, 2 MB |",
             "",
-            "- full gradients: broken, failed on mlp: RuntimeError: no",
+            "- broken, failed on mlp: RuntimeError: no",
         ]
     )
+
+
+def test_every_quantity_has_its_table_beside_plain() -> None:
+    found = tables([("x", [*ROWS, norms_of(FAST)])])
+    assert [table.title for table in found] == ["full gradients", "norms"]
+    assert list(found[0].methods) == ["plain", "fast", "broken"]
+    assert found[1].methods == {"plain": "plain", "fast": "fast"}
+    text = document(found)
+    assert text.count("| plain | 1.00 (1.00) |") == 2
+    assert text.count("Time as a multiple") == 1
+
+
+def test_run_of_one_quantity_replaces_no_other() -> None:
+    norms = later([PLAIN, norms_of(FAST)], "2026-01-03T00:00:00+00:00")
+    grads, own = tables([("new", norms), ("old", [*ROWS, norms_of(FAST)])])
+    assert [source for source, _ in grads.columns.values()] == ["old"]
+    assert [source for source, _ in own.columns.values()] == ["new"]
+    text = document([grads, own])
+    assert "\n\nfull gradients: Time as a multiple" in text
+    assert "\n\nnorms: Time as a multiple" in text
+
+
+def test_run_of_one_model_replaces_its_column_alone() -> None:
+    other = [replace(row, model="vit", model_title="ViT, B=2") for row in ROWS]
+    run = later(other, "2026-01-03T00:00:00+00:00")
+    (table,) = tables([("new", run), ("old", [*ROWS, *other])])
+    assert {model: source for model, (source, _) in table.columns.items()} == {
+        "mlp": "old",
+        "vit": "new",
+    }
+
+
+def test_run_of_plain_training_alone_is_a_table_too() -> None:
+    assert [table.title for table in tables([("x", [PLAIN])])] == ["training"]
 
 
 def test_stored_rows_read_back_equal(results: Path) -> None:
@@ -99,18 +150,18 @@ def test_stored_rows_are_never_replaced(results: Path) -> None:
 
 
 def test_caption_names_machine_versions_commit_and_file() -> None:
-    text = document([("cpu-made-up.jsonl", ROWS)])
+    text = document(tables([("cpu-made-up.jsonl", ROWS)]))
     for part in (RUN.machine, "torch 2.13.0", RUN.commit, "benchmarks/results/cpu-made-up.jsonl"):
         assert part in text
     dirty = [replace(row, provenance=replace(RUN, dirty=True)) for row in ROWS]
-    assert "with local changes" in document([("x", dirty)])
+    assert "with local changes" in document(tables([("x", dirty)]))
 
 
 def test_check_detects_a_stale_table_and_write_mends_it(results: Path, readme: Path) -> None:
     assert call(results, "--check", readme) == 1
     assert call(results, "--write", readme) == 0
     text = readme.read_text()
-    assert text.startswith(f"before\n{START}\n| | MLP, B=4 |")
+    assert text.startswith(f"before\n{START}\n| full gradients | MLP, B=4 |")
     assert text.endswith(f"{END}\nafter\n")
     assert call(results, "--check", readme) == 0
     readme.write_text(text.replace("1.23", "1.13"))
@@ -119,9 +170,9 @@ def test_check_detects_a_stale_table_and_write_mends_it(results: Path, readme: P
 
 def test_check_detects_newer_rows(results: Path, readme: Path) -> None:
     call(results, "--write", readme)
-    later = replace(RUN, date="2026-01-03T00:00:00+00:00")
-    rows.write(results / "cpu-a.jsonl", [replace(row, provenance=later) for row in ROWS])
-    assert [name for name, _ in newest(results)] == ["cpu-a.jsonl"]
+    rows.write(results / "cpu-a.jsonl", later(ROWS, "2026-01-03T00:00:00+00:00"))
+    (table,) = tables(stored(results))
+    assert [source for source, _ in table.columns.values()] == ["cpu-a.jsonl"]
     assert call(results, "--check", readme) == 1
 
 

@@ -1,9 +1,10 @@
+import gc
 import time
 
 import torch
 from torch import Tensor
 
-from benchmarks.timing import middle, orders, visit
+from benchmarks.timing import middle, orders, settled_heap, visit
 
 
 def test_every_round_has_each_pair_once() -> None:
@@ -40,3 +41,10 @@ def test_clearing_and_warming_up_are_not_timed() -> None:
 def test_middle_is_not_moved_by_one_outlier() -> None:
     assert middle([1.0, 1.0, 1.0, 1.0, 100.0]) == (1.0, (1.0, 1.0))
     assert middle([2.0]) == (2.0, (2.0, 2.0))
+
+
+def test_heap_is_as_it_was_after_a_run() -> None:
+    before = gc.get_freeze_count()
+    with settled_heap():
+        assert gc.get_freeze_count() > before
+    assert gc.get_freeze_count() == 0

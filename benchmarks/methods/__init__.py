@@ -1,0 +1,34 @@
+"""What is timed: one function a method, from a task to a step that returns what it computed.
+
+To add a peer or a variant, write one function under ``@method`` in the file of its quantity; a new
+quantity needs its title in ``registry`` and its oracle in ``benchmarks.check`` too. A step leaves
+its results on the parameters' ``grad`` or ``grad_sample`` or nowhere: both are cleared between
+steps, outside of the timing. What needs a compiler is ``compiled=True`` and run by ``--compiled``.
+"""
+
+from benchmarks.methods import clipped, grads, norms, training  # they register their methods
+from benchmarks.methods.registry import (
+    BASES,
+    METHODS,
+    TITLES,
+    Method,
+    Quantity,
+    Step,
+    clear,
+    method,
+)
+
+__all__ = [
+    "BASES",
+    "METHODS",
+    "TITLES",
+    "Method",
+    "Quantity",
+    "Step",
+    "clear",
+    "clipped",
+    "grads",
+    "method",
+    "norms",
+    "training",
+]

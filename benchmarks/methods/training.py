@@ -1,0 +1,58 @@
+"""What every ratio is to: plain training, and the least that any exact method must do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from benchmarks.loop import first_layer
+from benchmarks.methods.registry import Step, method, whole_graph
+from benchmarks.models import Task
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@method("plain", "plain", quantity="training")
+def plain(task: Task) -> Step:
+    def step() -> dict[str, Tensor]:
+        task.loss(task.model(task.inputs), task.targets).backward()
+        return _gradients(task.model)
+
+    return step
+
+
+@method("plain-compiled", "plain, torch.compile", quantity="training", compiled=True)
+def plain_compiled(task: Task) -> Step:
+    @whole_graph
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return task.loss(task.model(x), y)
+
+    def step() -> dict[str, Tensor]:
+        loss(task.inputs, task.targets).backward()
+        return _gradients(task.model)
+
+    return step
+
+
+@method("inputs", "input gradients only", quantity="floor")
+def input_gradients(task: Task) -> Step:
+    """All that plain training does but the weights' gradients: from the loss to the first layer."""
+    task.model.requires_grad_(False)
+    name, layer = first_layer(task.model)
+    outputs: list[Tensor] = []
+
+    def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        outputs.append(output.requires_grad_())
+
+    layer.register_forward_hook(hook)
+
+    def step() -> dict[str, Tensor]:
+        task.loss(task.model(task.inputs), task.targets).backward()
+        gradient = outputs.pop().grad
+        assert gradient is not None
+        return {name: gradient}
+
+    return step

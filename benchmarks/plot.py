@@ -1,0 +1,168 @@
+"""Draws the stored rows: for each table the ratios to plain training as bars, for each sweep curves.
+
+``python -m benchmarks.plot`` writes SVGs under docs/assets/. Same rows, same bytes. The ground is
+transparent and the text a grey that reads on white and on black alike; pergrad is told from its peers by
+lightness as well as by hue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from benchmarks import rows, scaling
+from benchmarks.methods import BASES, METHODS
+from benchmarks.rows import Row
+from benchmarks.table import Table, stored, tables
+
+ASSETS = Path(__file__).parents[1] / "docs" / "assets"
+
+TEXT, FAINT = "#777777", "#9a9a9a"
+OURS, PEERS, BASE = "#0072B2", "#E69F00", "#9a9a9a"  # Okabe and Ito's blue and orange
+CURVES = {"plain": "#9a9a9a", "grads": "#E69F00", "norms": "#0072B2", "clipped": "#009E73"}
+MARKERS = {"plain": "o", "grads": "s", "norms": "^", "clipped": "D"}
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "pergrad",
+    "svg.fonttype": "none",
+    "font.size": 8.5,
+    "text.color": TEXT,
+    "axes.labelcolor": TEXT,
+    "axes.edgecolor": FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+}
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(
+        path,
+        format="svg",
+        transparent=True,
+        bbox_inches="tight",
+        metadata={"Date": None, "Creator": None},
+    )
+
+
+def _colour(row: Row) -> str:
+    if row.quantity in BASES:
+        return BASE
+    known = METHODS.get(row.method)
+    return OURS if known is not None and known.requires == "pergrad" else PEERS
+
+
+def _wrapped(title: str) -> str:
+    return "\n".join(textwrap.wrap(title, 24))
+
+
+def bars(table: Table, path: Path) -> None:
+    """A panel for each model, a bar for each method; the line is plain training."""
+    methods = [name for name in table.methods if name != "plain"]
+    columns = [column for _, column in table.columns.values()]
+    with mpl.rc_context(STYLE):
+        size = (1.6 + 1.7 * len(columns), 0.7 + 0.24 * len(methods))
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+        for panel, column in zip(panels, columns, strict=True):
+            _panel(panel, {row.method: row for row in column}, methods)
+            panel.set_title(_wrapped(column[0].model_title), fontsize=8.5)
+        panels[0].set_yticks(range(len(methods)), [table.methods[name] for name in methods])
+        panels[0].invert_yaxis()
+        label = f"{table.title}: time as a multiple of plain training ({table.precision})"
+        figure.supxlabel(label, fontsize=8.5)
+        _save(figure, path)
+
+
+def _panel(panel: Any, found: dict[str, Row], methods: list[str]) -> None:
+    ratios = {name: row.ratio for name, row in found.items() if row.ratio is not None}
+    longest = max([1.0, *(ratios[name] for name in methods if name in ratios)])
+    for place, name in enumerate(methods):
+        row = found.get(name)
+        if row is None:
+            continue
+        if name in ratios:
+            panel.barh(place, ratios[name], height=0.72, color=_colour(row))
+            text, at = f"{ratios[name]:.2f}", ratios[name]
+        else:
+            shown = {"failed": "fails", "wrong": "WRONG", "skipped": "–"}
+            text, at = shown.get(row.status, ""), 0.0
+        panel.text(at + 0.02 * longest, place, text, va="center", fontsize=7.5)
+    panel.axvline(1, color=TEXT, linewidth=0.8, linestyle=(0, (4, 3)))
+    panel.set_xlim(0, 1.22 * longest)
+    panel.tick_params(axis="y", length=0)
+
+
+def curves(points: list[scaling.Point], path: Path) -> None:
+    """Time above, peak memory below, against each size that was varied; both axes logarithmic."""
+    axes = list(dict.fromkeys(point.axis for point in points))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(2.6 * len(axes) + 0.8, 4.4), layout="constrained")
+        panels = figure.subplots(2, len(axes), sharex="col", squeeze=False)
+        for number, axis in enumerate(axes):
+            own = [point for point in points if point.axis == axis]
+            for quantity in dict.fromkeys(point.quantity for point in own):
+                found = [p for p in own if p.quantity == quantity and p.status == "ok"]
+                values = [point.value for point in found]
+                for panel, figures in (
+                    (panels[0][number], [1e3 * (point.seconds or 0) for point in found]),
+                    (panels[1][number], [(point.peak_bytes or 0) / 1e6 for point in found]),
+                ):
+                    panel.plot(
+                        values,
+                        figures,
+                        label=scaling.TITLES[quantity],
+                        color=CURVES[quantity],
+                        marker=MARKERS[quantity],
+                        markersize=3.5,
+                        linewidth=1.4,
+                    )
+                    panel.set_xscale("log", base=2)
+                    panel.set_yscale("log")
+                    panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+                    panel.yaxis.set_minor_formatter(NullFormatter())
+                    panel.grid(visible=True, which="major", color=FAINT, alpha=0.25, linewidth=0.5)
+            bottom = panels[1][number]
+            ticks = sorted({point.value for point in own})
+            bottom.set_xticks(ticks, [str(value) for value in ticks])
+            bottom.set_xlabel(scaling.AXES[axis])
+        panels[0][0].set_ylabel("milliseconds a step")
+        panels[1][0].set_ylabel("peak memory, MB")
+        panels[0][0].legend(frameon=False, labelcolor=TEXT)
+        _save(figure, path)
+
+
+def _pictures(folder: Path, results: Path, sweeps: Path) -> Iterable[Path]:
+    for table in tables(stored(results)):
+        name = table.title.replace(" ", "-")
+        path = folder / f"benchmark-{table.size}-{table.precision}-{name}.svg"
+        bars(table, path)
+        yield path
+    for points in scaling.newest(sweeps):
+        path = folder / f"scaling-{points[0].size}-{points[0].precision}.svg"
+        curves(points, path)
+        yield path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draw all that is stored."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plot", description=__doc__)
+    parser.add_argument("--folder", type=Path, default=ASSETS, help="where the pictures go")
+    parser.add_argument("--results", type=Path, default=rows.RESULTS)
+    parser.add_argument("--scaling", type=Path, default=scaling.RESULTS)
+    options = parser.parse_args(arguments)
+    for path in _pictures(options.folder, options.results, options.scaling):
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,315 @@
+"""Time and peak memory of a step against batch size, sequence length and width of the transformer.
+
+``python -m benchmarks.scaling --size cpu`` varies one of them at a time from small to large, prints
+what it finds and stores it under benchmarks/results/scaling/; ``python -m benchmarks.plot`` draws it.
+Where a quantity does not fit, the points after it on that axis are not tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from benchmarks import rows
+from benchmarks.memory import step_peak_bytes
+from benchmarks.methods import METHODS, Step, clear
+from benchmarks.models import Task, transformer
+from benchmarks.precision import ALIASES, PRECISIONS
+from benchmarks.run import first_line
+from benchmarks.timing import orders, settled_heap, visit
+
+RESULTS = rows.RESULTS / "scaling"
+
+QUANTITIES = {  # by the method that is timed
+    "plain": "plain",
+    "grads": "pergrad-record",
+    "norms": "pergrad-norms",
+    "clipped": "pergrad-clipped",
+}
+TITLES = {
+    "plain": "plain training",
+    "grads": "full gradients",
+    "norms": "norms",
+    "clipped": "clipped sum",
+}
+AXES = {"batch": "batch size", "length": "sequence length", "width": "width"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One transformer and its batch; heads have 64 channels each where the width allows."""
+
+    batch: int
+    length: int
+    width: int
+    depth: int
+    vocabulary: int
+
+    def task(self, *, seed: int, device: torch.device) -> Task:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            task = transformer(
+                self.batch,
+                self.length,
+                vocabulary=self.vocabulary,
+                width=self.width,
+                depth=self.depth,
+                heads=max(1, self.width // 64),
+            )
+        return replace(
+            task,
+            model=task.model.to(device),
+            inputs=task.inputs.to(device),
+            targets=task.targets.to(device),
+        )
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The shape in the middle, and the values that one of its sizes takes while the others stay."""
+
+    base: Shape
+    values: dict[str, list[int]]
+
+
+SWEEPS: dict[str, Sweep] = {
+    "tiny": Sweep(Shape(2, 4, 8, 1, 11), {"batch": [1, 2], "length": [2, 4], "width": [4, 8]}),
+    "cpu": Sweep(
+        Shape(8, 64, 128, 4, 1024),
+        {
+            "batch": [1, 2, 4, 8, 16, 32],
+            "length": [16, 32, 64, 128, 256, 512],
+            "width": [64, 128, 256, 512],
+        },
+    ),
+    "gpu": Sweep(
+        Shape(16, 512, 768, 12, 50257),
+        {
+            "batch": [1, 2, 4, 8, 16, 32, 64],
+            "length": [64, 128, 256, 512, 1024, 2048, 4096],
+            "width": [192, 384, 768, 1536, 3072],
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One quantity at one value on one axis; figures are None unless `status` is "ok"."""
+
+    size: str
+    precision: str
+    axis: str
+    value: int
+    shape: Shape
+    quantity: str
+    status: Literal["ok", "failed", "skipped"]
+    note: str
+    seconds: float | None
+    peak_bytes: int | None
+    provenance: rows.Provenance
+
+
+@dataclass
+class _Run:
+    """One quantity of one shape while it is measured."""
+
+    status: Literal["ok", "failed", "skipped"] = "ok"
+    note: str = ""
+    peak: int | None = None
+    times: list[float] | None = None
+    step: Step | None = None
+    clear: Callable[[], None] = lambda: None
+
+    def fail(self, error: Exception) -> None:
+        self.status, self.note, self.step = "failed", first_line(error), None
+        self.peak, self.clear = None, lambda: None
+
+
+def _prepare(run: _Run, quantity: str, make: Callable[[], Task], precision: str) -> None:
+    method = METHODS[QUANTITIES[quantity]]
+    missing = method.missing()
+    if missing is not None:
+        run.status, run.note = "skipped", missing
+        return
+    try:
+        task = make()
+        device = task.inputs.device
+        inner, context = method.prepare(task), PRECISIONS[precision].context
+
+        def step() -> dict[str, Tensor]:
+            with context(device):
+                return inner()
+
+        step()  # what the first step alone does is no part of the peak
+        clear(task.model)
+        run.peak = task.resident_bytes() + step_peak_bytes(step, device)
+        clear(task.model)
+        run.step, run.clear = step, lambda: clear(task.model)
+    except Exception as error:  # out of memory, most of all
+        run.fail(error)
+
+
+def measure(
+    shape: Shape,
+    quantities: list[str],
+    precision: str,
+    device: torch.device,
+    plan: rows.Provenance,
+) -> dict[str, _Run]:
+    """All quantities of one shape, interleaved in random order, as often as the plan says."""
+    runs = {quantity: _Run() for quantity in quantities}
+    for quantity, run in runs.items():
+        _prepare(run, quantity, lambda: shape.task(seed=plan.seed, device=device), precision)
+    for _, _, quantity in orders(["transformer"], quantities, rounds=plan.rounds, seed=plan.seed):
+        run = runs[quantity]
+        if run.step is None:
+            continue
+        try:
+            times = visit(run.step, run.clear, steps=plan.steps, device=device)
+            run.times = [*(run.times or []), statistics.median(times)]
+        except Exception as error:
+            run.fail(error)
+    for run in runs.values():
+        run.step, run.clear = None, lambda: None
+    return runs
+
+
+def sweep(
+    size: str, precision: str, device: torch.device, provenance: rows.Provenance, *, budget: float
+) -> list[Point]:
+    """All points, from small to large on each axis; those past the budget in seconds are left out."""
+    chosen, points = SWEEPS[size], []
+    end = time.monotonic() + budget
+    for axis, values in chosen.values.items():
+        stopped: dict[str, str] = {}  # quantity -> why it went no further
+        for value in values:
+            shape = replace(chosen.base, **{axis: value})
+            if time.monotonic() > end:
+                stopped = dict.fromkeys(QUANTITIES, f"past the budget of {budget:.0f} s")
+            tried = [quantity for quantity in QUANTITIES if quantity not in stopped]
+            with settled_heap():
+                runs = measure(shape, tried, precision, device, provenance)
+            for quantity in QUANTITIES:
+                run = runs.get(quantity) or _Run("skipped", stopped[quantity])
+                if run.status != "ok":
+                    stopped.setdefault(quantity, f"{axis} {value}: {run.note}")
+                good = run.status == "ok" and run.times is not None
+                points.append(
+                    Point(
+                        size=size,
+                        precision=precision,
+                        axis=axis,
+                        value=value,
+                        shape=shape,
+                        quantity=quantity,
+                        status=run.status,
+                        note=run.note,
+                        seconds=statistics.median(run.times) if good and run.times else None,
+                        peak_bytes=run.peak if good else None,
+                        provenance=provenance,
+                    )
+                )
+            print(line(points[-len(QUANTITIES) :]), flush=True)
+    return points
+
+
+def line(points: list[Point]) -> str:
+    """One value of an axis: plain's time and memory, and the multiples of them."""
+    by = {point.quantity: point for point in points}
+    first, cells = points[0], []
+    base = by["plain"]
+    for quantity, point in by.items():
+        if point.seconds is None or point.peak_bytes is None:
+            cells.append(f"{quantity} {point.status}")
+        elif quantity == "plain" or base.seconds is None or base.peak_bytes is None:
+            cells.append(f"{quantity} {1e3 * point.seconds:.1f} ms {point.peak_bytes / 1e6:.0f} MB")
+        else:
+            ratios = point.seconds / base.seconds, point.peak_bytes / base.peak_bytes
+            cells.append("{} {:.2f} ({:.2f})".format(quantity, *ratios))
+    return f"{first.axis:>6} {first.value:>5}: " + ", ".join(cells)
+
+
+def write(path: Path, points: list[Point]) -> None:
+    """Store the points, a JSON line each; a file that is there is refused, never replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("x") as file:
+        file.writelines(json.dumps(asdict(point)) + "\n" for point in points)
+
+
+def read(path: Path) -> list[Point]:
+    """The points of one stored run."""
+    points = []
+    for text in path.read_text().splitlines():
+        found = json.loads(text)
+        unknown = found.keys() ^ {field.name for field in fields(Point)}
+        if unknown:
+            raise ValueError(f"{path.name}: fields {sorted(unknown)} do not match this benchmark's")
+        found["shape"] = Shape(**found["shape"])
+        found["provenance"] = rows.Provenance(**found["provenance"])
+        points.append(Point(**found))
+    return points
+
+
+def newest(folder: Path) -> list[list[Point]]:
+    """The newest run of each size and precision."""
+    latest: dict[tuple[str, str], list[Point]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        points = read(path)
+        key = (points[0].size, points[0].precision)
+        if key not in latest or latest[key][0].provenance.date <= points[0].provenance.date:
+            latest[key] = points
+    return [latest[key] for key in sorted(latest)]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Sweep, print and store."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
+    parser.add_argument("--size", choices=SWEEPS, default="cpu")
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        type=lambda name: ALIASES.get(name, name),
+        help="cpu: float32, gpu: tf32",
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1, help="timed steps a visit")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds for all points")
+    parser.add_argument("--output", type=Path, help="store the points in this file")
+    parser.add_argument("--commit", help="where the checkout has no .git: the commit it is of")
+    options = parser.parse_args(arguments)
+    if options.output is not None and options.output.exists():
+        parser.error(f"--output {options.output} is there already; name a new file")
+    if options.size == "gpu" and not torch.cuda.is_available():
+        parser.error("--size gpu needs a CUDA device; use --size cpu on this machine")
+    device = torch.device("cuda" if options.size == "gpu" else "cpu")
+    precision = options.precision or ("tf32" if options.size == "gpu" else "float32")
+    provenance = rows.provenance(
+        device,
+        of_commit=options.commit,
+        rounds=options.rounds,
+        steps=options.steps,
+        seed=options.seed,
+    )
+    points = sweep(options.size, precision, device, provenance, budget=options.budget)
+    path = options.output
+    if path is None and options.size != "tiny":
+        path = RESULTS / rows.file_name(options.size, precision, provenance)
+    if path is not None:
+        write(path, points)
+        print(f"stored {len(points)} points in {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

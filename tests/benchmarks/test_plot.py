@@ -1,0 +1,103 @@
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from benchmarks import rows, scaling
+from benchmarks.plot import main
+from benchmarks.rows import Provenance, Row
+
+RUN = Provenance(
+    commit="0123456789ab",
+    dirty=False,
+    date="2026-01-02T03:04:05+00:00",
+    versions={"torch": "2.13.0"},
+    machine="A CPU, 2 threads, 8 GiB",
+    rounds=5,
+    steps=3,
+    seed=0,
+)
+PLAIN = Row(
+    size="cpu",
+    precision="float32",
+    model="mlp",
+    model_title="MLP, B=4",
+    method="plain",
+    method_title="plain",
+    quantity="training",
+    status="ok",
+    note="",
+    seconds=0.0105,
+    seconds_iqr=(0.01, 0.011),
+    fastest=0.0099,
+    ratio=1.0,
+    ratio_iqr=(1.0, 1.0),
+    peak_bytes=2_000_000,
+    memory_ratio=1.0,
+    provenance=RUN,
+)
+NORMS = replace(
+    PLAIN, method="pergrad-norms", method_title="norms: ours", quantity="norms", ratio=1.07
+)
+BROKEN = replace(
+    NORMS, method="peer", method_title="norms: a peer", status="failed", ratio=None, seconds=None
+)
+POINTS = [
+    scaling.Point(
+        size="cpu",
+        precision="float32",
+        axis=axis,
+        value=value,
+        shape=replace(scaling.SWEEPS["tiny"].base, **{axis: value}),
+        quantity=quantity,
+        status="ok",
+        note="",
+        seconds=0.001 * value,
+        peak_bytes=1000 * value,
+        provenance=RUN,
+    )
+    for axis in scaling.AXES
+    for value in (1, 2, 4)
+    for quantity in scaling.QUANTITIES
+]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    rows.write(tmp_path / "cpu.jsonl", [PLAIN, NORMS, BROKEN])
+    scaling.write(tmp_path / "scaling" / "cpu.jsonl", POINTS)
+    return tmp_path
+
+
+def draw(results: Path, folder: Path) -> dict[str, bytes]:
+    line = ["--results", results, "--scaling", results / "scaling", "--folder", folder]
+    assert main(list(map(str, line))) == 0
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def text_of(svg: bytes) -> str:
+    return " ".join(ElementTree.fromstring(svg).itertext())
+
+
+def test_every_table_and_every_sweep_has_its_picture(results: Path) -> None:
+    found = draw(results, results / "assets")
+    assert list(found) == ["benchmark-cpu-float32-norms.svg", "scaling-cpu-float32.svg"]
+
+
+def test_same_rows_give_the_same_bytes(results: Path) -> None:
+    assert draw(results, results / "one") == draw(results, results / "two")
+
+
+def test_bars_say_ratios_and_failures(results: Path) -> None:
+    text = text_of(draw(results, results / "assets")["benchmark-cpu-float32-norms.svg"])
+    for part in ("ours", "1.07", "a peer", "fails", "MLP", "norms: time as a multiple of plain"):
+        assert part in text
+
+
+def test_curves_name_axes_and_quantities(results: Path) -> None:
+    text = text_of(draw(results, results / "assets")["scaling-cpu-float32.svg"])
+    for part in (*scaling.AXES.values(), *scaling.TITLES.values()):
+        assert part in text
