@@ -20,27 +20,27 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import pergrad
 from benchmarks.rows import RESULTS, Provenance, Row, commit, machine, versions, write
 
-_SAMPLES, _LENGTH, _WORDS = 4, 16, 64
+_WORDS = 64
 
 Made = tuple[nn.Module, Callable[[], Tensor]]  # a model, and the loss of one batch
 
 
-def _language_model(model: nn.Module) -> Made:
-    words = torch.randint(0, _WORDS, (_SAMPLES, _LENGTH))
+def _language_model(model: nn.Module, samples: int = 4, length: int = 16) -> Made:
+    words = torch.randint(0, _WORDS, (samples, length))
     return model, lambda: model(input_ids=words, use_cache=False).logits.square().sum()
 
 
-def llama() -> Made:
+def llama(width: int, samples: int, length: int) -> Made:
     config = LlamaConfig(
         vocab_size=_WORDS,
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=width,
+        intermediate_size=2 * width,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=_WORDS,
     )
-    return _language_model(LlamaForCausalLM(config))
+    return _language_model(LlamaForCausalLM(config), samples, length)
 
 
 def gpt2() -> Made:
@@ -61,14 +61,15 @@ def gpt2() -> Made:
 
 def mlp() -> Made:
     layers = [nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)]
-    model, x = nn.Sequential(*layers), torch.randn(_SAMPLES, 16)
+    model, x = nn.Sequential(*layers), torch.randn(4, 16)
     return model, lambda: model(x).square().sum()
 
 
 MODELS: dict[str, tuple[str, Callable[[], Made]]] = {
-    "llama-tiny": ("Llama, 2 layers of 32", llama),
-    "gpt2-tiny": ("GPT-2, 2 layers of 32", gpt2),
-    "mlp-tiny": ("MLP, 3 layers of 32", mlp),
+    "llama-64": ("Llama, 2 layers of 64, B=8 T=32", lambda: llama(64, 8, 32)),
+    "llama-32": ("Llama, 2 layers of 32, B=4 T=16", lambda: llama(32, 4, 16)),
+    "gpt2-tiny": ("GPT-2, 2 layers of 32, B=4 T=16", gpt2),
+    "mlp-tiny": ("MLP, 3 layers of 32, B=4", mlp),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pergrad.engine.layouts import Layout, Lost, Owners, Samples
+from pergrad.engine.layouts import ROWS, Layout, Lost, Owners, Samples
 from pergrad.engine.weights import Weight
 from pergrad.rules import Rule, ShapeOnly
 
@@ -29,6 +29,7 @@ class Plan:
     layouts: Mapping[str, Samples | Owners]  # of the arguments that carry samples
     dims: Mapping[str, int]  # where they carry them, as a rule's check is told
     by_owner: Owners | None  # of the arguments, where rows are told by their owners
+    has_rows_in_front: bool  # all of (n, ..., features), as a rule that merges rows takes them
     makes_its_output: bool  # in each call anew, as torch's own functions do and others may not
 
 
@@ -66,6 +67,9 @@ def plan_of(
             name: 0 if layout.scope.count == 1 else layout.dim for name, layout in layouts.items()
         },
         by_owner=next((la for la in layouts.values() if isinstance(la, Owners)), None),
+        has_rows_in_front=rule.merges_rows
+        and all(layout.key == ROWS for layout in layouts.values())
+        and all(bound[name].dim() > 2 for name in kept),
         makes_its_output=(
             not isinstance(func, types.FunctionType) or func.__module__.startswith("torch.")
         ),

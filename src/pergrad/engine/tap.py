@@ -39,7 +39,7 @@ class Use:
         if by_owner is not None and by_owner.scope.count == 1:
             by_owner = None
         arguments = dict(self.arguments)
-        if plan.rule.merges_rows and self._has_rows_in_front(grads, kept):
+        if plan.has_rows_in_front and self._gives_rows_in_front(grads):
             arguments.update(zip(plan.kept, kept, strict=True))
             outputs: Sequence[Tensor | None] = grads
         else:
@@ -55,14 +55,12 @@ class Use:
             for argument, weight in zip(plan.weights, self.weights, strict=True)
         ]
 
-    def _has_rows_in_front(
-        self, grads: tuple[Tensor | None, ...], kept: tuple[Tensor, ...]
-    ) -> bool:
-        """Whether all of (n, ..., features) are as they should be, but for a dimension of size 1."""
-        layouts = (*self.plan.layouts.values(), *self.output_layouts)
-        return all(layout.key == ROWS for layout in layouts) and all(
-            t is not None and t.dim() > 2 for t in (*grads, *kept)
-        )
+    def _gives_rows_in_front(self, grads: tuple[Tensor | None, ...]) -> bool:
+        """Whether the outputs too are as they should be, but for a dimension of size 1."""
+        for layout, grad in zip(self.output_layouts, grads, strict=True):
+            if layout.key != ROWS or grad is None or grad.dim() <= 2:
+                return False
+        return True
 
     @staticmethod
     def _rows(t: Tensor, layout: Layout | None, by_owner: Owners | None) -> Tensor:

@@ -59,6 +59,8 @@ def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
 
 def add_up(factors: Sequence[Factor], dtype: torch.dtype | None = None) -> Tensor:
     """Σ over the uses of one weight, (n, *weight.shape)."""
+    if len(factors) == 1:
+        return factors[0].materialize(dtype)
     return _sum(joined(factors), dtype or _promoted([f.dtype for f in factors]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pergrad.factors.allocation import empty_result
+from pergrad.factors.allocation import large_result
 
 __all__ = ["bmm", "by_halves", "mm", "wide"]
 
@@ -21,8 +21,9 @@ def bmm(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """A @ b, (n, p, q) @ (n, q, s), in `dtype`: never rounded to less on the way."""
     if _gives_directly(a, b, dtype):
         return torch.bmm(a, b, out_dtype=dtype)
-    a, b = a.to(dtype), b.to(dtype)
-    return torch.bmm(a, b, out=empty_result((a.shape[0], a.shape[1], b.shape[2]), a))
+    a = a if a.dtype == dtype else a.to(dtype)
+    b = b if b.dtype == dtype else b.to(dtype)
+    return torch.bmm(a, b, out=large_result((a.shape[0], a.shape[1], b.shape[2]), a))
 
 
 def mm(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pergrad.factors.allocation import empty_result
+from pergrad.factors.allocation import large_result
 from pergrad.factors.base import ALL, Factor
 from pergrad.factors.precision import bmm
 
@@ -42,7 +42,7 @@ class OuterProduct(Factor):
         g, x, dtype = self.grad_output, self.input, dtype or self.dtype
         if self.positions == 1:  # broadcasting beats a batch of rank-1 GEMMs
             g, x = g.to(dtype), x.to(dtype)
-            return torch.mul(g.mT, x, out=empty_result(self.shape, g))
+            return torch.mul(g.mT, x, out=large_result(self.shape, g))
         return bmm(g.mT, x, dtype)
 
     def part(self, samples: slice, rows: slice = ALL) -> OuterProduct:

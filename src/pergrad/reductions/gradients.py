@@ -36,15 +36,15 @@ class SampleGradients:
         self, factors: Sequence[Factor], scale: Tensor | float = 1.0, *, bound: int
     ) -> None:
         self._factors = list(factors)
-        #: the coarsest type that the gradients are computed from
-        self.dtype = max((f.dtype for f in factors), key=lambda dtype: torch.finfo(dtype).eps)
         self._is_joined = False
         self._scale = scale
         self._bound = bound
         self._squared_norms: Tensor | None = None
         self._total: Tensor | None = None
-        # The coarsest type that the gradients are computed from.
-        self.dtype = max((f.dtype for f in factors), key=lambda dtype: torch.finfo(dtype).eps)
+        self.dtype = factors[0].dtype  # the coarsest type that the gradients are computed from
+        for factor in factors[1:]:
+            if torch.finfo(factor.dtype).eps > torch.finfo(self.dtype).eps:
+                self.dtype = factor.dtype
 
     @property
     def count(self) -> int:
@@ -94,13 +94,15 @@ class SampleGradients:
         """|G_n|², (n,) in float64."""
         if self._squared_norms is None:
             found = squared_norms(self.factors, self._bound)
-            self._squared_norms = found * self._scale_of(found).square()
+            self._squared_norms = found if self._is_unscaled else found * self._scale_of(found) ** 2
         return self._squared_norms
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_n weights[n] G_n; a sample of weight zero adds nothing, not even a NaN."""
         weights = weights.double()
-        return weighted_sum(self._factors, weights * self._scale_of(weights))
+        if not self._is_unscaled:
+            weights = weights * self._scale_of(weights)
+        return weighted_sum(self._factors, weights)
 
     def total(self) -> Tensor:
         """Σ_n G_n."""
@@ -122,19 +124,15 @@ class SampleGradients:
 
     def dots(self, direction: Tensor) -> Tensor:
         """<G_n, direction>, (n,) in float64."""
-        found = dots(self._factors, direction, self._bound)
-        return found * self._scale_of(found)
+        return self._scaled(dots(self._factors, direction, self._bound))
 
     def gram(self) -> Tensor:
         """<G_n, G_m>, (n, n) in float64."""
-        found = gram(self.factors, self._bound)
-        scale = self._scale_of(found)
-        return found * scale * (scale.unsqueeze(1) if scale.dim() else scale)
+        return self._scaled(self._scaled(gram(self.factors, self._bound)).T)
 
     def gram_against(self, stored: Tensor) -> Tensor:
         """<G_n, stored[m]>, (n, m) in float64."""
-        found = gram_against(self.factors, stored, self._bound)
-        return found * self._scales(found)
+        return self._scaled(gram_against(self.factors, stored, self._bound))
 
     def sketch(self, sketch: CountSketch | TwoSidedSketch) -> Tensor:
         """A random projection of G_n, (n, k)."""
@@ -142,13 +140,21 @@ class SampleGradients:
             found = count_sketch(self._factors, sketch, self._bound)
         else:
             found = two_sided_sketch(self._factors, sketch, self._bound)
-        return found * self._scales(found)
+        return self._scaled(found)
 
     # -- the scale, in the shapes that it is needed in
 
     @property
     def _device(self) -> torch.device:
         return self._factors[0].device
+
+    @property
+    def _is_unscaled(self) -> bool:
+        return not isinstance(self._scale, Tensor) and self._scale == 1
+
+    def _scaled(self, found: Tensor) -> Tensor:
+        """(n, ...) times the scale."""
+        return found if self._is_unscaled else found * self._scales(found)
 
     def _scale_or_none(self) -> Tensor | None:
         if isinstance(self._scale, Tensor):

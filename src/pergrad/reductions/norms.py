@@ -93,19 +93,25 @@ def by_gram(factor: OuterProduct, bound: int) -> Tensor:
     """|G_n|² = Σ_ts <g_t, g_s> <x_t, x_s>."""
     n, t = factor.shape[0], factor.positions
     dtype = wide(factor.dtype)
-    found, terms = torch.zeros(2, n, dtype=torch.float64, device=factor.device)
+    found, terms = [], []
     step = _samples_at_once(2 * t * t * dtype.itemsize, bound)
     block = t if step > 1 else _samples_at_once(2 * t * dtype.itemsize, bound)
     for start in range(0, n, step):
         some = factor.part(slice(start, start + step)) if step < n else factor
         g, x = some.grad_output, some.input
-        for first in range(0, t, max(block, 1)):
+        parts = []
+        for first in range(0, max(t, 1), max(block, 1)):
             rows = slice(first, first + block)
             a, b = bmm(g[:, rows], g.mT, dtype), bmm(x[:, rows], x.mT, dtype)
-            found[start : start + step] += _inner(a, b)
             diagonal = a.diagonal(first, 1, 2) * b.diagonal(first, 1, 2)
-            terms[start : start + step] += diagonal.sum(1, dtype=torch.float64)
-    return _checked(found, terms, [factor], bound)
+            parts.append((_inner(a, b), diagonal.sum(1, dtype=torch.float64)))
+        found.append(sum([inner for inner, _ in parts[1:]], parts[0][0]))
+        terms.append(sum([diagonal for _, diagonal in parts[1:]], parts[0][1]))
+    return _checked(_concatenated(found), _concatenated(terms), [factor], bound)
+
+
+def _concatenated(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def is_cancelled(found: Tensor, terms: Tensor, dtype: torch.dtype) -> Tensor:
@@ -133,9 +139,16 @@ def _checked(found: Tensor, terms: Tensor, factors: Sequence[Factor], bound: int
 def by_tiles(factors: Sequence[Factor], bound: int) -> Tensor:
     """Σ of the squares of the gradients, materialised a piece at a time."""
     first = factors[0]
-    found = torch.zeros(first.shape[0], dtype=torch.float64, device=first.device)
+    found: Tensor | None = None
     for samples, _, gradients in sample_tiles(factors, bound):
-        found[samples] += _squared(gradients)
+        squares = _squared(gradients)
+        if len(gradients) == first.shape[0] > 1:
+            found = squares if found is None else found + squares
+            continue
+        if found is None:
+            found = torch.zeros(first.shape[0], dtype=torch.float64, device=first.device)
+        found[samples] += squares
+    assert found is not None
     return found
 
 
