@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pergrad.factors import Factor, by_halves, mm
+from pergrad.factors import Factor
 from pergrad.reductions.sums import weighted_sum
 from pergrad.testing import assert_near
 from tests.reductions.factor_cases import (
@@ -83,17 +83,3 @@ def test_all_samples_of_weight_zero_sum_to_zero() -> None:
 def test_no_gradient_of_each_sample_is_made(factor: Factor) -> None:
     largest = largest_tensor(lambda: weighted_sum([factor], data(32)))
     assert largest < largest_tensor(factor.materialize) / 4
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_product_by_halves_is_exact_to_float32(dtype: torch.dtype) -> None:
-    """What a GPU does, whose low-precision products are the fast ones."""
-    fine, coarse = data(7, 30).float() * 1e6, data(30, 5).to(dtype)
-    exact = fine.double() @ coarse.double()
-    found = by_halves(fine, coarse)
-    share = 1e-4 if dtype == torch.bfloat16 else 1e-5
-    assert found.dtype == torch.float32
-    assert (found - exact).abs().max() < share * exact.abs().max()
-    assert not by_halves(fine[:, :0], coarse[:0]).any()
-    rounded = mm(fine.bfloat16(), coarse, torch.float32)
-    assert (rounded - exact).abs().max() > 10 * share * exact.abs().max()

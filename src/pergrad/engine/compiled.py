@@ -89,6 +89,7 @@ class CompiledStep:
         self._max_graphs = max_graphs
         self._graphs: dict[Any, _Graph | None] = {}  # None: seen once
         self._why_not: str | None = None  # the reason to stay uncompiled
+        self._is_warned = False  # of too many graphs
 
     @property
     def graphs(self) -> int:
@@ -108,7 +109,9 @@ class CompiledStep:
         graph = self._graphs[key]
         if graph is None:
             try:
-                graph = self._graphs[key] = self._traced(state, flat, spec)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the compiler's advice, and what it still uses
+                    graph = self._graphs[key] = self._traced(state, flat, spec)
             except Exception as error:
                 self._why_not = f"{type(error).__name__}: {error}".splitlines()[0]
                 warnings.warn(
@@ -123,11 +126,13 @@ class CompiledStep:
         if key in self._graphs:
             if self._graphs[key] is not None or self.graphs < self._max_graphs:
                 return True
-            warnings.warn(
-                f"pergrad.compiled: {self._max_graphs} different signatures are compiled already, further "
-                "ones run uncompiled: pad batches to fewer shapes, or raise max_graphs",
-                stacklevel=3,
-            )
+            if not self._is_warned:
+                self._is_warned = True
+                warnings.warn(
+                    f"pergrad.compiled: {self._max_graphs} different signatures are compiled already, "
+                    "further ones run uncompiled: pad batches to fewer shapes, or raise max_graphs",
+                    stacklevel=3,
+                )
             return False
         self._graphs[key] = None
         return False
@@ -142,9 +147,8 @@ class CompiledStep:
 
     def _traced(self, state: dict[str, Tensor], flat: list[Any], spec: Any) -> _Graph:
         """Run the step on tensors without values, note every function of torch, and compile them."""
-        with warnings.catch_warnings():  # of what torch's own compiler still uses
-            warnings.simplefilter("ignore")
-            from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes seconds
+        from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes seconds
+
         names, moves = list(state), [k for k, value in enumerate(flat) if isinstance(value, Tensor)]
         trained = {name for name, t in state.items() if t.requires_grad}
         place: _Place | None = None

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pergrad.factors.allocation import large_result
 
-__all__ = ["bmm", "by_halves", "mm", "wide"]
+__all__ = ["bmm", "mm", "wide"]
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -30,34 +30,7 @@ def mm(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """A @ b, (p, q) @ (q, s), in `dtype`: never rounded to less on the way."""
     if _gives_directly(a, b, dtype):
         return torch.mm(a, b, out_dtype=dtype)
-    if a.is_cuda and dtype == torch.float32 and a.dtype != b.dtype:
-        if a.dtype == torch.float32 and b.dtype in _HALVES:
-            return by_halves(a, b)
-        if b.dtype == torch.float32 and a.dtype in _HALVES:
-            return by_halves(b.T, a.T).T
     return torch.mm(a.to(dtype), b.to(dtype))
-
-
-def by_halves(fine: Tensor, coarse: Tensor) -> Tensor:
-    """Fine @ coarse, (p, q) @ (q, s), a float32 and a low-precision matrix: two low-precision products.
-
-    On the GPU these take an eighth of the time of one in float32; rounding `fine` to the type of
-    `coarse` would be wrong by far more than that type's share where the sum cancels.
-    """
-    if fine.numel() == 0:
-        return fine.new_zeros(fine.shape[0], coarse.shape[1])
-    largest = fine.abs().amax().clamp(min=torch.finfo(fine.dtype).tiny)  # float16 has no range
-    fine = fine / largest
-    high = fine.to(coarse.dtype)
-    low = (fine - high).to(coarse.dtype)
-    products = [_mm_in_float32(part, coarse) for part in (high, low)]
-    return (products[0] + products[1]) * largest
-
-
-def _mm_in_float32(a: Tensor, b: Tensor) -> Tensor:
-    if a.is_cuda:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return torch.mm(a.float(), b.float())
 
 
 def _gives_directly(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:

@@ -58,6 +58,10 @@ def weighted_sum_of(factor: Factor, scale: Tensor | None, dtype: torch.dtype) ->
 def _(factor: OuterProduct, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     x = _without_dropped(factor.input, scale)
     g = _scaled(factor.grad_output, scale)
+    if (
+        g.is_cuda and x.dtype == factor.dtype
+    ):  # else its low-precision product, many times as fast, is lost
+        g = g.to(x.dtype)
     return mm(g.flatten(0, 1).T, x.flatten(0, 1), dtype)
 
 

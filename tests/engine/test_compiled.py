@@ -1,0 +1,219 @@
+"""Compiled steps give what recorded ones give, and know when to be compiled anew, or not at all."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pergrad
+from pergrad.testing import assert_near
+
+
+class Tied(nn.Module):
+    """A tied embedding, a convolution, a norm, dropout and a buffer that counts calls."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.mix = nn.Conv1d(6, 6, 3, padding=1)
+        self.norm = nn.LayerNorm(6)
+        self.drop = nn.Dropout(dropout)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, words: Tensor) -> Tensor:
+        self.calls += 1
+        h = self.mix(self.table(words).mT).mT
+        return F.linear(self.drop(self.norm(h.tanh())), self.table.weight)
+
+
+def losses(model: nn.Module, words: Tensor, labels: Tensor) -> Tensor:
+    logits = model(words)
+    each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    return each.view(len(words), -1).sum(1)
+
+
+def batch(samples: int = 3, length: int = 5) -> tuple[Tensor, Tensor]:
+    return torch.randint(11, (samples, length)), torch.randint(11, (samples, length))
+
+
+def every_quantity(model: nn.Module) -> list[pergrad.Quantity]:
+    direction = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    return [
+        pergrad.Grads(),
+        pergrad.Norms(),
+        pergrad.ClippedSum(0.5),
+        pergrad.ClippedSum({"table.*": 0.3, "*": 0.2}, weighting="normalize"),
+        pergrad.SecondMoment(),
+        pergrad.Variance(),
+        pergrad.Dots(direction),
+        pergrad.Gram(),
+        pergrad.Projection(16),
+        pergrad.NoiseScale(),
+    ]
+
+
+def flat(result: object) -> Tensor:
+    if isinstance(result, dict):
+        return torch.cat([t.flatten() for t in result.values()])
+    return torch.as_tensor(result, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[pergrad.engine.CompiledStep, Tied, list[pergrad.Quantity]]:
+    """One step with all quantities, compiled once for all tests that only look at it."""
+    torch.manual_seed(0)
+    model = Tied().double()
+    quantities = every_quantity(model)
+    step = pergrad.compiled(model, losses, *quantities)
+    words = batch()
+    step(*words)
+    step(*words)
+    assert step.graphs == 1
+    return step, model, quantities
+
+
+def test_every_quantity_is_that_of_a_recorded_step(trained) -> None:
+    step, model, quantities = trained
+    words, labels = batch()
+    loss = step(words, labels)
+    expected = every_quantity(model)
+    with pergrad.record(model, *expected):
+        own = losses(model, words, labels)
+        own.sum().backward()
+    assert_near(loss, own.detach(), "loss")
+    for found, wanted in zip(quantities, expected, strict=True):
+        assert_near(flat(found.result), flat(wanted.result), type(found).__name__)
+    assert step.graphs == 1
+
+
+def test_weights_may_change_between_calls(trained) -> None:
+    step, model, quantities = trained
+    words, labels = batch()
+    step(words, labels)
+    before = quantities[1].result
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    quantities[2].assign()
+    optimizer.step()
+    step(words, labels)
+    assert not torch.allclose(quantities[1].result, before)
+    assert_near(quantities[1].result, pergrad.norms(model, losses, words, labels))
+    other = Tied().double()
+    model.load_state_dict(other.state_dict())
+    step(words, labels)
+    assert_near(quantities[1].result, pergrad.norms(other, losses, words, labels))
+    assert step.graphs == 1
+
+
+def test_buffers_are_updated(trained) -> None:
+    step, model, _ = trained
+    words, labels = batch()
+    before = float(model.calls)
+    step(words, labels)
+    assert float(model.calls) == before + 1
+
+
+def test_running_noise_scale_goes_on_from_call_to_call(trained) -> None:
+    step, model, quantities = trained
+    noise, alone = quantities[-1], pergrad.NoiseScale()
+    alone._averages = noise._averages
+    words, labels = batch()
+    step(words, labels)
+    with pergrad.record(model, alone):
+        losses(model, words, labels).sum().backward()
+    assert noise.running == pytest.approx(alone.running)
+
+
+def test_what_is_seen_once_is_not_compiled() -> None:
+    model, norms = Tied(), pergrad.Norms()
+    step = pergrad.compiled(model, losses, norms)
+    for samples in (2, 3, 4):
+        words, labels = batch(samples)
+        step(words, labels)
+        assert_near(norms.result, pergrad.norms(model, losses, words, labels))
+    assert step.graphs == 0
+
+
+def test_shapes_modes_and_frozen_parameters_have_graphs_of_their_own() -> None:
+    model, norms = nn.Linear(3, 2), pergrad.Norms()
+    step = pergrad.compiled(model, lambda model, x: model(x).square().sum(1), norms)
+
+    def check(x: Tensor, graphs: int) -> None:
+        for _ in range(2):
+            step(x)
+        assert step.graphs == graphs
+        expected = pergrad.norms(model, lambda model, x: model(x).square().sum(1), x)
+        assert_near(norms.result, expected)
+
+    check(torch.randn(4, 3), 1)
+    check(torch.randn(5, 3), 2)
+    model.bias.requires_grad_(False)
+    check(torch.randn(4, 3), 3)
+
+
+def test_dropout_draws_fresh_numbers_in_each_call() -> None:
+    model, norms = Tied(dropout=0.5), pergrad.Norms()
+    step = pergrad.compiled(model, losses, norms)
+    words, labels = batch()
+    found = []
+    for _ in range(4):
+        step(words, labels)
+        found.append(norms.result)
+    assert step.graphs == 1
+    assert not torch.equal(found[2], found[3])
+
+
+def test_autocast_is_part_of_the_signature() -> None:
+    model, grads = nn.Linear(8, 2), pergrad.Grads()
+    step = pergrad.compiled(model, lambda model, x: model(x).float().square().sum(1), grads)
+    x = torch.randn(4, 8)
+    step(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        step(x)
+        rounded = grads.result["weight"]
+        step(x)
+    assert step.graphs == 1
+    error = (grads.result["weight"] - rounded).abs().max() / rounded.abs().max()
+    assert error < 0.02
+
+
+def test_too_many_signatures_run_uncompiled_with_one_warning() -> None:
+    model, norms = nn.Linear(3, 2), pergrad.Norms()
+    step = pergrad.compiled(model, lambda model, x: model(x).sum(1), norms, max_graphs=0)
+    x = torch.randn(4, 3)
+    step(x)
+    with pytest.warns(UserWarning, match="raise max_graphs"):
+        step(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(x)
+    assert_near(norms.result, pergrad.norms(model, lambda model, x: model(x).sum(1), x))
+
+
+def test_model_that_looks_at_values_goes_on_uncompiled_and_says_why() -> None:
+    class Looking(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x if x.sum().item() > 0 else -x)
+
+    model, norms = Looking(3, 2), pergrad.Norms()
+    step = pergrad.compiled(model, lambda model, x: model(x).sum(1), norms)
+    x = torch.randn(4, 3)
+    step(x)
+    with pytest.warns(UserWarning, match="cannot be traced and goes on uncompiled"):
+        step(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(x)
+    assert step.graphs == 0
+    assert_near(norms.result, pergrad.norms(model, lambda model, x: model(x).sum(1), x))
+
+
+def test_nothing_to_compute_is_refused() -> None:
+    with pytest.raises(pergrad.PergradError, match="pass at least one quantity"):
+        pergrad.compiled(nn.Linear(2, 1), losses)
