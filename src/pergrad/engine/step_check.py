@@ -12,14 +12,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pergrad.engine.options import LossReduction
-from pergrad.engine.verification import (
-    VerifyReport,
-    noise_floor,
-    relative_error,
-    spread_out,
-    undisturbed,
-    verdict_on,
-)
+from pergrad.engine.trials import noise_floor, relative_error, undisturbed
+from pergrad.engine.verification import VerifyReport, spread_out, verdict_on
 from pergrad.errors import PergradError
 from pergrad.quantities import Grads
 

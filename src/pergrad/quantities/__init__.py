@@ -1,6 +1,6 @@
 """Reductions of per-sample gradients to what is asked for."""
 
-from pergrad.quantities.base import Batch, Quantity
+from pergrad.quantities.base import Batch, Quantity, Reduction
 from pergrad.quantities.clipping import ClippedSum
 from pergrad.quantities.dots import Dots, Gram
 from pergrad.quantities.grads import Grads
@@ -19,6 +19,7 @@ __all__ = [
     "Norms",
     "Projection",
     "Quantity",
+    "Reduction",
     "SecondMoment",
     "Variance",
 ]
