@@ -22,6 +22,7 @@ __all__ = [
     "Owners",
     "Samples",
     "Scope",
+    "Unfinished",
     "after_reshape",
     "samples_back",
     "samples_first",
@@ -127,6 +128,14 @@ class Lost:
     why: Literal["total", "mixed", "unknown"] = (
         "unknown"  # a total is harmless until it meets a sample
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unfinished(Lost):
+    """Samples were written into part of a constant: lost, until each index has an owner."""
+
+    dim: int = 0
+    owner: Tensor | None = None  # -1: nobody
 
 
 Layout: TypeAlias = Samples | Owners | Constant | Lost

@@ -8,8 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+import pergrad
+from pergrad.testing import assert_near, loop_grads
 from tests.engine.propagation.dependence import Batched, assert_followed, follow
 from tests.engine.propagation.inputs import batches
 
@@ -282,3 +284,49 @@ def test_indices_carry_the_samples_that_their_values_come_from() -> None:
     (found,) = follow(4, route, Batched((4, 2)))
     assert_followed(4, route, Batched((4, 2)))
     assert found.needs.any()
+
+
+class Experts(nn.Module):
+    """Rows sorted by the sign of their first entry; each kind goes through a layer of its own."""
+
+    def __init__(self, *, parts: int, follows: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 4) for _ in range(2))
+        self.after = nn.Linear(4, 2) if follows else nn.Identity()
+        self.parts = parts
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        kind = (rows[:, 0] > 0).long()
+        order = kind.argsort(stable=True)
+        ends = torch.cat(
+            [torch.zeros(1, dtype=torch.long), torch.bincount(kind, minlength=2).cumsum(0)]
+        )
+        sorted_rows = rows[order]
+        out = torch.zeros(len(rows), 4, dtype=x.dtype)
+        for k, layer in enumerate(self.layers[: self.parts]):
+            out[ends[k] : ends[k + 1]] = layer(sorted_rows[ends[k] : ends[k + 1]])
+        back = out[order.argsort()]
+        return self.after(back.view(*x.shape[:2], 4)).square()
+
+
+@pytest.mark.parametrize("samples", [1, 4, 5])
+@pytest.mark.parametrize("follows", [False, True])
+def test_result_filled_part_by_part_belongs_to_those_who_filled_it(
+    samples: int, follows: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Experts(parts=2, follows=follows).double()
+    x = torch.randn(samples, 5, 3).double()
+    found = pergrad.grads(model, lambda m, x: m(x).sum((1, 2)), x)
+    expected = loop_grads(model, lambda m, x: m(x).sum((1, 2)), x)
+    for name, rows in expected.items():
+        assert_near(found[name], rows, name)
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_result_filled_in_part_is_refused_where_it_meets_samples(follows: bool) -> None:
+    torch.manual_seed(0)
+    model = Experts(parts=1, follows=follows).double()
+    with pytest.raises(pergrad.PergradError, match="part of a constant"):
+        pergrad.grads(model, lambda m, x: m(x).sum((1, 2)), torch.randn(4, 5, 3).double())

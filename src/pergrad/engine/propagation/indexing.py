@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.engine.layouts import Layout, Owners, Samples
+from pergrad.engine.layouts import Constant, Layout, Owners, Samples, Unfinished
 from pergrad.engine.propagation.elementwise import aligned
 from pergrad.engine.propagation.table import Call, moves_samples
 
@@ -187,8 +187,31 @@ def layout_after_write(call: Call) -> Layout:
         is_place = isinstance(item, slice) and where.place_of_slice(k) == place
         if is_place and t.shape[first] == written.size:
             return written.at(first)
+        if is_place and call.flows and written.size == region.shape[place]:
+            whole = list(t.shape)
+            whole[first] = written.size
+            if list(region.shape) == whole:
+                return _written_in_part(call, layout, first, item, written)
         first += _width(item)
     return call.mixed("writes samples into a constant")
+
+
+def _written_in_part(
+    call: Call, before: Layout, dim: int, part: slice, written: Samples | Owners
+) -> Layout:
+    """After `t[part] = rows`: experts fill a result one after the other, until it is all theirs."""
+    t = call.args[0]
+    if isinstance(before, Unfinished) and before.dim == dim and before.owner is not None:
+        owner = before.owner.clone()
+    elif isinstance(before, Constant):
+        owner = torch.full((t.shape[dim],), -1, device=t.device)
+    else:
+        return call.mixed("writes samples over others")
+    owner[part] = written.owner_of_each(t.device)
+    if bool((owner >= 0).all()):
+        return call.scope.owners(dim, owner)
+    reason = f"`{call.name}` writes samples into part of a constant"
+    return Unfinished(call.scope, reason, "unknown", dim, owner)
 
 
 @moves_samples("select", "narrow", "index_select", "select_copy", "narrow_copy")
