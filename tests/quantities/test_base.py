@@ -81,3 +81,33 @@ def test_quantity_is_not_ended_after_an_error() -> None:
     with pytest.raises(KeyError):
         fail()
     assert "end" not in diary.entries
+
+
+def test_backward_inside_of_autocast_gives_what_one_outside_gives() -> None:
+    net = nn.Sequential(nn.Conv1d(3, 4, 2), nn.Flatten(), nn.Linear(12, 5), nn.Linear(5, 2))
+    x = torch.randn(6, 3, 4)
+    direction = {name: torch.randn_like(p) for name, p in net.named_parameters()}
+
+    def quantities() -> list[Quantity]:
+        return [
+            pergrad.Norms(),
+            pergrad.ClippedSum(0.5),
+            pergrad.Dots(direction),
+            pergrad.SecondMoment(),
+            pergrad.Gram(),
+            pergrad.Projection(8),
+            pergrad.Projection(8, method="two_sided"),
+        ]
+
+    inside, outside = quantities(), quantities()
+    with torch.autocast("cpu", torch.bfloat16), pergrad.record(net, *inside):
+        net(x).float().square().sum().backward()
+    with pergrad.record(net, *outside):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net(x).float().square().sum()
+        loss.backward()
+    for a, b in zip(inside, outside, strict=True):
+        found, wanted = (q.result if isinstance(q.result, dict) else {"": q.result} for q in (a, b))
+        for name, value in wanted.items():
+            assert found[name].dtype == torch.float32
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pergrad.errors import BatchSizeError, ScopeError
-from pergrad.factors import Factor, is_traced
+from pergrad.factors import Factor, is_traced, without_autocast
 from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import SampleGradients, default_bound
 
@@ -107,7 +107,11 @@ class Ledger:
             self._reduce(name)
 
     def _reduce(self, name: str) -> None:
-        gradients = SampleGradients(self._factors.pop(name), self._scale, bound=self._bound)
+        with without_autocast(self._batch.device):
+            self._consume(name, self._factors.pop(name))
+
+    def _consume(self, name: str, factors: Sequence[Factor]) -> None:
+        gradients = SampleGradients(factors, self._scale, bound=self._bound)
         for quantity in self._quantities:
             if self._pass < self.passes - quantity.passes:
                 continue
@@ -150,13 +154,17 @@ class Ledger:
         try:
             self._reduce_all()
             self._is_open = False
-            for quantity in self._quantities:
-                quantity.end()
-                if not any(map(is_traced, self._batch.parameters.values())):
-                    quantity.settle()
+            with without_autocast(self._batch.device):
+                self._end()
         except BaseException:
             self.abandon()
             raise
+
+    def _end(self) -> None:
+        for quantity in self._quantities:
+            quantity.end()
+            if not any(map(is_traced, self._batch.parameters.values())):
+                quantity.settle()
 
     def abandon(self) -> None:
         """Forget everything, after an error."""

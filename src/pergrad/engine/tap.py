@@ -13,7 +13,7 @@ from pergrad.engine.layouts import ROWS, Layout, Owners, samples_first
 from pergrad.engine.plans import Plan
 from pergrad.engine.weights import Weight
 from pergrad.errors import PergradError, ScopeError, UnsupportedFunctionError
-from pergrad.factors import ByOwner, Dense, Factor
+from pergrad.factors import ByOwner, Dense, Factor, without_autocast
 
 __all__ = ["Use", "tap"]
 
@@ -31,6 +31,12 @@ class Use:
         self, grads: tuple[Tensor | None, ...], kept: tuple[Tensor, ...]
     ) -> list[Tensor | None]:
         """Give every weight its factor; what is left to flow to the weights' anchors."""
+        with without_autocast(self.weights[0].value.device):
+            return self._give_factors(grads, kept)
+
+    def _give_factors(
+        self, grads: tuple[Tensor | None, ...], kept: tuple[Tensor, ...]
+    ) -> list[Tensor | None]:
         plan = self.plan
         by_owner = plan.by_owner
         for layout in self.output_layouts:

@@ -3,7 +3,7 @@
 from pergrad.factors.base import ALL, Dense, Factor
 from pergrad.factors.convolution import Convolution
 from pergrad.factors.joining import add_up, joined
-from pergrad.factors.precision import bmm, mm, wide
+from pergrad.factors.precision import bmm, mm, wide, without_autocast
 from pergrad.factors.products import ElementProduct, OuterProduct, PositionSum
 from pergrad.factors.rows import ByOwner, RowSum
 from pergrad.factors.tracing import is_traced
@@ -24,4 +24,5 @@ __all__ = [
     "joined",
     "mm",
     "wide",
+    "without_autocast",
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
 from pergrad.factors.allocation import large_result
 
-__all__ = ["bmm", "mm", "wide"]
+__all__ = ["bmm", "mm", "wide", "without_autocast"]
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -15,6 +17,13 @@ _HALVES = (torch.bfloat16, torch.float16)
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The type to sum up in: float32, or float64 where the numbers have that."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Within, products are in the types of their factors: what a backward inside of autocast must see to."""
+    if not torch._C._is_any_autocast_enabled():
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def bmm(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
