@@ -1,5 +1,7 @@
 """What a quantity may rely on: when it is called, with what, and that it is alone with its result."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -111,3 +113,20 @@ def test_backward_inside_of_autocast_gives_what_one_outside_gives() -> None:
         for name, value in wanted.items():
             assert found[name].dtype == torch.float32
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("passed", "says"),
+    [
+        ([], "at least one quantity"),
+        ([pergrad.Norms], r"Norms is a class: pass an object, such as Norms\(...\)"),
+        (["norms"], "expected quantities, got str"),
+        ([pergrad.Grads()] * 2, "passed twice"),
+    ],
+    ids=["nothing", "a class", "a name", "one twice"],
+)
+def test_what_is_no_set_of_quantities_is_refused(passed: list[Any], says: str) -> None:
+    net = model()
+    with pytest.raises(pergrad.PergradError, match=says), pergrad.record(net, *passed):
+        net(torch.randn(5, 3).double()).sum().backward()
+    assert not net._forward_hooks

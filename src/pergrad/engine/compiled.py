@@ -16,9 +16,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from pergrad.engine.options import Options
-from pergrad.engine.recording import check_module
+from pergrad.engine.recording import check_module, check_quantities
 from pergrad.engine.scopes import recorded, reduced
-from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
 
 if TYPE_CHECKING:
@@ -64,10 +63,7 @@ def compiled(
     tensor([5., 1.])
     """
     check_module(model)
-    if not quantities:
-        raise PergradError(
-            "nothing to compute: pass at least one quantity, such as pergrad.Norms()"
-        )
+    check_quantities(quantities)
     return CompiledStep(model, loss_fn, quantities, Options(**options), max_graphs)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from pergrad.engine.options import LossReduction, Options, Params
+from pergrad.engine.recording import check_quantities
 from pergrad.engine.scopes import recorded, reduced
 from pergrad.engine.step_check import verified
-from pergrad.errors import PergradError
 from pergrad.quantities import Grads, Norms, Quantity
 
 if TYPE_CHECKING:
@@ -64,10 +64,7 @@ def record(
     >>> grads.result["weight"].shape, norms.result, model.weight.grad
     (torch.Size([4, 1, 3]), tensor([2., 2., 2., 2.]), None)
     """
-    if not quantities:
-        raise PergradError(
-            "nothing to compute: pass at least one quantity, such as pergrad.Grads()"
-        )
+    check_quantities(quantities)
     options = Options(
         batch_size, loss_reduction, batch_first, params, sample_weights, max_bytes, offload
     )

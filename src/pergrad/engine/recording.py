@@ -23,13 +23,30 @@ from pergrad.engine.weights import refusing_ordinary_gradients
 from pergrad.errors import PergradError, ScopeError
 from pergrad.quantities import Batch, Quantity
 
-__all__ = ["Recording", "check_module"]
+__all__ = ["Recording", "check_module", "check_quantities"]
 
 
 def check_module(module: Any) -> None:
     """Refuse what is no module, in the words of PyTorch's own check."""
     if not isinstance(module, nn.Module):
         raise PergradError(f"Module passed must be nn.Module, got {type(module).__name__}")
+
+
+def check_quantities(quantities: Sequence[Any]) -> None:
+    """Refuse nothing to compute, what is no quantity, and one that is passed twice."""
+    if not quantities:
+        raise PergradError(
+            "nothing to compute: pass at least one quantity, such as pergrad.Grads()"
+        )
+    for quantity in quantities:
+        if isinstance(quantity, type) and issubclass(quantity, Quantity):
+            raise PergradError(
+                f"{quantity.__name__} is a class: pass an object, such as {quantity.__name__}(...)"
+            )
+        if not isinstance(quantity, Quantity):
+            raise PergradError(f"expected quantities, got {type(quantity).__name__}")
+    if len({id(quantity) for quantity in quantities}) < len(quantities):
+        raise PergradError("the same quantity is passed twice: each needs an object of its own")
 
 
 def _modules(module: nn.Module, prefix: str, seen: set[nn.Module]) -> list[tuple[str, nn.Module]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pergrad.engine.journal import Journal
 from pergrad.engine.options import LossReduction, Options
-from pergrad.engine.recording import Recording, check_module
+from pergrad.engine.recording import Recording, check_module, check_quantities
 from pergrad.errors import PergradError, ScopeError
 from pergrad.quantities import Quantity
 
@@ -31,6 +31,7 @@ def recorded(
     `journal` is for those who want to know how it was done.
     """
     check_module(module)
+    check_quantities(quantities)
     recording = Recording(module, quantities, options, journal)
 
     def before_forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
