@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.loop import clip_bound
-from benchmarks.methods.grads import Gradients, expanded_weights, opacus_hooks, vmapped
+from benchmarks.methods.grads import (
+    Gradients,
+    compiled_by_pergrad,
+    expanded_weights,
+    opacus_hooks,
+    vmapped,
+)
 from benchmarks.methods.norms import norms_of
 from benchmarks.methods.registry import Step, method
 from benchmarks.models import Task
@@ -49,6 +55,18 @@ def pergrad_clipped(task: Task) -> Step:
 @method("pergrad-clipped-low", 'pergrad, memory="low"', quantity="clipped", requires="pergrad")
 def pergrad_clipped_low(task: Task) -> Step:
     return _pergrad(task, "low")
+
+
+@method(
+    "pergrad-clipped-compiled",
+    "pergrad.compiled",
+    quantity="clipped",
+    requires="pergrad",
+    compiled=True,
+)
+def pergrad_clipped_compiled(task: Task) -> Step:
+    pergrad = importlib.import_module("pergrad")
+    return compiled_by_pergrad(task, pergrad.ClippedSum(clip_bound(task)))
 
 
 @method("opacus-ghost", "Opacus ghost, two passes", quantity="clipped", requires="opacus")

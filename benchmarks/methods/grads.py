@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -45,6 +46,25 @@ def pergrad_record(task: Task) -> Step:
         return grads.result
 
     return step
+
+
+def compiled_by_pergrad(task: Task, quantity: Any) -> Callable[[], Any]:
+    """A step of `pergrad.compiled`, which gives the quantity's result; compiled in its second call."""
+    pergrad = importlib.import_module("pergrad")
+    loss = lambda model, x, y: task.loss(model(x), y)  # noqa: E731
+    step = pergrad.compiled(task.model, loss, quantity)
+
+    def run() -> Any:
+        step(task.inputs, task.targets)
+        return quantity.result
+
+    return run
+
+
+@method("pergrad-compiled", "pergrad.compiled", quantity="grads", requires="pergrad", compiled=True)
+def pergrad_compiled(task: Task) -> Step:
+    pergrad = importlib.import_module("pergrad")
+    return compiled_by_pergrad(task, pergrad.Grads())
 
 
 @method("expanded-weights", "torch ExpandedWeights", quantity="grads")

@@ -7,7 +7,7 @@ import importlib
 import torch
 from torch import Tensor, nn
 
-from benchmarks.methods.grads import Gradients, expanded_weights, vmapped
+from benchmarks.methods.grads import Gradients, compiled_by_pergrad, expanded_weights, vmapped
 from benchmarks.methods.registry import Step, method
 from benchmarks.models import Task
 
@@ -45,6 +45,19 @@ def pergrad_norms_call(task: Task) -> Step:
         return {"norms": pergrad.norms(task.model, loss, task.inputs, task.targets)}
 
     return step
+
+
+@method(
+    "pergrad-norms-compiled",
+    "pergrad.compiled",
+    quantity="norms",
+    requires="pergrad",
+    compiled=True,
+)
+def pergrad_norms_compiled(task: Task) -> Step:
+    pergrad = importlib.import_module("pergrad")
+    run = compiled_by_pergrad(task, pergrad.Norms())
+    return lambda: {"norms": run()}
 
 
 @method("opacus-ghost-norms", "Opacus ghost", quantity="norms", requires="opacus")
