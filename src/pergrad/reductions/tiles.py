@@ -13,19 +13,20 @@ from pergrad.factors import ALL, Factor, add_up, wide
 
 __all__ = ["default_bound", "sample_tiles", "whole_batch_tiles", "wide_dtype"]
 
-_ENOUGH = 32 * 2**20  # larger pieces bring no speed
+# Larger pieces bring no speed; on a GPU each piece is a launch more.
+_ENOUGH, _ENOUGH_ON_GPU = 32 * 2**20, 256 * 2**20
 
 
 def default_bound(device: torch.device) -> int:
-    """Bytes that a reduction may use beside its result: a sixteenth of what is free, 32 MiB at most."""
+    """Bytes that a reduction may use beside its result: a sixteenth of what is free, or enough."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    elif hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return min(free // 16, _ENOUGH_ON_GPU)
+    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    else:
-        return _ENOUGH
-    return min(free // 16, _ENOUGH)
+        return min(free // 16, _ENOUGH)
+    return _ENOUGH
 
 
 def wide_dtype(factors: Sequence[Factor]) -> torch.dtype:
