@@ -105,6 +105,7 @@ def test_quantity_takes_its_methods_and_the_bases_alone() -> None:
     with_compiled = parse(["--quantity", "norms", "--compiled"]).methods
     assert {METHODS[name].name for name in with_compiled if METHODS[name].compiled} == {
         "plain-compiled",
+        "pergrad-norms-compiled",
         "vmap-norms-compiled",
     }
 
