@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from pergrad.engine.options import Options
 from pergrad.engine.recording import check_module, check_quantities
-from pergrad.engine.scopes import recorded, reduced
+from pergrad.engine.scopes import run_recorded
 from pergrad.quantities import Quantity
 
 if TYPE_CHECKING:
@@ -136,10 +136,7 @@ class CompiledStep:
     def _run(
         self, model: nn.Module, quantities: Sequence[Quantity], batch: Sequence[Any]
     ) -> Tensor:
-        with recorded(model, quantities, self._options):
-            losses = self._loss_fn(model, *batch)
-            reduced(losses, self._options.loss_reduction).backward()
-        return losses.detach()
+        return run_recorded(model, self._loss_fn, batch, quantities, self._options)
 
     def _traced(self, state: dict[str, Tensor], flat: list[Any], spec: Any) -> _Graph:
         """Run the step on tensors without values, note every function of torch, and compile them."""
@@ -183,9 +180,8 @@ class _Reference:
 class _Place:
     """Where the tensors that a graph returns belong: for each quantity, attribute -> position or value."""
 
-    attributes: list[
-        dict[str, tuple[list[Any], Any]]
-    ]  # leaves (position, reference or value), spec
+    # Of each attribute its leaves, a position, a reference or a value each, and their spec.
+    attributes: list[dict[str, tuple[list[Any], Any]]]
 
 
 @dataclass(frozen=True)

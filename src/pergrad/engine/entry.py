@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pergrad.engine.options import LossReduction, Options, Params
 from pergrad.engine.recording import check_quantities
-from pergrad.engine.scopes import recorded, reduced
+from pergrad.engine.scopes import recorded, run_recorded
 from pergrad.engine.step_check import verified
 from pergrad.quantities import Grads, Norms, Quantity
 
@@ -100,7 +100,9 @@ def grads(
     <BLANKLINE>
             [[0., 1.]]])
     """
-    return _computed(Grads(), model, loss_fn, batch, Options(**options)).result
+    quantity = Grads()
+    run_recorded(model, loss_fn, batch, [quantity], Options(**options))
+    return quantity.result
 
 
 def norms(
@@ -119,16 +121,6 @@ def norms(
     >>> pergrad.norms(model, lambda model, x: model(x).sum(1), x)
     tensor([5., 1.])
     """
-    return _computed(Norms(), model, loss_fn, batch, Options(**options)).result
-
-
-def _computed(
-    quantity: Any,
-    model: nn.Module,
-    loss_fn: Callable[..., Tensor],
-    batch: tuple[Any, ...],
-    options: Options,
-) -> Any:
-    with recorded(model, [quantity], options):
-        reduced(loss_fn(model, *batch), options.loss_reduction).backward()
-    return quantity
+    quantity = Norms()
+    run_recorded(model, loss_fn, batch, [quantity], Options(**options))
+    return quantity.result

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pergrad.engine.journal import Journal, Rung
 from pergrad.engine.options import LossReduction, Options
-from pergrad.engine.scopes import recorded, reduced
+from pergrad.engine.scopes import run_recorded
 from pergrad.engine.tables import text_table
 from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import SampleGradients
@@ -112,8 +112,7 @@ def explain(
     """
     journal, kinds = Journal(), _Kinds()
     options = Options(batch_size, loss_reduction, batch_first)
-    with recorded(model, [kinds], options, journal=journal):
-        reduced(loss_fn(model, *batch), loss_reduction).backward()
+    run_recorded(model, loss_fn, batch, [kinds], options, journal=journal)
     count = kinds.batch.size
     rows = []
     for name, p in kinds.batch.parameters.items():

@@ -47,9 +47,8 @@ class Ledger:
         max_bytes: int | None = None,
     ) -> None:
         self._quantities = sorted(quantities, key=lambda q: q.priority)
-        self._scale = (
-            scale  # of each sample: what a mean loss has taken off, and the user's weights
-        )
+        # Of each sample: what a mean loss has taken off, and the user's weights.
+        self._scale = scale
         self._batch = batch
         self._bound = default_bound(batch.device) if max_bytes is None else max_bytes
         self.passes = max(q.passes for q in quantities)
@@ -161,9 +160,10 @@ class Ledger:
             raise
 
     def _end(self) -> None:
+        has_values = not any(map(is_traced, self._batch.parameters.values()))
         for quantity in self._quantities:
             quantity.end()
-            if not any(map(is_traced, self._batch.parameters.values())):
+            if has_values:
                 quantity.settle()
 
     def abandon(self) -> None:

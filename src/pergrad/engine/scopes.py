@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from pergrad.engine.journal import Journal
 from pergrad.engine.options import LossReduction, Options
-from pergrad.engine.recording import Recording, check_module, check_quantities
+from pergrad.engine.recording import Recording, check_module
 from pergrad.errors import PergradError, ScopeError
 from pergrad.quantities import Quantity
 
-__all__ = ["recorded", "reduced"]
+__all__ = ["recorded", "reduced", "run_recorded"]
 
 
 @contextmanager
@@ -31,7 +31,6 @@ def recorded(
     `journal` is for those who want to know how it was done.
     """
     check_module(module)
-    check_quantities(quantities)
     recording = Recording(module, quantities, options, journal)
 
     def before_forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -52,6 +51,22 @@ def recorded(
         before.remove()
         after.remove()
         recording.clean_up()
+
+
+def run_recorded(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Sequence[Any],
+    quantities: Sequence[Quantity],
+    options: Options,
+    *,
+    journal: Journal | None = None,
+) -> Tensor:
+    """What loss_fn(model, *batch) gives; its backward has filled the quantities."""
+    with recorded(model, quantities, options, journal=journal):
+        losses = loss_fn(model, *batch)
+        reduced(losses, options.loss_reduction).backward()
+    return losses.detach()
 
 
 def reduced(loss: Any, loss_reduction: LossReduction) -> Tensor:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from pergrad.engine.journal import Journal
 from pergrad.engine.options import LossReduction, Options
-from pergrad.engine.scopes import recorded, reduced
+from pergrad.engine.scopes import reduced, run_recorded
 from pergrad.quantities import Grads
 
 __all__ = ["TOLERANCE", "Trial", "noise_floor", "relative_error", "undisturbed"]
@@ -92,8 +92,7 @@ class Trial:
     def per_sample(self, batch: tuple[Any, ...], journal: Journal | None = None) -> Grads:
         quantity = Grads()
         options = Options(self.batch_size, self.reduction, self.dim == 0)
-        with recorded(self.model, [quantity], options, journal=journal):
-            reduced(self.loss_fn(self.model, *batch), self.reduction).backward()
+        run_recorded(self.model, self.loss_fn, batch, [quantity], options, journal=journal)
         return quantity
 
     def ordinary(self, batch: tuple[Any, ...]) -> dict[str, Tensor]:

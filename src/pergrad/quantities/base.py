@@ -54,9 +54,8 @@ class Quantity(ABC):
     """
 
     is_linear: bool = False  # then a second backward may add to the same parameter
-    priority: ClassVar[int] = (
-        2  # those that hold gradients go first: others then take what was made
-    )
+    # Those that hold gradients go first: others then take what was made.
+    priority: ClassVar[int] = 2
     passes: int = 1  # backwards that it needs; a second one is run by the engine
 
     @abstractmethod

@@ -90,17 +90,12 @@ class ClippedSum(Reduction[Any]):
         """Write the result to `.grad` of the parameters, in place of what is there."""
         for name, total in self.result.items():
             p = self._parameters[name]
-            p.grad = total.to(
-                p.device, copy=True
-            )  # what an optimizer does to it, the result survives
+            p.grad = total.to(p.device, copy=True)  # an optimizer may write to it
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        return (
-            list(self._bounds.items()),
-            self._weighting,
-            self._stability,
-        )  # the first match counts
+        # In order: of several patterns the first that matches counts.
+        return (list(self._bounds.items()), self._weighting, self._stability)
 
     # -- the backward
 
@@ -114,17 +109,17 @@ class ClippedSum(Reduction[Any]):
                     f"no bound for parameter {name!r}: none of the patterns {list(self._bounds)} "
                     "matches it; add one, or '*' for all others"
                 )
-            self._groups.setdefault(pattern, _Group(self._bounds[pattern])).waiting.add(name)
+            group = self._groups.setdefault(pattern, _Group(self._bounds[pattern]))
+            group.waiting.add(name)
+            self._group_of[name] = group
 
     def clear(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._groups: dict[str, _Group] = {}
-
-    def _group_of(self, name: str) -> _Group:
-        return next(self._groups[p] for p in self._bounds if fnmatchcase(name, p))
+        self._groups: dict[str, _Group] = {}  # by pattern
+        self._group_of: dict[str, _Group] = {}  # by parameter
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
-        group = self._group_of(name)
+        group = self._group_of[name]
         if group.weights is not None:  # the second backward
             self._add(name, gradients.weighted_sum(group.weights))
             return

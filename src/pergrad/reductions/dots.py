@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import singledispatch
+from functools import reduce, singledispatch
+from operator import add
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +30,7 @@ _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 def dots(factors: Sequence[Factor], direction: Tensor, bound: int) -> Tensor:
     """Σ_f <F_n, direction>, (n,) in float64."""
     direction = direction.to(wide_dtype(factors))
-    total = dots_of(factors[0], direction, bound)
-    for factor in factors[1:]:
-        total = total + dots_of(factor, direction, bound)
-    return total
+    return reduce(add, (dots_of(factor, direction, bound) for factor in factors))
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:

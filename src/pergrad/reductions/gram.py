@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pergrad.factors import Factor, OuterProduct, is_traced, mm, wide
 from pergrad.reductions.norms import is_cancelled
-from pergrad.reductions.tiles import whole_batch_tiles
+from pergrad.reductions.tiles import at_once, whole_batch_tiles
 
 __all__ = ["gram", "gram_against", "pairs_of_positions_are_cheaper"]
 
@@ -42,7 +42,7 @@ def by_pairs_of_positions(factor: OuterProduct, bound: int) -> tuple[Tensor, Ten
     n, t = factor.shape[0], factor.positions
     dtype = wide(factor.dtype)
     g, x = factor.grad_output.flatten(0, 1), factor.input.flatten(0, 1)
-    step = max(1, bound // max(2 * t * n * t * dtype.itemsize, 1))
+    step = at_once(2 * t * n * t * dtype.itemsize, bound)
     found, lengths = [], []
     for start in range(0, n, step):
         count = min(step, n - start)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pergrad.factors import Convolution, Factor, OuterProduct, RowSum, bmm, is_traced, wide
-from pergrad.reductions.tiles import sample_tiles, wide_dtype
+from pergrad.reductions.tiles import at_once, sample_tiles, wide_dtype
 
 __all__ = [
     "by_gram",
@@ -71,7 +71,7 @@ def _(factor: Convolution, bound: int) -> Tensor:
     if not gram_is_cheaper(factor.positions, outputs, inputs):
         return by_tiles([factor], bound)
     windows = factor.groups * inputs * factor.positions  # of one sample, copied
-    step = _samples_at_once(windows * factor.input.element_size(), bound)
+    step = at_once(windows * factor.input.element_size(), bound)
     found = []
     for start in range(0, factor.shape[0], step):
         some: Convolution = factor.mapped(lambda x, at=start: x[at : at + step])  # type: ignore[misc]
@@ -94,8 +94,8 @@ def by_gram(factor: OuterProduct, bound: int) -> Tensor:
     n, t = factor.shape[0], factor.positions
     dtype = wide(factor.dtype)
     found, terms = [], []
-    step = _samples_at_once(2 * t * t * dtype.itemsize, bound)
-    block = t if step > 1 else _samples_at_once(2 * t * dtype.itemsize, bound)
+    step = at_once(2 * t * t * dtype.itemsize, bound)
+    block = t if step > 1 else at_once(2 * t * dtype.itemsize, bound)
     for start in range(0, n, step):
         some = factor.part(slice(start, start + step)) if step < n else factor
         g, x = some.grad_output, some.input
@@ -170,7 +170,7 @@ def _table_times_product(table: RowSum, head: OuterProduct, bound: int) -> Tenso
     """<Σ_t e_{r_t} ⊗ a_t, Σ_s g_s ⊗ x_s> = Σ_ts g_s[r_t] <a_t, x_s>, (n,)."""
     dtype = wide(torch.promote_types(table.dtype, head.dtype))
     t, s = table.index.shape[1], head.positions
-    step = _samples_at_once(2 * t * s * dtype.itemsize, bound)
+    step = at_once(2 * t * s * dtype.itemsize, bound)
     found = []
     for start in range(0, head.shape[0], step):
         rows, products = (
@@ -181,7 +181,3 @@ def _table_times_product(table: RowSum, head: OuterProduct, bound: int) -> Tenso
         picked = products.grad_output.gather(2, index).to(dtype)  # (n, s, t)
         found.append(_inner(picked, bmm(products.input, rows.grad_output.mT, dtype)))
     return torch.cat(found)
-
-
-def _samples_at_once(bytes_each: int, bound: int) -> int:
-    return max(1, bound // max(bytes_each, 1))

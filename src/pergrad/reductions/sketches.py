@@ -16,14 +16,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import singledispatch
+from functools import reduce, singledispatch
 from math import isqrt, prod
+from operator import add
 
 import torch
 from torch import Tensor
 
 from pergrad.factors import ByOwner, Factor, OuterProduct, RowSum, bmm, wide
-from pergrad.reductions.tiles import sample_tiles
+from pergrad.reductions.tiles import at_once, sample_tiles
 
 __all__ = ["CountSketch", "TwoSidedSketch", "count_sketch", "two_sided_sketch"]
 
@@ -93,10 +94,7 @@ def _scattered(x: Tensor, buckets: Tensor, signs: Tensor, size: int) -> Tensor:
 
 def count_sketch(factors: Sequence[Factor], sketch: CountSketch, bound: int) -> Tensor:
     """The sketches of Σ_f F_n, (n, k)."""
-    total = count_sketch_of(factors[0], sketch, bound)
-    for factor in factors[1:]:
-        total = total + count_sketch_of(factor, sketch, bound)
-    return total
+    return reduce(add, (count_sketch_of(factor, sketch, bound) for factor in factors))
 
 
 def fourier_is_cheaper(t: int, o: int, i: int, size: int) -> bool:
@@ -138,12 +136,12 @@ def by_fourier(factor: OuterProduct, sketch: CountSketch, bound: int) -> Tensor:
     """Σ_t of circular convolutions, as one inverse transform of a sum of products."""
     n, t, size = factor.shape[0], factor.positions, sketch.size
     dtype = wide(factor.dtype)
-    step = max(1, bound // max(6 * t * size * dtype.itemsize, 1))
+    step = at_once(6 * t * size * dtype.itemsize, bound)
     found = []
     for start in range(0, n, step):
         some = factor.part(slice(start, start + step))
         total = some.grad_output.new_zeros(some.shape[0], size // 2 + 1, dtype=dtype)
-        block = t if step > 1 else max(1, bound // (6 * size * dtype.itemsize))
+        block = t if step > 1 else at_once(6 * size * dtype.itemsize, bound)
         for first in range(0, t, max(block, 1)):
             at = slice(first, first + block)
             g = torch.fft.rfft(sketch.of_rows(some.grad_output[:, at].to(dtype)))
@@ -157,7 +155,7 @@ def by_fourier(factor: OuterProduct, sketch: CountSketch, bound: int) -> Tensor:
 def _(factor: RowSum, sketch: CountSketch, bound: int) -> Tensor:
     n, t, width = factor.grad_output.shape
     dtype = wide(factor.dtype)
-    step = max(1, bound // max(t * width * (16 + 2 * dtype.itemsize), 1))
+    step = at_once(t * width * (16 + 2 * dtype.itemsize), bound)
     found = factor.grad_output.new_zeros(n, sketch.size, dtype=dtype)
     for start in range(0, n, step):
         some = factor.part(slice(start, start + step))
@@ -195,9 +193,7 @@ class TwoSidedSketch:
 
 def two_sided_sketch(factors: Sequence[Factor], sketch: TwoSidedSketch, bound: int) -> Tensor:
     """The two-sided sketches of Σ_f F_n, (n, a · b)."""
-    total = two_sided_sketch_of(factors[0], sketch, bound)
-    for factor in factors[1:]:
-        total = total + two_sided_sketch_of(factor, sketch, bound)
+    total = reduce(add, (two_sided_sketch_of(factor, sketch, bound) for factor in factors))
     return total / total.shape[1] ** 0.5
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import singledispatch
+from functools import reduce, singledispatch
+from operator import add
 
 import torch
 from torch import Tensor
@@ -20,10 +21,7 @@ def weighted_sum(factors: Sequence[Factor], scale: Tensor | None) -> Tensor:
     A sample whose scale is zero adds nothing, whatever its gradient: also if that is not finite.
     """
     dtype = wide_dtype(factors)
-    total = weighted_sum_of(factors[0], scale, dtype)
-    for factor in factors[1:]:
-        total = total + weighted_sum_of(factor, scale, dtype)
-    return total
+    return reduce(add, (weighted_sum_of(factor, scale, dtype) for factor in factors))
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
@@ -58,9 +56,8 @@ def weighted_sum_of(factor: Factor, scale: Tensor | None, dtype: torch.dtype) ->
 def _(factor: OuterProduct, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     x = _without_dropped(factor.input, scale)
     g = _scaled(factor.grad_output, scale)
-    if (
-        g.is_cuda and x.dtype == factor.dtype
-    ):  # else its low-precision product, many times as fast, is lost
+    # On a GPU a product in low precision is many times as fast.
+    if g.is_cuda and x.dtype == factor.dtype:
         g = g.to(x.dtype)
     return mm(g.flatten(0, 1).T, x.flatten(0, 1), dtype)
 

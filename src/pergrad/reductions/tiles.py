@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pergrad.factors import ALL, Factor, add_up, wide
 
-__all__ = ["default_bound", "sample_tiles", "whole_batch_tiles", "wide_dtype"]
+__all__ = ["at_once", "default_bound", "sample_tiles", "whole_batch_tiles", "wide_dtype"]
 
 # Larger pieces bring no speed; on a GPU each piece is a launch more.
 _ENOUGH, _ENOUGH_ON_GPU = 32 * 2**20, 256 * 2**20
@@ -27,6 +27,11 @@ def default_bound(device: torch.device) -> int:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return min(free // 16, _ENOUGH)
     return _ENOUGH
+
+
+def at_once(bytes_each: int, bound: int) -> int:
+    """How many pieces of that size fit into the bound; one at least."""
+    return max(1, bound // max(bytes_each, 1))
 
 
 def wide_dtype(factors: Sequence[Factor]) -> torch.dtype:
