@@ -14,17 +14,17 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from benchmarks import rows, table
+from benchmarks.arguments import add_run_arguments, parsed_run
 from benchmarks.check import disagreement
 from benchmarks.memory import step_peak_bytes
 from benchmarks.methods import BASES, METHODS, TITLES, Method, Quantity, Step, clear
 from benchmarks.models import MODELS, Size, Task, build
-from benchmarks.precision import ALIASES, PRECISIONS
+from benchmarks.precision import PRECISIONS
 from benchmarks.timing import middle, orders, settled_heap, visit
 
 EXACT = 1e-6  # relative, in float64: far over rounding, far under any mistake
@@ -214,24 +214,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     chosen.add_argument("--methods", nargs="+", choices=METHODS, help="these alone, beside plain")
     parser.add_argument("--compiled", action="store_true", help="torch.compile too: takes minutes")
     parser.add_argument("--size", choices=["tiny", "cpu", "gpu"], default="cpu")
-    parser.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        type=lambda name: ALIASES.get(name, name),
-        help="cpu: float32, gpu: tf32",
-    )
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=3, help="timed steps a visit")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="store the rows in this file")
-    parser.add_argument("--commit", help="where the checkout has no .git: the commit it is of")
-    options = parser.parse_args(arguments)
-    if options.rounds < 1 or options.steps < 1:
-        parser.error(f"--rounds {options.rounds} --steps {options.steps}: both must be at least 1")
-    if options.output is not None and options.output.exists():
-        parser.error(f"--output {options.output} is there already; name a new file")
-    if options.size == "gpu" and not torch.cuda.is_available():
-        parser.error("--size gpu needs a CUDA device; use --size cpu on this machine")
+    add_run_arguments(parser, rounds=15, steps=3)
+    options = parsed_run(parser, arguments)
     options.full = set(options.models) == set(MODELS) and options.methods is None
     if options.methods is None:
         options.methods = methods_of(options.quantity, is_compiled=options.compiled)
@@ -246,8 +230,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Run, print the table, store the rows."""
     options = parse(arguments)
-    device = torch.device("cuda" if options.size == "gpu" else "cpu")
-    precision = options.precision or ("tf32" if options.size == "gpu" else "float32")
+    device, precision = options.device, options.precision
     setting = Setting(options.size, precision, device, options.seed)
     provenance = rows.provenance(
         device,

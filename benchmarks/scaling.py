@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from benchmarks import rows
+from benchmarks.arguments import add_run_arguments, parsed_run
 from benchmarks.memory import step_peak_bytes
 from benchmarks.methods import METHODS, Step, clear
 from benchmarks.models import Task, transformer
-from benchmarks.precision import ALIASES, PRECISIONS
+from benchmarks.precision import PRECISIONS
 from benchmarks.run import first_line
 from benchmarks.timing import orders, settled_heap, visit
 
@@ -275,25 +276,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Sweep, print and store."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
     parser.add_argument("--size", choices=SWEEPS, default="cpu")
-    parser.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        type=lambda name: ALIASES.get(name, name),
-        help="cpu: float32, gpu: tf32",
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1, help="timed steps a visit")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=300.0, help="seconds for all points")
-    parser.add_argument("--output", type=Path, help="store the points in this file")
-    parser.add_argument("--commit", help="where the checkout has no .git: the commit it is of")
-    options = parser.parse_args(arguments)
-    if options.output is not None and options.output.exists():
-        parser.error(f"--output {options.output} is there already; name a new file")
-    if options.size == "gpu" and not torch.cuda.is_available():
-        parser.error("--size gpu needs a CUDA device; use --size cpu on this machine")
-    device = torch.device("cuda" if options.size == "gpu" else "cpu")
-    precision = options.precision or ("tf32" if options.size == "gpu" else "float32")
+    add_run_arguments(parser, rounds=3, steps=1)
+    options = parsed_run(parser, arguments)
+    device, precision = options.device, options.precision
     provenance = rows.provenance(
         device,
         of_commit=options.commit,
