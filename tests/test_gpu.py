@@ -256,3 +256,41 @@ def test_compiled_step_gives_what_the_recorded_one_gives(name: str) -> None:
             p.mul_(1.1)
     step(x)
     assert not torch.allclose(norms.result, expected[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if n != "reentrant checkpoint"])
+def test_kernels_give_the_norms_and_clipped_sums_of_the_loop(name: str) -> None:
+    model, x = build(name)  # in float64, where no kernel runs
+    exact = loop_grads(model, loss, x)
+    norms = torch.stack([g.flatten(1).square().sum(1) for g in exact.values()]).sum(0).sqrt()
+    bound = float(norms.median())
+    weights = (bound / norms).clamp(max=1)
+    total = {key: torch.einsum("n,n...->...", weights, g) for key, g in exact.items()}
+    model, x = model.float(), x.float()
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        with pergrad.record(model, pergrad.Norms(), pergrad.ClippedSum(bound)) as (found, clipped):
+            loss(model, x).sum().backward()
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    assert ((found.result.double() / norms) - 1).abs().max() < 1e-4
+    error = (flat(clipped.result).double() - flat(total)).norm() / flat(total).norm()
+    assert error < 1e-4
+
+
+def test_a_model_of_many_layers_shares_launches() -> None:
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(12)]).to(DEVICE)
+    x = torch.randn(8, 32, 64, device=DEVICE)
+
+    def step() -> None:
+        pergrad.norms(model, lambda m, x: m(x).sum((1, 2)), x)
+
+    step()  # compiles the kernels
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True
+    ) as profile:
+        step()
+    launched = [e.name for e in profile.events()]
+    assert sum("_gram_kernel" in name for name in launched) == 1  # for all 12 weights
+    assert sum("_columns_kernel" in name for name in launched) == 1  # for all 12 biases

@@ -3,7 +3,7 @@
 from pergrad.factors.base import ALL, Dense, Factor
 from pergrad.factors.convolution import Convolution
 from pergrad.factors.joining import add_up, joined
-from pergrad.factors.precision import bmm, mm, wide, without_autocast
+from pergrad.factors.precision import aligned, bmm, mm, wide, without_autocast
 from pergrad.factors.products import ElementProduct, OuterProduct, PositionSum
 from pergrad.factors.rows import ByOwner, RowSum
 from pergrad.factors.tracing import is_traced
@@ -19,6 +19,7 @@ __all__ = [
     "PositionSum",
     "RowSum",
     "add_up",
+    "aligned",
     "bmm",
     "is_traced",
     "joined",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -64,8 +64,7 @@ class Factor(ABC):
         return replace(self, **{name: change(t) for name, t in self._tensors().items()})
 
     def _tensors(self) -> dict[str, Tensor]:
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -122,6 +122,21 @@ class Convolution(Factor):
             x = F.pad(x, [side for pair in reversed(self.padding) for side in pair])
         return x
 
+    def in_two_dimensions(
+        self,
+    ) -> tuple[Tensor, Tensor, list[int], list[int], list[int], list[int], int]:
+        """(g, x, taps, stride, padding in front, dilation, groups), of one or two spatial dimensions."""
+        missing = 2 - len(self.stride)
+        g, x = self.grad_output, self.input
+        for _ in range(missing):
+            g, x = g.unsqueeze(3), x.unsqueeze(3)
+        ones = [1] * missing
+        padding = [0] * missing + [before for before, _ in self.padding]
+        taps, stride, dilation = (
+            [*ones, *sizes] for sizes in (self.kernel[2:], self.stride, self.dilation)
+        )
+        return g, x, taps, stride, padding, dilation, self.groups
+
     def by_samples_as_groups(self, dtype: torch.dtype | None = None) -> Tensor:
         """One weight gradient of a convolution that has a group for every group of every sample."""
         n = self.grad_output.shape[0]
@@ -135,13 +150,14 @@ class Convolution(Factor):
         )
         return gradient.view(n, *self.kernel)
 
-    def summed(self, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Σ_n scale[n] G_n in `dtype`: the ordinary gradient of a kernel, of scaled output gradients."""
-        g = self.grad_output
-        if scale is not None:
-            g = g * scale.to(dtype).view(-1, *[1] * (g.dim() - 1))
+    def summed(self, dtype: torch.dtype) -> Tensor:
+        """Σ_n G_n: the ordinary gradient of a kernel."""
         return self._kernel_gradient(
-            g.flatten(0, 1), lambda x: x.flatten(0, 1), self.kernel, self.groups, dtype
+            self.grad_output.flatten(0, 1),
+            lambda x: x.flatten(0, 1),
+            self.kernel,
+            self.groups,
+            dtype,
         )
 
     def _kernel_gradient(

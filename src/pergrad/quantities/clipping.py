@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pergrad.errors import PergradError
 from pergrad.quantities.base import Batch, Reduction, or_zeros
-from pergrad.reductions import SampleGradients
+from pergrad.reductions import SampleGradients, SquaredNorms
 
 __all__ = ["ClippedSum"]
 
@@ -126,8 +126,7 @@ class ClippedSum(Reduction[Any]):
         if self.passes == 1:
             gradients.compact()
             group.kept[name] = gradients
-        squares = gradients.squared_norms()
-        group.squares = squares if group.squares is None else group.squares + squares
+        group.norms.add(name, gradients)
         group.waiting.discard(name)
         if self.passes == 1 and not group.waiting:
             self._finish(group)
@@ -138,8 +137,12 @@ class ClippedSum(Reduction[Any]):
 
     def _weigh(self, group: _Group) -> None:
         """The weights of a group whose norms are complete; none if no gradient reached it."""
-        if group.squares is None or group.weights is not None:
+        if group.weights is not None:
             return
+        found = group.norms.found()
+        if not found:
+            return
+        group.squares = torch.stack(list(found.values())).sum(0)
         norms = group.squares.sqrt()
         weights = self._weights(norms, group.bound)
         if not isinstance(weights, Tensor) or weights.shape != norms.shape:
@@ -198,5 +201,6 @@ class _Group:
         self.bound = bound
         self.waiting: set[str] = set()  # parameters that have not arrived
         self.kept: dict[str, SampleGradients] = {}
-        self.squares: Tensor | None = None
+        self.norms = SquaredNorms()
+        self.squares: Tensor | None = None  # of all its parameters
         self.weights: Tensor | None = None

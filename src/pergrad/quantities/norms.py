@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pergrad.quantities.base import Batch, Reduction, joined_samples
-from pergrad.reductions import SampleGradients
+from pergrad.reductions import SampleGradients, SquaredNorms
 
 __all__ = ["Norms"]
 
@@ -38,13 +38,13 @@ class Norms(Reduction[Tensor]):
         self._per_param = None
 
     def clear(self) -> None:
-        self._squares: dict[str, Tensor] = {}
+        self._squares = SquaredNorms()
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
-        self._squares[name] = gradients.squared_norms()
+        self._squares.add(name, gradients)
 
     def finish(self) -> Tensor:
-        batch, found = self.batch, self._squares
+        batch, found = self.batch, self._squares.found()
         zero = torch.zeros(batch.size, dtype=torch.float64, device=batch.device)
         squares = torch.stack([found.get(name, zero) for name in batch.parameters])
         each = batch.stored(squares.sqrt().to(batch.dtype))

@@ -12,7 +12,7 @@ from pergrad.factors import Dense, Factor, add_up, joined, wide
 from pergrad.reductions.dots import dots
 from pergrad.reductions.gram import gram, gram_against
 from pergrad.reductions.moments import squares_about, sum_of_squares
-from pergrad.reductions.norms import squared_norms
+from pergrad.reductions.norms import Launch, launch_of, squared_norms
 from pergrad.reductions.sketches import (
     CountSketch,
     TwoSidedSketch,
@@ -38,7 +38,7 @@ class SampleGradients:
         self._factors = list(factors)
         self._is_joined = False
         self._scale = scale
-        self._bound = bound
+        self.bound = bound
         self._squared_norms: Tensor | None = None
         self._total: Tensor | None = None
         self.dtype = factors[0].dtype  # the coarsest type that the gradients are computed from
@@ -90,12 +90,25 @@ class SampleGradients:
             Dense(f.materialize(wide(f.dtype))) if _is_smaller_dense(f) else f for f in self.factors
         ]
 
+    @property
+    def launch(self) -> Launch | None:
+        """The launch that can find the squared norms of several parameters, where there is one."""
+        if self._squared_norms is not None:
+            return None
+        return launch_of(self.factors, self.bound)
+
     def squared_norms(self) -> Tensor:
         """|G_n|², (n,) in float64."""
         if self._squared_norms is None:
-            found = squared_norms(self.factors, self._bound)
-            self._squared_norms = found if self._is_unscaled else found * self._scale_of(found) ** 2
+            return self.with_squared_norms(squared_norms(self.factors, self.bound))
         return self._squared_norms
+
+    def with_squared_norms(self, unscaled: Tensor) -> Tensor:
+        """|G_n|², from those of the factors."""
+        if not self._is_unscaled:
+            unscaled = unscaled * self._scale_of(unscaled) ** 2
+        self._squared_norms = unscaled
+        return unscaled
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_n weights[n] G_n; a sample of weight zero adds nothing, not even a NaN."""
@@ -116,30 +129,30 @@ class SampleGradients:
 
     def sum_of_squares(self) -> Tensor:
         """Σ_n G_n², elementwise."""
-        return sum_of_squares(self.factors, self._scale_or_none(), self._bound)
+        return sum_of_squares(self.factors, self._scale_or_none(), self.bound)
 
     def squares_about(self, center: Tensor) -> Tensor:
         """Σ_n (G_n - center)², elementwise."""
-        return squares_about(center, self.factors, self._scale_or_none(), self._bound)
+        return squares_about(center, self.factors, self._scale_or_none(), self.bound)
 
     def dots(self, direction: Tensor) -> Tensor:
         """<G_n, direction>, (n,) in float64."""
-        return self._scaled(dots(self._factors, direction, self._bound))
+        return self._scaled(dots(self._factors, direction, self.bound))
 
     def gram(self) -> Tensor:
         """<G_n, G_m>, (n, n) in float64."""
-        return self._scaled(self._scaled(gram(self.factors, self._bound)).T)
+        return self._scaled(self._scaled(gram(self.factors, self.bound)).T)
 
     def gram_against(self, stored: Tensor) -> Tensor:
         """<G_n, stored[m]>, (n, m) in float64."""
-        return self._scaled(gram_against(self.factors, stored, self._bound))
+        return self._scaled(gram_against(self.factors, stored, self.bound))
 
     def sketch(self, sketch: CountSketch | TwoSidedSketch) -> Tensor:
         """A random projection of G_n, (n, k)."""
         if isinstance(sketch, CountSketch):
-            found = count_sketch(self._factors, sketch, self._bound)
+            found = count_sketch(self._factors, sketch, self.bound)
         else:
-            found = two_sided_sketch(self._factors, sketch, self._bound)
+            found = two_sided_sketch(self._factors, sketch, self.bound)
         return self._scaled(found)
 
     # -- the scale, in the shapes that it is needed in

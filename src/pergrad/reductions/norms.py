@@ -12,20 +12,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import singledispatch
 from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pergrad.factors import Convolution, Factor, OuterProduct, RowSum, bmm, is_traced, wide
+from pergrad.factors import (
+    Convolution,
+    ElementProduct,
+    Factor,
+    OuterProduct,
+    PositionSum,
+    RowSum,
+    aligned,
+    bmm,
+    is_traced,
+    wide,
+)
+from pergrad.kernels import kernels_for
 from pergrad.reductions.tiles import at_once, sample_tiles, wide_dtype
 
 __all__ = [
+    "Launch",
     "by_gram",
     "by_rank_one",
     "by_tiles",
     "gram_is_cheaper",
     "is_cancelled",
+    "launch_of",
     "squared_norms",
+    "squared_norms_in_one_launch",
 ]
 
 
@@ -53,8 +69,16 @@ def squared_norms_of(factor: Factor, bound: int) -> Tensor:
 
 @squared_norms_of.register
 def _(factor: OuterProduct, bound: int) -> Tensor:
+    g, x = factor.grad_output, factor.input
+    kernels = kernels_for(g, x)
     if factor.positions == 1:
-        return by_rank_one(factor)
+        return (
+            by_rank_one(factor)
+            if kernels is None
+            else kernels.rank_one_squared_norms(g[:, 0], x[:, 0])
+        )
+    if kernels is not None and _tile_kernel_is_cheapest(factor, kernels):
+        return kernels.tile_squared_norms(g, x)
     if gram_is_cheaper(factor.positions, *factor.shape[1:]):
         return by_gram(factor, bound)
     return by_tiles([factor], bound)
@@ -62,12 +86,20 @@ def _(factor: OuterProduct, bound: int) -> Tensor:
 
 @squared_norms_of.register
 def _(factor: RowSum, bound: int) -> Tensor:
+    kernels = kernels_for(factor.grad_output)
+    if kernels is not None:
+        return kernels.table_squared_norms(factor.index, factor.grad_output)
     return _squared(factor.coalesced(wide(factor.dtype)).grad_output)
 
 
 @squared_norms_of.register
 def _(factor: Convolution, bound: int) -> Tensor:
     outputs, inputs = factor.kernel[0] // factor.groups, prod(factor.kernel[1:])
+    kernels = kernels_for(factor.grad_output, factor.input)
+    if kernels is not None and len(factor.stride) <= 2:
+        if kernels.convolution_gram_is_cheaper(factor.positions, outputs, inputs):
+            return kernels.convolution_by_gram(*factor.in_two_dimensions())
+        return kernels.convolution_by_tiles(*factor.in_two_dimensions())
     if not gram_is_cheaper(factor.positions, outputs, inputs):
         return by_tiles([factor], bound)
     windows = factor.groups * inputs * factor.positions  # of one sample, copied
@@ -77,6 +109,73 @@ def _(factor: Convolution, bound: int) -> Tensor:
         some: Convolution = factor.mapped(lambda x, at=start: x[at : at + step])  # type: ignore[misc]
         found.append(by_gram(some.as_outer_product(), bound).view(-1, factor.groups).sum(1))
     return torch.cat(found)
+
+
+class Launch(NamedTuple):
+    """What can share a launch: the kernel, and all that must be the same for it."""
+
+    kernel: str
+    samples: int
+    dtypes: tuple[torch.dtype, ...]
+
+
+def launch_of(factors: Sequence[Factor], bound: int) -> Launch | None:
+    """The launch that a parameter can share with others; None where it is better off by itself."""
+    if len(factors) != 1:
+        return None
+    factor = factors[0]
+    tensors: tuple[Tensor, ...]
+    if isinstance(factor, PositionSum):
+        tensors, kernel = (factor.grad_output,), "column_squared_norms"
+    elif isinstance(factor, ElementProduct | OuterProduct):
+        tensors = (factor.grad_output, factor.input)
+        is_outer = isinstance(factor, OuterProduct)
+        kernel = "gram_squared_norms" if is_outer else "column_squared_norms"
+    else:
+        return None
+    kernels = kernels_for(*tensors)
+    if kernels is None:
+        return None
+    if isinstance(factor, OuterProduct) and not _gram_kernel_is_cheapest(factor, kernels, bound):
+        return None
+    return Launch(kernel, factor.shape[0], tuple(t.dtype for t in tensors))
+
+
+def squared_norms_in_one_launch(launch: Launch, factors: Sequence[Any]) -> Tensor:
+    """|G_n|² of factors of one kind, (len(factors), n) in float64."""
+    gs = [f.grad_output for f in factors]
+    xs = [f.input for f in factors] if len(launch.dtypes) == 2 else []
+    kernels = kernels_for(gs[0])
+    assert kernels is not None
+    if launch.kernel == "gram_squared_norms":
+        return kernels.gram_squared_norms(gs, xs)
+    gs, xs = ([t.flatten(2) if t.dim() > 2 else t.unsqueeze(2) for t in some] for some in (gs, xs))
+    return kernels.column_squared_norms(gs, xs)
+
+
+def _gram_kernel_is_cheapest(factor: OuterProduct, kernels: Any, bound: int) -> bool:
+    """Against tiles of the gradient, and against two whole matrices by the GPU's own library."""
+    if factor.positions == 1 or factor.input.dtype != factor.dtype:
+        return False
+    sizes = (factor.shape[0], factor.positions, *factor.shape[1:], factor.dtype)
+    is_alone = factor.size * factor.dtype.itemsize > bound
+    by_kernel = kernels.gram_microseconds(*sizes, is_alone=is_alone)
+    return by_kernel <= kernels.tile_microseconds(*sizes) and by_kernel <= _products_microseconds(
+        factor
+    )
+
+
+def _tile_kernel_is_cheapest(factor: OuterProduct, kernels: Any) -> bool:
+    sizes = (factor.shape[0], factor.positions, *factor.shape[1:], factor.dtype)
+    by_kernel = kernels.tile_microseconds(*sizes)
+    return factor.input.dtype == factor.dtype and by_kernel <= _products_microseconds(factor)
+
+
+def _products_microseconds(factor: OuterProduct) -> float:
+    """What two matrices of inner products cost on an H200: to multiply, write and read them."""
+    (n, o, i), t = factor.shape, factor.positions
+    multiplications = n * t * t * (o + i) / (3.3e8 if factor.dtype.itemsize == 2 else 2.0e7)
+    return multiplications + n * t * t * 6 * 4 / 4e6
 
 
 def gram_is_cheaper(t: int, o: int, i: int) -> bool:
@@ -98,7 +197,7 @@ def by_gram(factor: OuterProduct, bound: int) -> Tensor:
     block = t if step > 1 else at_once(2 * t * dtype.itemsize, bound)
     for start in range(0, n, step):
         some = factor.part(slice(start, start + step)) if step < n else factor
-        g, x = some.grad_output, some.input
+        g, x = aligned(some.grad_output), aligned(some.input)
         parts = []
         for first in range(0, max(t, 1), max(block, 1)):
             rows = slice(first, first + block)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce, singledispatch
 from operator import add
 
 import torch
 from torch import Tensor
 
-from pergrad.factors import ByOwner, Convolution, Factor, OuterProduct, RowSum, is_traced, mm, wide
+from pergrad.factors import (
+    ByOwner,
+    Convolution,
+    Factor,
+    OuterProduct,
+    RowSum,
+    aligned,
+    is_traced,
+    mm,
+    wide,
+)
+from pergrad.kernels import kernels_for
 from pergrad.reductions.tiles import wide_dtype
 
 __all__ = ["weighted_sum"]
@@ -25,17 +37,27 @@ def weighted_sum(factors: Sequence[Factor], scale: Tensor | None) -> Tensor:
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
-    """scale[n] x[n, ...], zero where the scale is, never rounded to less than float32."""
+    """scale[n] x[n, ...], zero where the scale is; rounded to less than float32 on a GPU only.
+
+    There a product in low precision is many times as fast.
+    """
     if scale is None:
         return x
+    kernels = kernels_for(x)
+    if kernels is not None:
+        return kernels.scaled_samples(x, scale, True)
     scale = scale.view(-1, *[1] * (x.dim() - 1))
-    return (x * scale.to(wide(x.dtype))).where(scale != 0, 0)
+    scaled = (x * scale.to(wide(x.dtype))).where(scale != 0, 0)
+    return scaled.to(x.dtype) if x.is_cuda else scaled
 
 
 def _without_dropped(x: Tensor, scale: Tensor | None) -> Tensor:
     """X with zeros for the samples that are left out: their NaNs would outlive a zero factor."""
     if scale is None:
         return x
+    kernels = kernels_for(x)
+    if kernels is not None:
+        return kernels.scaled_samples(x, scale, False)
     is_kept = scale != 0
     if x.device.type == "cpu" and not is_traced(x) and bool(is_kept.all()):
         return x
@@ -54,12 +76,13 @@ def weighted_sum_of(factor: Factor, scale: Tensor | None, dtype: torch.dtype) ->
 
 @weighted_sum_of.register
 def _(factor: OuterProduct, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    x = _without_dropped(factor.input, scale)
-    g = _scaled(factor.grad_output, scale)
-    # On a GPU a product in low precision is many times as fast.
-    if g.is_cuda and x.dtype == factor.dtype:
-        g = g.to(x.dtype)
-    return mm(g.flatten(0, 1).T, x.flatten(0, 1), dtype)
+    g, x = factor.grad_output, factor.input
+    if x.shape[2] < g.shape[2]:  # either can take the scale
+        g, x = _without_dropped(g, scale), _scaled(x, scale)
+    else:
+        g, x = _scaled(g, scale), _without_dropped(x, scale)
+    total = mm(aligned(g).flatten(0, 1).T, aligned(x).flatten(0, 1), dtype)
+    return total[: factor.shape[1], : factor.shape[2]]
 
 
 @weighted_sum_of.register
@@ -70,9 +93,10 @@ def _(factor: RowSum, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 @weighted_sum_of.register
 def _(factor: Convolution, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    kept = factor.mapped(lambda x: _without_dropped(x, scale))
-    total: Tensor = kept.summed(scale, dtype)
-    return total.to(dtype)
+    g, x = _scaled(factor.grad_output, scale), _without_dropped(factor.input, scale)
+    # A GPU sums up in float32 whatever it is given, and rounds once.
+    of_halves = g.dtype if g.is_cuda and g.dtype == x.dtype else dtype
+    return replace(factor, grad_output=g, input=x).summed(of_halves).to(dtype)
 
 
 @weighted_sum_of.register

@@ -1,0 +1,98 @@
+"""|Σ_t g_t|² and |Σ_t g_t ⊙ x_t|², of biases and of the scales of norm layers, several in one launch.
+
+A program sums up some columns over all positions of a sample, and then their squares.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pergrad.kernels.launching import TYPES, operation, power_of_two, table_of
+from pergrad.kernels.pairs import problem_of
+
+__all__ = ["column_squared_norms"]
+
+_FIELDS = tl.constexpr(12)
+
+
+@triton.jit
+def _columns_kernel(  # type: ignore[no-untyped-def]
+    problems,
+    count,
+    parts,
+    N,
+    PARTS,
+    G_TYPE: tl.constexpr,
+    X_TYPE: tl.constexpr,
+    HAS_X: tl.constexpr,
+    ARE_NEIGHBOURS: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    program = tl.program_id(0)
+    problem = problem_of(program, problems, count, _FIELDS)
+    row = problems + problem * _FIELDS
+    g = tl.load(row).to(tl.pointer_type(G_TYPE))
+    x = tl.load(row + 1).to(tl.pointer_type(X_TYPE))
+    T = tl.load(row + 2).to(tl.int32)
+    D = tl.load(row + 3).to(tl.int32)
+    g_t = tl.load(row + 5)
+    x_t = tl.load(row + 8)
+    g_d = 1 if ARE_NEIGHBOURS else tl.load(row + 6)
+    x_d = 1 if ARE_NEIGHBOURS else tl.load(row + 9)
+    tiles = tl.load(row + 10).to(tl.int32)
+    first = tl.load(row + 11).to(tl.int32)
+    n = (program - first) // tiles
+    tile = (program - first) % tiles
+    d = tile * COLUMNS + tl.arange(0, COLUMNS)
+    t = tl.arange(0, POSITIONS)
+    g_at = g + n * tl.load(row + 4) + t[:, None] * g_t + d[None, :] * g_d
+    x_at = x + n * tl.load(row + 7) + t[:, None] * x_t + d[None, :] * x_d
+    found = tl.zeros((POSITIONS, COLUMNS), dtype=tl.float32)
+    for start in range(0, T, POSITIONS):
+        is_inside = (t < T - start)[:, None] & (d < D)[None, :]
+        term = tl.load(g_at, mask=is_inside, other=0.0).to(tl.float32)
+        if HAS_X:
+            term *= tl.load(x_at, mask=is_inside, other=0.0).to(tl.float32)
+            x_at += POSITIONS * x_t
+        found += term
+        g_at += POSITIONS * g_t
+    total = tl.sum(found, axis=0)
+    tl.store(parts + (problem * N + n) * PARTS + tile, tl.sum(total * total, axis=0))
+
+
+@operation(
+    "column_squared_norms",
+    lambda gs, xs: gs[0].new_empty(len(gs), len(gs[0]), dtype=torch.float64),
+)
+def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
+    """Of some g (n, t, d), of one type, and as many x, or none: (len(gs), n) in float64."""
+    device, n = gs[0].device, len(gs[0])
+    others = xs or gs
+    positions = power_of_two(max(g.shape[1] for g in gs), 16, 256)
+    columns = power_of_two(max(g.shape[2] for g in gs), 16, 32)
+    rows, programs, most = [], 0, 1
+    for g, x in zip(gs, others, strict=True):
+        tiles = -(-g.shape[2] // columns)
+        most = max(most, tiles)
+        addresses = (g.data_ptr(), x.data_ptr(), g.shape[1], g.shape[2])
+        rows.append((*addresses, *g.stride(), *x.stride(), tiles, programs))
+        programs += n * tiles
+    parts = torch.zeros(len(gs), n, most, device=device, dtype=torch.float32)
+    _columns_kernel[(programs,)](
+        table_of(rows, device),
+        len(gs),
+        parts,
+        n,
+        most,
+        G_TYPE=TYPES[gs[0].dtype],
+        X_TYPE=TYPES[others[0].dtype],
+        HAS_X=bool(xs),
+        ARE_NEIGHBOURS=all(t.stride(2) == 1 for t in (*gs, *xs)),
+        POSITIONS=positions,
+        COLUMNS=columns,
+    )
+    return parts.sum(2, dtype=torch.float64)

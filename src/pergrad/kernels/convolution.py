@@ -1,0 +1,328 @@
+"""|G_n|² of a convolution's kernel, G_n[o, c, k] = Σ_p g[n,o,p] x[n, c, stride·p + dilation·k - padding].
+
+The windows that the kernel sees are never copied: each is read where it lies (an implicit GEMM), channels
+last. By tiles of the gradient, a program computes one of them and sums up its squares; by pairs of
+positions, it computes Σ_pq <g_p, g_q> <window_p, window_q> for two blocks of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pergrad.kernels.launching import (
+    INTERPRETED,
+    float32_precision,
+    operation,
+    power_of_two,
+    same_dtype,
+)
+from pergrad.kernels.pairs import inner_products, pair_of
+
+__all__ = ["convolution_by_gram", "convolution_by_tiles", "convolution_gram_is_cheaper"]
+
+
+@triton.jit
+def _seen(  # type: ignore[no-untyped-def]
+    q,
+    tap,
+    P,
+    OH,
+    OW,
+    H,
+    W,
+    x_r,
+    x_h,
+    x_w,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+):
+    """Where position q's window has its tap, and whether that is inside of the input."""
+    h = (q // OW) % OH * SH + tap // KW * DH - PH
+    w = q % OW * SW + tap % KW * DW - PW
+    is_inside = (q < P) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    return tl.where(is_inside, (q // (OH * OW)) * x_r + h * x_h + w * x_w, 0), is_inside
+
+
+@triton.jit
+def _tile_kernel(  # type: ignore[no-untyped-def]
+    g,
+    x,
+    parts,
+    P,
+    O,
+    C,
+    OH,
+    OW,
+    H,
+    W,
+    g_n,
+    g_p,
+    x_n,
+    x_r,
+    x_h,
+    x_w,
+    GROUPS,
+    TILES_O,
+    TILES_J,
+    TAPS: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    IS_ONE_TAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    program = tl.program_id(0)
+    tile = program % (TILES_O * TILES_J)
+    group = program // (TILES_O * TILES_J) % GROUPS
+    n = (program // (TILES_O * TILES_J * GROUPS)).to(tl.int64)
+    o = (tile // TILES_J) * BLOCK_O + tl.arange(0, BLOCK_O)
+    first = (tile % TILES_J) * BLOCK_J
+    if IS_ONE_TAP:
+        tap = first // C
+        c = first % C + tl.arange(0, BLOCK_J)
+    else:
+        tap = ((first + tl.arange(0, BLOCK_J)) // C)[None, :]
+        c = (first + tl.arange(0, BLOCK_J)) % C
+    is_column = (first + tl.arange(0, BLOCK_J) < C * TAPS)[None, :]
+    g_at = g + n * g_n + (group * O + o)[None, :]
+    x_at = x + n * x_n + (group * C + c)[None, :]
+    found = tl.zeros((BLOCK_O, BLOCK_J), dtype=tl.float32)
+    for start in range(0, P, POSITIONS):
+        q = (start + tl.arange(0, POSITIONS))[:, None]
+        at, is_inside = _seen(q, tap, P, OH, OW, H, W, x_r, x_h, x_w, KW, SH, SW, PH, PW, DH, DW)
+        a = tl.load(g_at + q * g_p, mask=(q < P) & (o < O)[None, :], other=0.0)
+        b = tl.load(x_at + at, mask=is_inside & is_column, other=0.0)
+        if WIDEN:
+            a = a.to(tl.float32)
+            b = b.to(tl.float32)
+        found = tl.dot(tl.trans(a), b, found, input_precision=PRECISION)
+    tl.store(parts + program, tl.sum(tl.sum(found * found, axis=1), axis=0))
+
+
+@triton.jit
+def _gram_kernel(  # type: ignore[no-untyped-def]
+    g,
+    x,
+    parts,
+    P,
+    O,
+    C,
+    OH,
+    OW,
+    H,
+    W,
+    g_n,
+    g_p,
+    x_n,
+    x_r,
+    x_h,
+    x_w,
+    GROUPS,
+    PAIRS,
+    TAPS: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    program = tl.program_id(0)
+    i, j = pair_of(program % PAIRS)
+    group = program // PAIRS % GROUPS
+    n = (program // (PAIRS * GROUPS)).to(tl.int64)
+    a = i * BLOCK + tl.arange(0, BLOCK)
+    b = j * BLOCK + tl.arange(0, BLOCK)
+    of_g = inner_products(
+        g + n * g_n + group * O,
+        tl.minimum(a, P - 1),
+        tl.minimum(b, P - 1),
+        g_p,
+        O,
+        BLOCK,
+        COLUMNS,
+        PRECISION,
+        WIDEN,
+    )
+    x_at = x + n * x_n + group * C
+    of_x = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    chunks = tl.cdiv(C, COLUMNS)
+    for step in range(0, TAPS * chunks):
+        tap = step // chunks
+        c = (step % chunks) * COLUMNS + tl.arange(0, COLUMNS)
+        a_at, a_inside = _seen(
+            a[:, None], tap, P, OH, OW, H, W, x_r, x_h, x_w, KW, SH, SW, PH, PW, DH, DW
+        )
+        b_at, b_inside = _seen(
+            b[:, None], tap, P, OH, OW, H, W, x_r, x_h, x_w, KW, SH, SW, PH, PW, DH, DW
+        )
+        u = tl.load(x_at + a_at + c[None, :], mask=a_inside & (c < C)[None, :], other=0.0)
+        v = tl.load(x_at + b_at + c[None, :], mask=b_inside & (c < C)[None, :], other=0.0)
+        if WIDEN:
+            u = u.to(tl.float32)
+            v = v.to(tl.float32)
+        of_x = tl.dot(u, tl.trans(v), of_x, input_precision=PRECISION)
+    products = tl.where((a < P)[:, None] & (b < P)[None, :], of_x * of_g, 0.0)
+    total = tl.sum(tl.sum(products, axis=1), axis=0)
+    tl.store(parts + program, tl.where(i == j, total, 2.0 * total))
+
+
+def _like_samples(g: Tensor, *_: Any) -> Tensor:
+    return g.new_empty(len(g), dtype=torch.float64)
+
+
+@operation("convolution_by_tiles", _like_samples)
+def convolution_by_tiles(
+    g: Tensor,
+    x: Tensor,
+    taps: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Of g (n, r, o, h', w') and x (n, r, c, h, w): (n,) in float64. `padding` is that in front."""
+    g, x, sizes = _channels_last(g, x, groups)
+    channels, outputs = x.shape[2] // groups, g.shape[2] // groups
+    columns = channels * taps[0] * taps[1]
+    is_half = g.dtype != torch.float32
+    block_o = power_of_two(outputs, 16, 128 if is_half else 64)
+    block_j = power_of_two(columns, 16, 128 if is_half and channels % 128 == 0 else 64)
+    positions = power_of_two(sizes["P"], 16, 64 if is_half else 32)
+    tiles_o, tiles_j = -(-outputs // block_o), -(-columns // block_j)
+    parts = torch.empty(len(g), groups * tiles_o * tiles_j, device=g.device, dtype=torch.float32)
+    _tile_kernel[(parts.numel(),)](
+        g,
+        x,
+        parts,
+        **sizes,
+        GROUPS=groups,
+        TILES_O=tiles_o,
+        TILES_J=tiles_j,
+        **_geometry(taps, stride, padding, dilation),
+        BLOCK_O=block_o,
+        BLOCK_J=block_j,
+        POSITIONS=positions,
+        IS_ONE_TAP=channels % block_j == 0,
+        PRECISION=float32_precision(),
+        WIDEN=INTERPRETED,
+        num_warps=8 if block_o * block_j >= 128 * 128 else 4,
+        num_stages=3,
+    )
+    return parts.sum(1, dtype=torch.float64)
+
+
+@operation("convolution_by_gram", _like_samples)
+def convolution_by_gram(
+    g: Tensor,
+    x: Tensor,
+    taps: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """The same as `convolution_by_tiles`, from pairs of positions."""
+    g, x, sizes = _channels_last(g, x, groups)
+    channels = x.shape[2] // groups
+    is_half = g.dtype != torch.float32
+    block = power_of_two(sizes["P"], 16, 64)
+    columns = power_of_two(channels, 16, 64 if is_half else 32)
+    blocks = -(-sizes["P"] // block)
+    pairs = blocks * (blocks + 1) // 2
+    parts = torch.empty(len(g), groups * pairs, device=g.device, dtype=torch.float32)
+    _gram_kernel[(parts.numel(),)](
+        g,
+        x,
+        parts,
+        **sizes,
+        GROUPS=groups,
+        PAIRS=pairs,
+        **_geometry(taps, stride, padding, dilation),
+        BLOCK=block,
+        COLUMNS=columns,
+        PRECISION=float32_precision(),
+        WIDEN=INTERPRETED,
+        num_warps=4,
+        num_stages=3,
+    )
+    return parts.sum(1, dtype=torch.float64)
+
+
+def convolution_gram_is_cheaper(positions: int, outputs: int, columns: int) -> bool:
+    """Whether pairs of positions cost less than the (outputs, columns) gradient, at the rates of an H200."""
+    block = power_of_two(positions, 16, 64)
+    blocks = -(-positions // block)
+    of_pairs = blocks * (blocks + 1) // 2 * block**2 * (outputs + columns)
+    of_tiles = positions * max(outputs, 16) * max(columns, 16)
+    return of_pairs / _PAIR_RATES[block] < of_tiles / _TILE_RATE
+
+
+# Multiplications a microsecond of the whole GPU, by the size of a block; of tiles.
+_PAIR_RATES = {16: 1.7e7, 32: 6.0e7, 64: 1.26e8}
+_TILE_RATE = 5.8e7
+
+
+def _channels_last(g: Tensor, x: Tensor, groups: int) -> tuple[Tensor, Tensor, dict[str, int]]:
+    """Both with neighbouring channels side by side, and their sizes and strides."""
+    g, x = (
+        t.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(t.shape)
+        for t in same_dtype(g, x)
+    )
+    rows, o, oh, ow = g.shape[1:]
+    c, h, w = x.shape[2:]
+    sizes = {
+        "P": rows * oh * ow,
+        "O": o // groups,
+        "C": c // groups,
+        "OH": oh,
+        "OW": ow,
+        "H": h,
+        "W": w,
+        "g_n": rows * oh * ow * o,
+        "g_p": o,
+        "x_n": rows * h * w * c,
+        "x_r": h * w * c,
+        "x_h": w * c,
+        "x_w": c,
+    }
+    return g, x, sizes
+
+
+def _geometry(
+    taps: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> dict[str, int]:
+    return {
+        "TAPS": taps[0] * taps[1],
+        "KW": taps[1],
+        "SH": stride[0],
+        "SW": stride[1],
+        "PH": padding[0],
+        "PW": padding[1],
+        "DH": dilation[0],
+        "DW": dilation[1],
+    }

@@ -1,0 +1,31 @@
+"""All launchers, to be imported where Triton is."""
+
+from __future__ import annotations
+
+from pergrad.kernels.columns import column_squared_norms
+from pergrad.kernels.convolution import (
+    convolution_by_gram,
+    convolution_by_tiles,
+    convolution_gram_is_cheaper,
+)
+from pergrad.kernels.gram import gram_microseconds, gram_squared_norms
+from pergrad.kernels.rank_one import rank_one_squared_norms
+from pergrad.kernels.scaled import scaled_samples
+from pergrad.kernels.table import table_squared_norms
+from pergrad.kernels.tile import tile_microseconds, tile_squared_norms
+from pergrad.kernels.weighted_sum import weighted_outer_products
+
+__all__ = [
+    "column_squared_norms",
+    "convolution_by_gram",
+    "convolution_by_tiles",
+    "convolution_gram_is_cheaper",
+    "gram_microseconds",
+    "gram_squared_norms",
+    "rank_one_squared_norms",
+    "scaled_samples",
+    "table_squared_norms",
+    "tile_microseconds",
+    "tile_squared_norms",
+    "weighted_outer_products",
+]

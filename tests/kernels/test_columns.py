@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pergrad.kernels.columns import column_squared_norms
+
+
+def _exact(g: Tensor, x: Tensor | None = None) -> Tensor:
+    terms = g.double() if x is None else g.double() * x.double()
+    return terms.sum(1).square().sum(1)
+
+
+def _some(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    shapes = ((2, 5, 3), (2, 70, 40), (2, 1, 33), (2, 300, 8))
+    return [torch.randn(shape, device=device).to(dtype) for shape in shapes]
+
+
+def test_norms_of_column_sums(device: torch.device, dtype: torch.dtype) -> None:
+    gs = _some(device, dtype)
+    exact = torch.stack([_exact(g) for g in gs])
+    torch.testing.assert_close(column_squared_norms(gs, []), exact, rtol=1e-5, atol=0)
+
+
+def test_norms_of_column_sums_of_products(device: torch.device, dtype: torch.dtype) -> None:
+    gs, xs = _some(device, dtype), _some(device, torch.float32)
+    exact = torch.stack([_exact(g, x) for g, x in zip(gs, xs, strict=True)])
+    torch.testing.assert_close(column_squared_norms(gs, xs), exact, rtol=1e-5, atol=0)
+
+
+def test_columns_need_not_be_neighbours(device: torch.device, dtype: torch.dtype) -> None:
+    g = torch.randn(2, 6, 50, device=device).to(dtype).mT
+    shared = torch.randn(1, 50, 6, device=device).to(dtype).expand(2, -1, -1)
+    torch.testing.assert_close(column_squared_norms([g], [])[0], _exact(g), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        column_squared_norms([g], [shared])[0], _exact(g, shared), rtol=1e-5, atol=0
+    )

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pergrad.kernels.convolution import (
+    convolution_by_gram,
+    convolution_by_tiles,
+    convolution_gram_is_cheaper,
+)
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"channels": 3, "outputs": 5, "taps": (3, 2)},
+    "strided": {"channels": 16, "outputs": 8, "taps": (3, 3), "stride": (2, 1), "padding": (1, 1)},
+    "dilated": {"channels": 4, "outputs": 6, "taps": (2, 2), "dilation": (2, 1), "groups": 2},
+    "of one tap": {"channels": 32, "outputs": 16, "taps": (1, 1), "stride": (2, 2)},
+    "of whole taps": {"channels": 64, "outputs": 20, "taps": (3, 3), "padding": (1, 1)},
+    "of two rows": {"channels": 4, "outputs": 4, "taps": (2, 2), "rows": 2},
+}
+
+
+@pytest.mark.parametrize("norms", [convolution_by_tiles, convolution_by_gram])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("is_channels_last", [False, True])
+def test_norms_are_those_of_the_kernels_gradient(
+    norms: Any, case: str, is_channels_last: bool, device: torch.device, dtype: torch.dtype
+) -> None:
+    sizes = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, "rows": 1}
+    sizes |= CASES[case]
+    rows, groups, geometry = sizes["rows"], sizes["groups"], ("stride", "padding", "dilation")
+    options = {name: sizes[name] for name in (*geometry, "groups")}
+    x = torch.randn(2 * rows, sizes["channels"], 6, 7, device=device).to(dtype)
+    kernel = torch.zeros(
+        sizes["outputs"],
+        sizes["channels"] // groups,
+        *sizes["taps"],
+        dtype=torch.float64,
+        device=device,
+        requires_grad=True,
+    )
+
+    def output(x: Tensor) -> Tensor:
+        return F.conv2d(x.double(), kernel, **options)
+
+    g = torch.randn_like(output(x)).to(dtype)
+    if is_channels_last:
+        g, x = (t.contiguous(memory_format=torch.channels_last) for t in (g, x))
+    g, x = (t.unflatten(0, (2, rows)) for t in (g, x))
+    exact = torch.stack(
+        [
+            torch.autograd.grad(output(x_n), kernel, g_n.double())[0].square().sum()
+            for g_n, x_n in zip(g, x, strict=True)
+        ]
+    )
+    found = norms(g, x, list(sizes["taps"]), *(list(sizes[name]) for name in geometry), groups)
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=0)
+
+
+def test_few_positions_make_pairs_the_cheaper_way() -> None:
+    assert convolution_gram_is_cheaper(16, 512, 4608)
+    assert not convolution_gram_is_cheaper(1024, 64, 576)
