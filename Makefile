@@ -7,13 +7,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
+PRECISION ?= bf16
 ARGS ?=
 
 # Workers that each start a thread per core slow one another down.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow zoo demo bench lint format types clean
+.PHONY: help install test test-slow zoo demo bench bench-gpu lint format types clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -42,6 +43,10 @@ demo: $(STAMP) ## find flipped labels in a small data set by their gradients
 
 bench: $(STAMP) ## time pergrad against the alternatives
 	$(BIN)/python -m benchmarks.run $(ARGS)
+
+bench-gpu: $(STAMP) ## the same on a GPU, and what it says of the goals
+	$(BIN)/python -m benchmarks.run --size gpu --precision $(PRECISION) --budget 3600 $(ARGS)
+	$(BIN)/python -m benchmarks.targets
 
 lint: $(STAMP) ## check style and formatting
 	$(BIN)/ruff check

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from benchmarks import rows
 from benchmarks.arguments import add_run_arguments, parsed_run
+from benchmarks.measure import first_line
 from benchmarks.memory import step_peak_bytes
 from benchmarks.methods import METHODS, Step, clear
 from benchmarks.models import Task, transformer
 from benchmarks.precision import PRECISIONS
-from benchmarks.run import first_line
 from benchmarks.timing import orders, settled_heap, visit
 
 RESULTS = rows.RESULTS / "scaling"
@@ -171,15 +171,15 @@ def measure(
     runs = {quantity: _Run() for quantity in quantities}
     for quantity, run in runs.items():
         _prepare(run, quantity, lambda: shape.task(seed=plan.seed, device=device), precision)
-    for _, _, quantity in orders(["transformer"], quantities, rounds=plan.rounds, seed=plan.seed):
-        run = runs[quantity]
-        if run.step is None:
-            continue
-        try:
-            times = visit(run.step, run.clear, steps=plan.steps, device=device)
-            run.times = [*(run.times or []), statistics.median(times)]
-        except Exception as error:
-            run.fail(error)
+    for order in orders(quantities, rounds=plan.rounds, seed=plan.seed):
+        for run in (runs[quantity] for quantity in order):
+            if run.step is None:
+                continue
+            try:
+                times = visit(run.step, run.clear, steps=plan.steps, device=device)
+                run.times = [*(run.times or []), statistics.median(times)]
+            except Exception as error:
+                run.fail(error)
     for run in runs.values():
         run.step, run.clear = None, lambda: None
     return runs
