@@ -12,18 +12,25 @@ from benchmarks.precision import ALIASES, PRECISIONS
 GPU_ROUNDS, GPU_STEPS = 7, 10  # many steps in a row: Python must be able to run ahead of the device
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, *, rounds: int, steps: int) -> None:
-    """The arguments, with the defaults of this kind of run on a CPU; a GPU has its own."""
-    parser.set_defaults(cpu_rounds=rounds, cpu_steps=steps)
+def add_run_arguments(
+    parser: argparse.ArgumentParser,
+    *,
+    rounds: int,
+    steps: int,
+    gpu_rounds: int = GPU_ROUNDS,
+    gpu_steps: int = GPU_STEPS,
+) -> None:
+    """The arguments, with the defaults of this kind of run on a CPU and on a GPU."""
+    parser.set_defaults(default_rounds=(rounds, gpu_rounds), default_steps=(steps, gpu_steps))
     parser.add_argument(
         "--precision",
         choices=PRECISIONS,
         type=lambda name: ALIASES.get(name, name),
         help="cpu: float32, gpu: tf32",
     )
-    parser.add_argument("--rounds", type=int, help=f"cpu: {rounds}, gpu: {GPU_ROUNDS}")
+    parser.add_argument("--rounds", type=int, help=f"cpu: {rounds}, gpu: {gpu_rounds}")
     parser.add_argument(
-        "--steps", type=int, help=f"timed steps a visit; cpu: {steps}, gpu: {GPU_STEPS}"
+        "--steps", type=int, help=f"timed steps a visit; cpu: {steps}, gpu: {gpu_steps}"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="store the rows in this file")
@@ -35,9 +42,9 @@ def parsed_run(parser: argparse.ArgumentParser, arguments: list[str] | None) -> 
     options = parser.parse_args(arguments)
     is_gpu = options.size == "gpu"
     if options.rounds is None:
-        options.rounds = GPU_ROUNDS if is_gpu else options.cpu_rounds
+        options.rounds = options.default_rounds[is_gpu]
     if options.steps is None:
-        options.steps = GPU_STEPS if is_gpu else options.cpu_steps
+        options.steps = options.default_steps[is_gpu]
     if options.rounds < 1 or options.steps < 1:
         parser.error(f"--rounds {options.rounds} --steps {options.steps}: both must be at least 1")
     if options.output is not None and options.output.exists():

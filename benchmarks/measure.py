@@ -42,17 +42,18 @@ class Setting:
         size: Size = "tiny" if entry.method.compiled else self.size
         return build(entry.model, size, seed=self.seed, device=self.device).double().head(CHECKED)
 
-    def step(self, method: Method, task: Task) -> tuple[Step, int | None]:
-        """The method's step, all of it within the run's precision, and its own count of its memory."""
-        context = PRECISIONS[self.precision].context
-        with context(self.device):
-            inner = method.prepare(task)
 
-        def step() -> dict[str, Tensor]:
-            with context(self.device):
-                return inner()
+def prepared(method: Method, task: Task, precision: str) -> tuple[Step, int | None]:
+    """The method's step, all of it within the precision, and its own count of its memory if it has one."""
+    device, context = task.inputs.device, PRECISIONS[precision].context
+    with context(device):
+        inner = method.prepare(task)
 
-        return step, inner.peak_bytes if isinstance(inner, SelfCounted) else None
+    def step() -> dict[str, Tensor]:
+        with context(device):
+            return inner()
+
+    return step, inner.peak_bytes if isinstance(inner, SelfCounted) else None
 
 
 @dataclass
@@ -104,7 +105,7 @@ def agreement(entry: Entry, setting: Setting, got: dict[str, Tensor]) -> str | N
 
 def check(entry: Entry, setting: Setting) -> str | None:
     """What is wrong with the method on this model, if anything: exactly, then as it is timed."""
-    step, _ = setting.step(entry.method, setting.task(entry.model))
+    step, _ = prepared(entry.method, setting.task(entry.model), setting.precision)
     return exactness(entry, setting) or agreement(entry, setting, step())
 
 
@@ -118,7 +119,7 @@ def prepare(entry: Entry, setting: Setting) -> None:
         wrong = exactness(entry, setting) if setting.checks == "exact" else None
         if wrong is None:
             task = setting.task(entry.model)
-            step, counted = setting.step(entry.method, task)
+            step, counted = prepared(entry.method, task, setting.precision)
             wrong = agreement(entry, setting, step())  # what is timed is what is checked
             clear(task.model)
         if wrong is not None:
