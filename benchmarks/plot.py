@@ -110,16 +110,16 @@ def _reason(row: Row) -> str:
     return shown[row.status]
 
 
-def _mark(panel: Any, switch: Switch) -> None:
-    """A line where pergrad changes its way, with what changes."""
+def _mark(panel: Any, switch: Switch, *, is_above: bool) -> None:
+    """A line where pergrad changes its way, with what changes; the next one's text is at the other end."""
     panel.axvline(switch.value, color=FAINT, linewidth=0.6, linestyle=(0, (2, 2)))
     panel.text(
         switch.value,
-        0.99,
+        0.99 if is_above else 0.01,
         f"{switch.layers}: {switch.after}",
         transform=panel.get_xaxis_transform(),
         rotation=90,
-        va="top",
+        va="top" if is_above else "bottom",
         ha="right",
         fontsize=5.5,
     )
@@ -160,8 +160,10 @@ def curves(points: list[scaling.Point], path: Path) -> None:
             bottom = panels[1][number]
             ticks = sorted({point.value for point in own})
             device = "cuda" if own[0].size == "gpu" else "cpu"
-            for switch in switches(own[0].shape, axis, ticks, device=device):
-                _mark(panels[0][number], switch)
+            found_switches = switches(own[0].shape, axis, ticks, device=device)
+            in_order = sorted(found_switches, key=lambda switch: switch.value)
+            for place, switch in enumerate(in_order):
+                _mark(panels[0][number], switch, is_above=place % 2 == 0)
             bottom.set_xticks(ticks, [str(value) for value in ticks])
             bottom.set_xlabel(scaling.AXES[axis])
         panels[0][0].set_ylabel("milliseconds a step")

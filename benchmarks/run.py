@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+import warnings
 
 from benchmarks import rows, table
 from benchmarks.arguments import add_run_arguments, parsed_run
@@ -74,6 +75,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Run, print the table, store the rows."""
     options = parse(arguments)
+    # of each step of every peer that hooks modules; what they compute is checked
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     setting = Setting(options.size, options.precision, options.device, options.seed, options.checks)
     provenance = rows.provenance(
         options.device,
