@@ -13,7 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -243,13 +243,6 @@ def line(points: list[Point]) -> str:
             ratios = point.seconds / base.seconds, point.peak_bytes / base.peak_bytes
             cells.append("{} {:.2f} ({:.2f})".format(quantity, *ratios))
     return f"{first.axis:>6} {first.value:>5}: " + ", ".join(cells)
-
-
-def write(path: Path, points: list[Point]) -> None:
-    """Store the points, a JSON line each; a file that is there is refused, never replaced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("x") as file:
-        file.writelines(json.dumps(asdict(point)) + "\n" for point in points)
 
 
 def read(path: Path) -> list[Point]:

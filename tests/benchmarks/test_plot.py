@@ -53,7 +53,7 @@ POINTS = [
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     rows.write(tmp_path / "cpu.jsonl", [PLAIN, NORMS, BROKEN, ABSENT])
-    scaling.write(tmp_path / "scaling" / "cpu.jsonl", POINTS)
+    rows.update(tmp_path / "scaling" / "cpu.jsonl", POINTS)
     return tmp_path
 
 
