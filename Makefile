@@ -7,17 +7,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
+PRECISION ?= bf16
 ARGS ?=
 
 # Workers that each start a thread per core slow one another down.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow zoo demo bench lint format types clean
+.PHONY: help install test test-slow zoo demo bench bench-gpu bench-tables lint format types clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## set up .venv with the package and its tools
 
@@ -42,6 +43,14 @@ demo: $(STAMP) ## find flipped labels in a small data set by their gradients
 
 bench: $(STAMP) ## time pergrad against the alternatives
 	$(BIN)/python -m benchmarks.run $(ARGS)
+
+bench-gpu: $(STAMP) ## the same on a GPU, and what it says of the goals
+	$(BIN)/python -m benchmarks.run --size gpu --precision $(PRECISION) --budget 3600 $(ARGS)
+	$(BIN)/python -m benchmarks.targets
+
+bench-tables: $(STAMP) ## put the stored rows into the README and its pictures
+	$(BIN)/python -m benchmarks.table --write README.md
+	$(BIN)/python -m benchmarks.plot
 
 lint: $(STAMP) ## check style and formatting
 	$(BIN)/ruff check

@@ -9,8 +9,10 @@ exception: most peers fail on it, and the table says so.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -275,9 +277,16 @@ MODELS: dict[str, dict[Size, Case]] = {
 }
 
 
-def build(name: str, size: Size, *, seed: int, device: torch.device) -> Task:
-    """The task of that name and size: the same weights and batch for the same seed."""
+# A model and its tiny one: every method wants them, and to draw their weights takes seconds.
+@lru_cache(maxsize=2)
+def _built(name: str, size: Size, seed: int, device: torch.device) -> Task:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         task = MODELS[name][size].build()
     return Task(task.model.to(device), task.inputs.to(device), task.targets.to(device))
+
+
+def build(name: str, size: Size, *, seed: int, device: torch.device) -> Task:
+    """The task of that name and size: the same weights and batch for the same seed, in a copy."""
+    task = _built(name, size, seed, device)
+    return replace(task, model=copy.deepcopy(task.model))

@@ -20,6 +20,7 @@ from matplotlib.ticker import NullFormatter
 from benchmarks import rows, scaling
 from benchmarks.methods import BASES, METHODS
 from benchmarks.rows import Row
+from benchmarks.switches import Switch, switches
 from benchmarks.table import Table, stored, tables
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
@@ -93,16 +94,42 @@ def _panel(panel: Any, found: dict[str, Row], methods: list[str]) -> None:
             panel.barh(place, ratios[name], height=0.72, color=_colour(row))
             text, at = f"{ratios[name]:.2f}", ratios[name]
         else:
-            shown = {"failed": "fails", "wrong": "WRONG", "skipped": "–"}
-            text, at = shown.get(row.status, ""), 0.0
+            text, at = _reason(row), 0.0
         panel.text(at + 0.02 * longest, place, text, va="center", fontsize=7.5)
     panel.axvline(1, color=TEXT, linewidth=0.8, linestyle=(0, (4, 3)))
     panel.set_xlim(0, 1.22 * longest)
     panel.tick_params(axis="y", length=0)
 
 
+def _reason(row: Row) -> str:
+    """Why there is no bar: the kind of the error; the table has all of it."""
+    kind = row.note.split(":")[0]
+    shown = {"failed": f"fails ({kind})" if kind else "fails", "wrong": "WRONG"}
+    if row.status == "skipped":
+        return "not installed" if row.note.endswith("is not installed") else "not run"
+    return shown[row.status]
+
+
+def _mark(panel: Any, switch: Switch, *, is_above: bool) -> None:
+    """A line where pergrad changes its way, with what changes; the next one's text is at the other end."""
+    panel.axvline(switch.value, color=FAINT, linewidth=0.6, linestyle=(0, (2, 2)))
+    panel.text(
+        switch.value,
+        0.99 if is_above else 0.01,
+        f"{switch.layers}: {switch.after}",
+        transform=panel.get_xaxis_transform(),
+        rotation=90,
+        va="top" if is_above else "bottom",
+        ha="right",
+        fontsize=5.5,
+    )
+
+
 def curves(points: list[scaling.Point], path: Path) -> None:
-    """Time above, peak memory below, against each size that was varied; both axes logarithmic."""
+    """Time above, peak memory below, against each size that was varied; both axes logarithmic.
+
+    Dashed lines are where pergrad's cost functions choose another way.
+    """
     axes = list(dict.fromkeys(point.axis for point in points))
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(2.6 * len(axes) + 0.8, 4.4), layout="constrained")
@@ -132,6 +159,11 @@ def curves(points: list[scaling.Point], path: Path) -> None:
                     panel.grid(visible=True, which="major", color=FAINT, alpha=0.25, linewidth=0.5)
             bottom = panels[1][number]
             ticks = sorted({point.value for point in own})
+            device = "cuda" if own[0].size == "gpu" else "cpu"
+            found_switches = switches(own[0].shape, axis, ticks, device=device)
+            in_order = sorted(found_switches, key=lambda switch: switch.value)
+            for place, switch in enumerate(in_order):
+                _mark(panels[0][number], switch, is_above=place % 2 == 0)
             bottom.set_xticks(ticks, [str(value) for value in ticks])
             bottom.set_xlabel(scaling.AXES[axis])
         panels[0][0].set_ylabel("milliseconds a step")

@@ -10,18 +10,24 @@ import subprocess
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 RESULTS = Path(__file__).parent / "results"
 
+Checks = Literal["exact", "timed"]
 Status = Literal["ok", "wrong", "failed", "skipped"]
+PACKAGES = ("pergrad", "opacus", "backpack-for-pytorch", "fastDP", "jax", "triton")
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where and on what a run was made; no host name and no path."""
+    """Where and on what a run was made; no host name and no path.
+
+    `checks`: "exact" where every method was compared with the loop in float64 and as it was timed, "timed"
+    where only the latter.
+    """
 
     commit: str
     dirty: bool
@@ -31,6 +37,7 @@ class Provenance:
     rounds: int
     steps: int
     seed: int
+    checks: Checks = "exact"
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ def commit() -> tuple[str, bool]:
 def versions() -> dict[str, str]:
     """Versions of Python, torch and those peers that are installed."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
-    for name in ("pergrad", "opacus", "fastDP", "triton"):
+    for name in PACKAGES:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -107,7 +114,13 @@ def machine(device: torch.device) -> str:
 
 
 def provenance(
-    device: torch.device, *, of_commit: str | None, rounds: int, steps: int, seed: int
+    device: torch.device,
+    *,
+    of_commit: str | None,
+    rounds: int,
+    steps: int,
+    seed: int,
+    checks: Checks = "exact",
 ) -> Provenance:
     """Of a run that begins now; `of_commit` where the checkout itself cannot tell."""
     head, dirty = (of_commit, False) if of_commit is not None else commit()
@@ -120,6 +133,7 @@ def provenance(
         rounds=rounds,
         steps=steps,
         seed=seed,
+        checks=checks,
     )
 
 
@@ -134,6 +148,14 @@ def write(path: Path, rows: list[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x") as file:
         file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+
+
+def update(path: Path, rows: list[Any]) -> None:
+    """Store the rows, or any dataclass, of a run that goes on, in place of those it stored before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    partial.replace(path)  # at once: a run that is killed here leaves the old file or the new one
 
 
 def _pair(values: list[float] | None) -> tuple[float, float] | None:

@@ -8,24 +8,23 @@ Where a quantity does not fit, the points after it on that axis are not tried.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from benchmarks import rows
 from benchmarks.arguments import add_run_arguments, parsed_run
+from benchmarks.measure import first_line, prepared
 from benchmarks.memory import step_peak_bytes
 from benchmarks.methods import METHODS, Step, clear
 from benchmarks.models import Task, transformer
-from benchmarks.precision import PRECISIONS
-from benchmarks.run import first_line
 from benchmarks.timing import orders, settled_heap, visit
 
 RESULTS = rows.RESULTS / "scaling"
@@ -95,7 +94,7 @@ SWEEPS: dict[str, Sweep] = {
     "gpu": Sweep(
         Shape(16, 512, 768, 12, 50257),
         {
-            "batch": [1, 2, 4, 8, 16, 32, 64],
+            "batch": [1, 2, 4, 8, 16, 32, 64, 128, 256],
             "length": [64, 128, 256, 512, 1024, 2048, 4096],
             "width": [192, 384, 768, 1536, 3072],
         },
@@ -144,16 +143,10 @@ def _prepare(run: _Run, quantity: str, make: Callable[[], Task], precision: str)
         return
     try:
         task = make()
-        device = task.inputs.device
-        inner, context = method.prepare(task), PRECISIONS[precision].context
-
-        def step() -> dict[str, Tensor]:
-            with context(device):
-                return inner()
-
+        step, _ = prepared(method, task, precision)
         step()  # what the first step alone does is no part of the peak
         clear(task.model)
-        run.peak = task.resident_bytes() + step_peak_bytes(step, device)
+        run.peak = task.resident_bytes() + step_peak_bytes(step, task.inputs.device)
         clear(task.model)
         run.step, run.clear = step, lambda: clear(task.model)
     except Exception as error:  # out of memory, most of all
@@ -169,17 +162,25 @@ def measure(
 ) -> dict[str, _Run]:
     """All quantities of one shape, interleaved in random order, as often as the plan says."""
     runs = {quantity: _Run() for quantity in quantities}
-    for quantity, run in runs.items():
-        _prepare(run, quantity, lambda: shape.task(seed=plan.seed, device=device), precision)
-    for _, _, quantity in orders(["transformer"], quantities, rounds=plan.rounds, seed=plan.seed):
-        run = runs[quantity]
-        if run.step is None:
-            continue
-        try:
-            times = visit(run.step, run.clear, steps=plan.steps, device=device)
-            run.times = [*(run.times or []), statistics.median(times)]
-        except Exception as error:
+    if not runs:
+        return runs
+    try:
+        drawn = shape.task(seed=plan.seed, device=device)
+    except Exception as error:  # the model alone may be too large
+        for run in runs.values():
             run.fail(error)
+        return runs
+    for quantity, run in runs.items():
+        _prepare(run, quantity, lambda: replace(drawn, model=copy.deepcopy(drawn.model)), precision)
+    for order in orders(quantities, rounds=plan.rounds, seed=plan.seed):
+        for run in (runs[quantity] for quantity in order):
+            if run.step is None:
+                continue
+            try:
+                times = visit(run.step, run.clear, steps=plan.steps, device=device)
+                run.times = [*(run.times or []), statistics.median(times)]
+            except Exception as error:
+                run.fail(error)
     for run in runs.values():
         run.step, run.clear = None, lambda: None
     return runs
@@ -187,9 +188,13 @@ def measure(
 
 def sweep(
     size: str, precision: str, device: torch.device, provenance: rows.Provenance, *, budget: float
-) -> list[Point]:
-    """All points, from small to large on each axis; those past the budget in seconds are left out."""
-    chosen, points = SWEEPS[size], []
+) -> Iterator[list[Point]]:
+    """The points so far, after each value, from small to large on each axis.
+
+    Those past the budget in seconds are left out.
+    """
+    chosen = SWEEPS[size]
+    points: list[Point] = []
     end = time.monotonic() + budget
     for axis, values in chosen.values.items():
         stopped: dict[str, str] = {}  # quantity -> why it went no further
@@ -221,7 +226,7 @@ def sweep(
                     )
                 )
             print(line(points[-len(QUANTITIES) :]), flush=True)
-    return points
+            yield points
 
 
 def line(points: list[Point]) -> str:
@@ -238,13 +243,6 @@ def line(points: list[Point]) -> str:
             ratios = point.seconds / base.seconds, point.peak_bytes / base.peak_bytes
             cells.append("{} {:.2f} ({:.2f})".format(quantity, *ratios))
     return f"{first.axis:>6} {first.value:>5}: " + ", ".join(cells)
-
-
-def write(path: Path, points: list[Point]) -> None:
-    """Store the points, a JSON line each; a file that is there is refused, never replaced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("x") as file:
-        file.writelines(json.dumps(asdict(point)) + "\n" for point in points)
 
 
 def read(path: Path) -> list[Point]:
@@ -277,7 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
     parser.add_argument("--size", choices=SWEEPS, default="cpu")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds for all points")
-    add_run_arguments(parser, rounds=3, steps=1)
+    add_run_arguments(parser, rounds=3, steps=1, gpu_rounds=3, gpu_steps=4)
     options = parsed_run(parser, arguments)
     device, precision = options.device, options.precision
     provenance = rows.provenance(
@@ -287,12 +285,14 @@ def main(arguments: list[str] | None = None) -> int:
         steps=options.steps,
         seed=options.seed,
     )
-    points = sweep(options.size, precision, device, provenance, budget=options.budget)
     path = options.output
     if path is None and options.size != "tiny":
         path = RESULTS / rows.file_name(options.size, precision, provenance)
+    points: list[Point] = []
+    for points in sweep(options.size, precision, device, provenance, budget=options.budget):
+        if path is not None:
+            rows.update(path, points)  # after each value: a run that is stopped keeps what it has
     if path is not None:
-        write(path, points)
         print(f"stored {len(points)} points in {path}")
     return 0
 

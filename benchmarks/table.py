@@ -8,6 +8,7 @@ column from the newest run that has it; ``--write FILE`` puts them between the t
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from benchmarks.models import MODELS
 from benchmarks.rows import Row
 
 START, END = "<!-- benchmark-table:start -->", "<!-- benchmark-table:end -->"
+LONGEST = 130  # characters of an error
 
 
 @dataclass(frozen=True)
@@ -46,27 +48,37 @@ def _cell(row: Row | None) -> str:
     if row is None:
         return ""
     if row.status == "ok":
-        if row.ratio is None or row.memory_ratio is None:
+        if row.ratio is None:
             return f"{1e3 * (row.seconds or 0):.0f} ms"
-        return f"{row.ratio:.2f} ({row.memory_ratio:.2f})"
+        memory = "" if row.memory_ratio is None else f" ({row.memory_ratio:.2f})"
+        return f"{row.ratio:.2f}{memory}"
     if row.status in ("failed", "wrong"):
         return {"failed": "fails", "wrong": "WRONG"}[row.status]
     if row.status == "skipped":
-        return "–"
+        return "not installed" if row.note.endswith("is not installed") else "–"
     raise ValueError(f"unknown status {row.status!r} of {row.method} on {row.model}")
 
 
 def _notes(table: Table) -> list[str]:
-    """A line per method and reason: an error that several models share is said once."""
-    where: dict[tuple[str, str, str], list[str]] = {}
+    """A line per reason: an error that several methods or models share is said once, shortened."""
+    where: dict[tuple[str, str], dict[str, list[str]]] = {}
     for row in table.rows:
-        if row.status != "ok":
-            key = (table.methods[row.method], row.status, row.note)
-            where.setdefault(key, []).append(row.model)
-    return [
-        f"- {method}, {status} on {', '.join(models)}: {note}"
-        for (method, status, note), models in where.items()
-    ]
+        if row.status != "ok" and _cell(row) != "not installed":
+            by_method = where.setdefault((row.status, row.note), {})
+            by_method.setdefault(table.methods[row.method], []).append(row.model)
+    lines = []
+    for (status, note), by_method in where.items():
+        models = dict.fromkeys(model for found in by_method.values() for model in found)
+        lines.append(
+            f"- {' and '.join(by_method)}, {status} on {', '.join(models)}: {shortened(note)}"
+        )
+    return lines
+
+
+def shortened(note: str) -> str:
+    """An error in one short line, as markdown shows it: classes by their own names, an end that fits."""
+    text = re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", note)
+    return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"
 
 
 def render(table: Table) -> str:
@@ -179,14 +191,35 @@ def document(found: list[Table]) -> str:
     return "\n\n".join(parts)
 
 
-def placed(text: str, content: str) -> str:
-    """The text with the tables between its markers."""
-    if text.count(START) != 1 or text.count(END) != 1:
-        raise SystemExit(f"expected the markers {START} and {END} once each")
-    head, rest = text.split(START)
-    if END not in rest:
-        raise SystemExit(f"expected {START} before {END}")
-    return f"{head}{START}\n{content}\n{END}{rest.split(END)[1]}"
+def placed(text: str, content: str, markers: tuple[str, str]) -> str:
+    """The text with the content between its markers."""
+    start, end = markers
+    if text.count(start) != 1 or text.count(end) != 1:
+        raise SystemExit(f"expected the markers {start} and {end} once each")
+    head, rest = text.split(start)
+    if end not in rest:
+        raise SystemExit(f"expected {start} before {end}")
+    return f"{head}{start}\n{content}\n{end}{rest.split(end)[1]}"
+
+
+def settle(
+    text: str, write: Path | None, check: Path | None, *, markers: tuple[str, str], module: str
+) -> int:
+    """Print the text, or write it to a file between the markers, or return 1 where it is not there."""
+    path = write or check
+    if path is None:
+        print(text)
+        return 0
+    before = path.read_text()
+    wanted = placed(before, text, markers)
+    if write is not None:
+        path.write_text(wanted)
+        return 0
+    if before != wanted:
+        print(f"{path}: the table is not the one of the stored rows; ", end="", file=sys.stderr)
+        print(f"run python -m {module} --write {path}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -205,20 +238,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not runs:
         raise SystemExit(f"no rows in {options.results}; run python -m benchmarks.run first")
     text = document(tables(runs))
-    path = options.write or options.check
-    if path is None:
-        print(text)
-        return 0
-    before = path.read_text()
-    wanted = placed(before, text)
-    if options.write is not None:
-        path.write_text(wanted)
-        return 0
-    if before != wanted:
-        print(f"{path}: the table is not the one of the stored rows; ", end="", file=sys.stderr)
-        print(f"run python -m benchmarks.table --write {path}", file=sys.stderr)
-        return 1
-    return 0
+    markers = START, END
+    return settle(text, options.write, options.check, markers=markers, module="benchmarks.table")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """Order-randomised rounds: what the machine does to one method it does to all of them.
 
-A round visits the models in a fresh random order and, on each, the methods in a fresh random order:
-a method and its plain base are then seconds apart, and no method always follows the same other. A
-visit is one step to warm up and `steps` timed ones, of which the median counts. A method's ratio is
-the median over the rounds of its time over plain's time in the same round, so that a machine which
-slows down for a while slows both; the interquartile range says how much it moved.
+A round visits the methods on a model in a fresh random order: a method and its plain base are then
+seconds apart, and no method always follows the same other. A visit is one step to warm up and `steps`
+timed ones, of which the median counts. A method's ratio is the median over the rounds of its time over
+plain's time in the same round, so that a machine which slows down for a while slows both; the
+interquartile range says how much it moved.
+
+On a GPU the timed steps of a visit follow one another without waiting, as in training: Python then runs
+ahead of the device, and what is measured is the slower of the two. Their mean is the visit's one figure.
 """
 
 from __future__ import annotations
@@ -33,20 +36,11 @@ def settled_heap() -> Iterator[None]:
         gc.unfreeze()
 
 
-def orders(
-    models: Sequence[str], methods: Sequence[str], *, rounds: int, seed: int
-) -> Iterator[tuple[int, str, str]]:
-    """(round, model, method), each pair once a round."""
+def orders(methods: Sequence[str], *, rounds: int, seed: int) -> Iterator[list[str]]:
+    """The methods of each round, each of them once."""
     generator = random.Random(seed)
-    for number in range(rounds):
-        for model in generator.sample(models, len(models)):
-            for method in generator.sample(methods, len(methods)):
-                yield number, model, method
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    for _ in range(rounds):
+        yield generator.sample(methods, len(methods))
 
 
 def _release_freed_memory(device: torch.device) -> None:
@@ -65,20 +59,36 @@ def _release_freed_memory(device: torch.device) -> None:
 def visit(
     step: Step, clear: Callable[[], None], *, steps: int, device: torch.device
 ) -> list[float]:
-    """Seconds of each timed step; clearing the results is outside of the timing."""
+    """Seconds of a step, by the timed ones; the first of all warms up and is not among them."""
     gc.collect()
     _release_freed_memory(device)  # the warm-up step allocates anew what this method needs
-    times = []
-    for number in range(steps + 1):
-        _synchronize(device)
-        start = time.perf_counter()
-        result = step()
-        _synchronize(device)
-        if number > 0:
-            times.append(time.perf_counter() - start)
-        del result
+    _once(step, clear)
+    if device.type == "cuda":
+        return [_cuda_seconds(step, clear, steps, device)]
+    return [_once(step, clear) for _ in range(steps)]
+
+
+def _once(step: Step, clear: Callable[[], None]) -> float:
+    """Clearing the results is outside of the timing."""
+    start = time.perf_counter()
+    result = step()
+    seconds = time.perf_counter() - start
+    del result
+    clear()
+    return seconds
+
+
+def _cuda_seconds(step: Step, clear: Callable[[], None], steps: int, device: torch.device) -> float:
+    """The mean of steps in a row; clearing is host work between them, which the device need not wait for."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    begin.record()
+    for _ in range(steps):
+        step()
         clear()
-    return times
+    end.record()
+    torch.cuda.synchronize(device)
+    return begin.elapsed_time(end) / 1e3 / steps
 
 
 def middle(values: Sequence[float]) -> tuple[float, tuple[float, float]]:

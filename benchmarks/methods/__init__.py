@@ -3,7 +3,7 @@
 To add a peer or a variant, write one function under ``@method`` in the file of its quantity; a new
 quantity needs its title in ``registry`` and its oracle in ``benchmarks.check`` too. A step leaves
 its results on the parameters' ``grad`` or ``grad_sample`` or nowhere: both are cleared between
-steps, outside of the timing. What needs a compiler is ``compiled=True`` and run by ``--compiled``.
+steps, outside of the timing. What needs a compiler is ``compiled=True``; ``--no-compiled`` leaves it out.
 """
 
 from benchmarks.methods import clipped, grads, norms, training  # they register their methods
@@ -13,6 +13,7 @@ from benchmarks.methods.registry import (
     TITLES,
     Method,
     Quantity,
+    SelfCounted,
     Step,
     clear,
     method,
@@ -24,6 +25,7 @@ __all__ = [
     "TITLES",
     "Method",
     "Quantity",
+    "SelfCounted",
     "Step",
     "clear",
     "clipped",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from benchmarks.loop import clip_bound
 from benchmarks.methods.grads import (
     Gradients,
+    backpack_batch_grad,
     compiled_by_pergrad,
     expanded_weights,
     opacus_hooks,
@@ -154,3 +155,16 @@ def opacus_clipped(task: Task) -> Step:
     clip = clip_by_hand(clip_bound(task))
     gradients = opacus_hooks(task)
     return lambda: clip(gradients())
+
+
+@method("backpack-clipped", "BackPACK BatchGrad", quantity="clipped", requires="backpack")
+def backpack_clipped(task: Task) -> Step:
+    clip = clip_by_hand(clip_bound(task))
+    gradients = backpack_batch_grad(task)
+    return lambda: clip(gradients())
+
+
+@method("jax-clipped", "JAX vmap(grad), jit", quantity="clipped", requires="jax")
+def jax_clipped(task: Task) -> Step:
+    steps = importlib.import_module("benchmarks.jax_steps")
+    return steps.vmapped(task, steps.clipped(clip_bound(task)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -49,10 +50,19 @@ def pergrad_record(task: Task) -> Step:
 
 
 def compiled_by_pergrad(task: Task, quantity: Any) -> Callable[[], Any]:
-    """A step of `pergrad.compiled`, which gives the quantity's result; compiled in its second call."""
+    """A step of `pergrad.compiled`, which gives the quantity's result; it is compiled when this returns.
+
+    A step that cannot be compiled would go on as it is, with a warning: here that is an error.
+    """
     pergrad = importlib.import_module("pergrad")
     loss = lambda model, x, y: task.loss(model(x), y)  # noqa: E731
     step = pergrad.compiled(task.model, loss, quantity)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="pergrad.compiled")
+        for _ in range(2):  # the first call with a signature is not compiled
+            step(task.inputs, task.targets)
+    if step.graphs != 1:
+        raise RuntimeError(f"two calls of pergrad.compiled made {step.graphs} graphs, expected 1")
 
     def run() -> Any:
         step(task.inputs, task.targets)
@@ -128,3 +138,41 @@ def opacus_hooks(task: Task) -> Step:
         return _grad_samples(task.model)
 
     return step
+
+
+def by_backpack(task: Task, extension: str) -> Callable[[], None]:
+    """A backward pass in which BackPACK writes what the extension computes to the parameters."""
+    backpack = importlib.import_module("backpack")
+    chosen = getattr(importlib.import_module("backpack.extensions"), extension)()
+    model = backpack.extend(task.model)
+    criterion = backpack.extend(nn.CrossEntropyLoss(reduction="sum"))
+
+    def run() -> None:
+        logits = model(task.inputs)
+        loss = criterion(logits.flatten(0, -2), task.targets.flatten())
+        with warnings.catch_warnings(), backpack.backpack(chosen):
+            # it only warns where it leaves a layer out, and also of modules that merely hold layers
+            warnings.filterwarnings("ignore", message=r".*have an extension for Module <class")
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            warnings.filterwarnings("error", message=r".*extension for Module <class 'torch\.")
+            loss.backward()
+
+    return run
+
+
+@method("backpack", "BackPACK BatchGrad", quantity="grads", requires="backpack")
+def backpack_batch_grad(task: Task) -> Step:
+    run = by_backpack(task, "BatchGrad")
+
+    def step() -> dict[str, Tensor]:
+        run()
+        named = task.model.named_parameters()
+        return {name: p.grad_batch for name, p in named}  # type: ignore[attr-defined]
+
+    return step
+
+
+@method("jax", "JAX vmap(grad), jit", quantity="grads", requires="jax")
+def jax_grads(task: Task) -> Step:
+    steps = importlib.import_module("benchmarks.jax_steps")
+    return steps.vmapped(task, steps.whole)

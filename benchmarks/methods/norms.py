@@ -7,7 +7,13 @@ import importlib
 import torch
 from torch import Tensor, nn
 
-from benchmarks.methods.grads import Gradients, compiled_by_pergrad, expanded_weights, vmapped
+from benchmarks.methods.grads import (
+    Gradients,
+    by_backpack,
+    compiled_by_pergrad,
+    expanded_weights,
+    vmapped,
+)
 from benchmarks.methods.registry import Step, method
 from benchmarks.models import Task
 
@@ -86,3 +92,21 @@ def vmap_norms(task: Task) -> Step:
 @method("vmap-norms-compiled", "vmap(grad), torch.compile", quantity="norms", compiled=True)
 def vmap_norms_compiled(task: Task) -> Step:
     return vmapped(task, reduce=_only_norms, is_compiled=True)
+
+
+@method("backpack-norms", "BackPACK BatchL2Grad", quantity="norms", requires="backpack")
+def backpack_norms(task: Task) -> Step:
+    run = by_backpack(task, "BatchL2Grad")
+
+    def step() -> dict[str, Tensor]:
+        run()
+        squares = [p.batch_l2 for p in task.model.parameters()]  # type: ignore[attr-defined]
+        return {"norms": torch.stack(squares).sum(0).sqrt()}
+
+    return step
+
+
+@method("jax-norms", "JAX vmap(grad), jit", quantity="norms", requires="jax")
+def jax_norms(task: Task) -> Step:
+    steps = importlib.import_module("benchmarks.jax_steps")
+    return steps.vmapped(task, steps.only_norms)

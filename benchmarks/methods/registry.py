@@ -24,10 +24,22 @@ Step = Callable[[], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
+class SelfCounted:
+    """A step of a runtime whose memory torch does not see, with that runtime's own count of it."""
+
+    run: Step
+    peak_bytes: int  # weights and batch included
+
+    def __call__(self) -> dict[str, Tensor]:
+        return self.run()
+
+
+@dataclass(frozen=True)
 class Method:
     """One way to one quantity; skipped with a note where the package `requires` is missing.
 
-    A `compiled` one is run on demand only: compiling takes far longer than everything else.
+    `prepare` is called as the step is: within the context of the run's precision. A `compiled` one can be
+    left out of a run: to compile takes far longer than everything else.
     """
 
     name: str
@@ -45,6 +57,7 @@ class Method:
 
 
 METHODS: dict[str, Method] = {}
+BACKPACK = ("grad_batch", "batch_l2")  # where its extensions leave their results
 
 
 def method(
@@ -71,6 +84,8 @@ def clear(model: nn.Module) -> None:
     """Drop what the last step left on the parameters."""
     for parameter in model.parameters():
         parameter.grad = None
+        for attribute in BACKPACK:
+            vars(parameter).pop(attribute, None)
         if hasattr(parameter, "grad_sample"):
             # Opacus reads the attribute before it is filled, so it may not be deleted
             parameter.grad_sample = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from benchmarks.loop import first_layer
@@ -53,6 +54,30 @@ def input_gradients(task: Task) -> Step:
         task.loss(task.model(task.inputs), task.targets).backward()
         gradient = outputs.pop().grad
         assert gradient is not None
+        return {name: gradient}
+
+    return step
+
+
+@method("inputs-compiled", "input gradients only, torch.compile", quantity="floor", compiled=True)
+def input_gradients_compiled(task: Task) -> Step:
+    """The same of compiled training; the gradient is that of zeros added to the first output."""
+    task.model.requires_grad_(False)
+    name, layer = first_layer(task.model)
+    shapes: list[Tensor] = []
+    handle = layer.register_forward_hook(lambda _, __, output: shapes.append(output))
+    with torch.no_grad():
+        task.model(task.inputs)
+    handle.remove()
+    zeros = torch.zeros_like(shapes.pop()).requires_grad_()
+    layer.register_forward_hook(lambda _, __, output: output + zeros)
+
+    @whole_graph
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return task.loss(task.model(x), y)
+
+    def step() -> dict[str, Tensor]:
+        (gradient,) = torch.autograd.grad(loss(task.inputs, task.targets), zeros)
         return {name: gradient}
 
     return step

@@ -8,13 +8,27 @@ pytest.importorskip("matplotlib")
 
 from benchmarks import rows, scaling
 from benchmarks.plot import main
+from benchmarks.switches import switches
 from tests.benchmarks.row_cases import PLAIN, RUN
 
 NORMS = replace(
     PLAIN, method="pergrad-norms", method_title="norms: ours", quantity="norms", ratio=1.07
 )
 BROKEN = replace(
-    NORMS, method="peer", method_title="norms: a peer", status="failed", ratio=None, seconds=None
+    NORMS,
+    method="peer",
+    method_title="norms: a peer",
+    status="failed",
+    note="RuntimeError: no",
+    ratio=None,
+    seconds=None,
+)
+ABSENT = replace(
+    BROKEN,
+    method="other",
+    method_title="norms: absent",
+    status="skipped",
+    note="other is not installed",
 )
 POINTS = [
     scaling.Point(
@@ -38,8 +52,8 @@ POINTS = [
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    rows.write(tmp_path / "cpu.jsonl", [PLAIN, NORMS, BROKEN])
-    scaling.write(tmp_path / "scaling" / "cpu.jsonl", POINTS)
+    rows.write(tmp_path / "cpu.jsonl", [PLAIN, NORMS, BROKEN, ABSENT])
+    rows.update(tmp_path / "scaling" / "cpu.jsonl", POINTS)
     return tmp_path
 
 
@@ -64,7 +78,17 @@ def test_same_rows_give_the_same_bytes(results: Path) -> None:
 
 def test_bars_say_ratios_and_failures(results: Path) -> None:
     text = text_of(draw(results, results / "assets")["benchmark-cpu-float32-norms.svg"])
-    for part in ("ours", "1.07", "a peer", "fails", "MLP", "norms: time as a multiple of plain"):
+    parts = "ours", "1.07", "a peer", "fails (RuntimeError)", "absent", "not installed", "MLP"
+    for part in (*parts, "norms: time as a multiple of plain"):
+        assert part in text
+
+
+def test_curves_mark_where_the_cost_functions_choose_another_way(results: Path) -> None:
+    text = text_of(draw(results, results / "assets")["scaling-cpu-float32.svg"])
+    found = switches(POINTS[0].shape, "length", [1, 4], device="cpu")
+    told = {f"{switch.layers}: {switch.after}" for switch in found}
+    assert told
+    for part in told:
         assert part in text
 
 

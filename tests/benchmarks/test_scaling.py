@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import scaling
+from benchmarks import rows
 from benchmarks.methods import METHODS, Step
 from benchmarks.models import Task
 from benchmarks.scaling import AXES, QUANTITIES, SWEEPS, main, newest, read
@@ -67,11 +67,28 @@ def test_points_past_the_budget_are_left_out_and_say_so(tmp_path: Path) -> None:
     assert {(p.status, p.note) for p in read(path)} == {("skipped", "past the budget of 0 s")}
 
 
+def test_stopped_sweep_keeps_the_values_it_has_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = METHODS["plain"]
+
+    def stopped(task: Task) -> Step:
+        if task.inputs.shape == (2, 2):
+            raise KeyboardInterrupt
+        return plain.prepare(task)
+
+    monkeypatch.setitem(METHODS, "plain", replace(plain, prepare=stopped))
+    path = tmp_path / "tiny.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        main(["--size", "tiny", "--rounds", "1", "--output", str(path)])
+    assert {(p.axis, p.value) for p in read(path)} == {("batch", 1), ("batch", 2)}
+
+
 def test_newest_run_of_each_size_is_taken(stored: Path, tmp_path: Path) -> None:
     points = read(stored)
-    scaling.write(tmp_path / "tiny.jsonl", points)
+    rows.update(tmp_path / "tiny.jsonl", points)
     run = replace(points[0].provenance, date="2100-01-01T00:00:00+00:00")
-    scaling.write(tmp_path / "a.jsonl", [replace(p, provenance=run) for p in points])
+    rows.update(tmp_path / "a.jsonl", [replace(p, provenance=run) for p in points])
     (found,) = newest(tmp_path)
     assert found[0].provenance == run
 

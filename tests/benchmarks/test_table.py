@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks import rows
 from benchmarks.rows import Row
-from benchmarks.table import END, START, document, main, render, stored, tables
+from benchmarks.table import END, LONGEST, START, document, main, render, stored, tables
 from tests.benchmarks.row_cases import PLAIN, RUN
 
 FAST = replace(
@@ -76,6 +76,28 @@ def test_table_has_models_as_columns_and_methods_as_rows() -> None:
             "- broken, failed on mlp: RuntimeError: no",
         ]
     )
+
+
+def test_absent_packages_and_methods_without_a_count_of_memory_are_told_in_their_cells() -> None:
+    absent = replace(BROKEN, method="absent", status="skipped", note="jax is not installed")
+    late = replace(BROKEN, method="late", status="skipped", note="past the time for mlp, 9 s")
+    (table,) = tables([("x", [PLAIN, replace(FAST, memory_ratio=None), absent, late])])
+    lines = render(table).splitlines()
+    assert lines[3:6] == ["| fast | 1.23 |", "| broken | not installed |", "| broken | – |"]
+    assert lines[-1] == "- broken, skipped on mlp: past the time for mlp, 9 s"
+
+
+def test_error_that_several_methods_share_is_said_once_and_shortened() -> None:
+    note = "TypeError: no rule for <class 'torch.nn.modules.normalization.LayerNorm'>" + " x" * 99
+    first = replace(BROKEN, note=note)
+    second = replace(first, method="other", method_title="full gradients: other")
+    (table,) = tables([("x", [PLAIN, first, second])])
+    line = render(table).splitlines()[-1]
+    assert line.startswith(
+        "- broken and other, failed on mlp: TypeError: no rule for LayerNorm x x"
+    )
+    assert len(line) <= len("- broken and other, failed on mlp: ") + LONGEST
+    assert line.endswith("…")
 
 
 def test_every_quantity_has_its_table_beside_plain() -> None:

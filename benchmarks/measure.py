@@ -1,0 +1,233 @@
+"""From a method on a model to its figures: compared with the loop, memory counted, timed in rounds."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from benchmarks import rows
+from benchmarks.check import disagreement
+from benchmarks.memory import step_peak_bytes
+from benchmarks.methods import BASES, METHODS, Method, SelfCounted, Step, clear
+from benchmarks.models import MODELS, Size, Task, build
+from benchmarks.precision import PRECISIONS
+from benchmarks.timing import middle, orders, settled_heap, visit
+
+EXACT = 1e-6  # relative, in float64: far over rounding, far under any mistake
+CHECKED = 32  # samples in float64; ExpandedWeights takes another path below 32 than from there on
+PREPARATION = 0.75  # of the time for a model; the rest is for the rounds
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is the same for all pairs of a run."""
+
+    size: Size
+    precision: str
+    device: torch.device
+    seed: int
+    checks: rows.Checks = "exact"
+
+    def task(self, model: str) -> Task:
+        return build(model, self.size, seed=self.seed, device=self.device)
+
+    def exact_task(self, entry: Entry) -> Task:
+        """In float64; the tiny one of a method to compile, which would be compiled for nothing else."""
+        size: Size = "tiny" if entry.method.compiled else self.size
+        return build(entry.model, size, seed=self.seed, device=self.device).double().head(CHECKED)
+
+
+def prepared(method: Method, task: Task, precision: str) -> tuple[Step, int | None]:
+    """The method's step, all of it within the precision, and its own count of its memory if it has one."""
+    device, context = task.inputs.device, PRECISIONS[precision].context
+    with context(device):
+        inner = method.prepare(task)
+
+    def step() -> dict[str, Tensor]:
+        with context(device):
+            return inner()
+
+    return step, inner.peak_bytes if isinstance(inner, SelfCounted) else None
+
+
+@dataclass
+class Entry:
+    """One (model, method) on its way through the run."""
+
+    model: str
+    method: Method
+    status: rows.Status = "ok"
+    note: str = ""
+    peak: int | None = None
+    visits: dict[int, list[float]] = field(default_factory=dict)  # round -> seconds
+    step: Step | None = None
+    clear: Callable[[], None] = lambda: None
+
+    def stop(self, status: rows.Status, note: str) -> None:
+        self.status, self.note, self.step, self.clear = status, note, None, lambda: None
+
+    def seconds(self, number: int) -> float:
+        return statistics.median(self.visits[number])
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is a row to store: figures, or the reason why there are none."""
+        return self.status != "ok" or len(self.visits) > 0
+
+
+def first_line(error: Exception) -> str:
+    """The error's type and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+
+
+def exactness(entry: Entry, setting: Setting) -> str | None:
+    """What is wrong with the method in float64, if anything."""
+    got = entry.method.prepare(setting.exact_task(entry))()
+    fresh = setting.exact_task(entry)
+    wrong = disagreement(fresh, entry.method.quantity, got, tolerance=EXACT, samples=4)
+    return None if wrong is None else f"{wrong} (float64)"
+
+
+def agreement(entry: Entry, setting: Setting, got: dict[str, Tensor]) -> str | None:
+    """What is wrong with results as they are timed, if anything."""
+    tolerance = PRECISIONS[setting.precision].tolerance
+    fresh = setting.task(entry.model)
+    wrong = disagreement(fresh, entry.method.quantity, got, tolerance=tolerance, samples=4)
+    return None if wrong is None else f"{wrong} ({setting.precision})"
+
+
+def check(entry: Entry, setting: Setting) -> str | None:
+    """What is wrong with the method on this model, if anything: exactly, then as it is timed."""
+    step, _ = prepared(entry.method, setting.task(entry.model), setting.precision)
+    return exactness(entry, setting) or agreement(entry, setting, step())
+
+
+def prepare(entry: Entry, setting: Setting) -> None:
+    """Check the method, count its memory, and leave it ready to be timed or stopped."""
+    missing = entry.method.missing()
+    if missing is not None:
+        entry.stop("skipped", missing)
+        return
+    try:
+        wrong = exactness(entry, setting) if setting.checks == "exact" else None
+        if wrong is None:
+            task = setting.task(entry.model)
+            step, counted = prepared(entry.method, task, setting.precision)
+            wrong = agreement(entry, setting, step())  # what is timed is what is checked
+            clear(task.model)
+        if wrong is not None:
+            entry.stop("wrong", wrong)
+            return
+        own = step_peak_bytes(step, setting.device) if counted is None else 0
+        entry.peak = task.resident_bytes() + own if counted is None else counted
+        clear(task.model)
+    except Exception as error:  # a peer may fail in any way; it is shown, not hidden
+        entry.stop("failed", first_line(error))
+        return
+    entry.step, entry.clear = step, lambda: clear(task.model)
+
+
+def measure(
+    model: str,
+    methods: list[str],
+    setting: Setting,
+    *,
+    rounds: int,
+    steps: int,
+    seconds: float | None = None,
+) -> Iterator[list[Entry]]:
+    """Check all methods on the model, then time them; gives what there is after each round.
+
+    Past three quarters of `seconds` no further method is prepared, past all of them no round is begun;
+    plain training and one round are there at least.
+    """
+    entries = {name: Entry(model, METHODS[name]) for name in methods}
+    begin = time.monotonic()
+    for name in sorted(methods, key=_urgency):
+        entry, start = entries[name], time.monotonic()
+        if seconds is not None and name != "plain" and start - begin > PREPARATION * seconds:
+            entry.stop("skipped", f"past the time for {model}, {seconds:.0f} s")
+            continue
+        prepare(entry, setting)
+        said = entry.status if entry.status == "ok" else f"{entry.status}: {entry.note}"
+        progress(f"{model}, {name}: {said} ({time.monotonic() - start:.1f} s)")
+    try:
+        with settled_heap():
+            for number, names in enumerate(orders(methods, rounds=rounds, seed=setting.seed)):
+                if number > 0 and seconds is not None and time.monotonic() - begin > seconds:
+                    progress(f"{model}: {number} of {rounds} rounds in {seconds:.0f} s")
+                    break
+                _round(number, [entries[name] for name in names], steps, setting.device)
+                progress(f"{model}: round {number + 1} of {rounds}")
+                yield list(entries.values())
+    finally:
+        for entry in entries.values():  # else the models of all methods live on
+            entry.step, entry.clear = None, lambda: None
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()
+
+
+def _urgency(name: str) -> tuple[bool, bool, bool]:
+    """In what order to prepare: where time runs out, peers that take long to compile are left out first."""
+    method = METHODS[name]
+    is_base, is_own = method.quantity in BASES, method.requires == "pergrad"
+    return (name != "plain", not (is_base or is_own), method.compiled)
+
+
+def _round(number: int, entries: list[Entry], steps: int, device: torch.device) -> None:
+    for entry in entries:
+        if entry.step is None:
+            continue
+        try:
+            entry.visits[number] = visit(entry.step, entry.clear, steps=steps, device=device)
+        except Exception as error:
+            entry.stop("failed", first_line(error))
+
+
+def progress(text: str) -> None:
+    """A line for who waits, apart from the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def result(entry: Entry, base: Entry, setting: Setting, provenance: rows.Provenance) -> rows.Row:
+    """The row of one pair; `base` is plain training on the same model."""
+    good = entry.status == "ok"
+    seconds = middle([entry.seconds(n) for n in entry.visits]) if good else (None, None)
+    ratios: tuple[float | None, tuple[float, float] | None] = (None, None)
+    shared = [n for n in entry.visits if n in base.visits]
+    if good and base.status == "ok" and shared:
+        ratios = middle([entry.seconds(n) / base.seconds(n) for n in shared])
+    memory = entry.peak / base.peak if good and entry.peak and base.peak else None
+    return rows.Row(
+        size=setting.size,
+        precision=setting.precision,
+        model=entry.model,
+        model_title=MODELS[entry.model][setting.size].title,
+        method=entry.method.name,
+        method_title=entry.method.title,
+        quantity=entry.method.quantity,
+        status=entry.status,
+        note=entry.note,
+        seconds=seconds[0],
+        seconds_iqr=seconds[1],
+        fastest=min(t for times in entry.visits.values() for t in times) if good else None,
+        ratio=ratios[0],
+        ratio_iqr=ratios[1],
+        peak_bytes=entry.peak if good else None,
+        memory_ratio=memory,
+        provenance=replace(provenance, rounds=max(1, len(base.visits))),
+    )
+
+
+def results(entries: list[Entry], setting: Setting, provenance: rows.Provenance) -> list[rows.Row]:
+    """The rows of one model, as far as they are known."""
+    (base,) = (entry for entry in entries if entry.method.name == "plain")
+    settled = [entry for entry in entries if entry.is_settled]
+    return [result(entry, base, setting, provenance) for entry in settled]

@@ -1,0 +1,96 @@
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import pergrad
+from benchmarks.scaling import AXES, SWEEPS, Shape
+from benchmarks.switches import layers, main, norm_pieces, norm_way, switches
+from pergrad.reductions import norms, tiles
+
+BASE = Shape(batch=3, length=4, width=8, depth=1, vocabulary=11)
+USES = {"attention": 4, "up": 1, "down": 1, "head": 1}  # weights of a block and of the head
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> Callable[[Shape], Counter[str]]:
+    """How often the norms of linear layers are found in each way in one step."""
+    seen: Counter[str] = Counter()
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(factor: Any, *rest: Any) -> Any:
+            first = factor[0] if isinstance(factor, list) else factor
+            if type(first).__name__ == "OuterProduct":
+                seen[name] += 1
+            return function(factor, *rest)
+
+        return call
+
+    for name, attribute in {
+        "gram": "by_gram",
+        "gradients": "by_tiles",
+        "rank one": "by_rank_one",
+    }.items():
+        monkeypatch.setattr(norms, attribute, counted(name, getattr(norms, attribute)))
+
+    def run(shape: Shape) -> Counter[str]:
+        seen.clear()
+        task = shape.task(seed=0, device=torch.device("cpu"))
+        pergrad.norms(task.model, lambda m, x, y: task.loss(m(x), y), task.inputs, task.targets)
+        return Counter(seen)
+
+    return run
+
+
+def expected(shape: Shape) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for layer in layers(shape):
+        found[norm_way(shape, layer, "cpu")] += USES[layer]
+    return found
+
+
+def test_ways_that_are_told_are_the_ways_that_are_gone_on_both_sides_of_each_switch(
+    ways: Callable[[Shape], Counter[str]],
+) -> None:
+    found = [s for s in switches(BASE, "length", [1, 12], device="cpu") if "norms" in s.quantities]
+    assert len(found) >= 3
+    for switch in found:
+        before = replace(BASE, length=switch.value - 1)
+        after = replace(BASE, length=switch.value)
+        assert ways(before) == expected(before)
+        assert ways(after) == expected(after)
+        assert expected(before) != expected(after)
+
+
+def test_gradients_come_in_pieces_where_the_tiles_are_cut() -> None:
+    shape = replace(SWEEPS["gpu"].base, batch=256)
+    each = 4 * shape.width**2
+    assert norm_pieces(shape, "attention", "cuda") == "in pieces"
+    fitting = replace(shape, batch=tiles._ENOUGH_ON_GPU // each)
+    assert norm_pieces(fitting, "attention", "cuda") == "at once"
+
+
+@pytest.mark.parametrize("size", SWEEPS)
+def test_no_switch_lies_outside_of_its_axis(size: str) -> None:
+    for axis in AXES:
+        values = SWEEPS[size].values[axis]
+        for switch in switches(SWEEPS[size].base, axis, values, device="cpu"):
+            assert min(values) < switch.value <= max(values)
+            assert switch.before != switch.after
+
+
+def test_layers_are_those_of_the_model() -> None:
+    model = BASE.task(seed=0, device=torch.device("cpu")).model
+    shapes = Counter(
+        tuple(m.weight.shape) for m in model.modules() if isinstance(m, torch.nn.Linear)
+    )
+    told = Counter({layers(BASE)[name]: count for name, count in USES.items()})
+    assert shapes == told
+
+
+def test_switches_of_a_sweep_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--size", "gpu"]) == 0
+    assert "length 384: norms and clipped of attention: gram → gradients" in capsys.readouterr().out
