@@ -45,7 +45,7 @@ bench: $(STAMP) ## time pergrad against the alternatives
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
 bench-gpu: $(STAMP) ## the same on a GPU, and what it says of the goals
-	$(BIN)/python -m benchmarks.run --size gpu --precision $(PRECISION) --budget 3600 $(ARGS)
+	XLA_PYTHON_CLIENT_PREALLOCATE=false $(BIN)/python -m benchmarks.run --size gpu --precision $(PRECISION) --budget 3600 $(ARGS)
 	$(BIN)/python -m benchmarks.targets
 
 bench-tables: $(STAMP) ## put the stored rows into the README and its pictures

@@ -18,6 +18,7 @@ from benchmarks.methods import BASES, METHODS, Method, SelfCounted, Step, clear
 from benchmarks.models import MODELS, Size, Task, build
 from benchmarks.precision import PRECISIONS
 from benchmarks.timing import middle, orders, settled_heap, visit
+from benchmarks.turns import Turns
 
 EXACT = 1e-6  # relative, in float64: far over rounding, far under any mistake
 CHECKED = 32  # samples in float64; ExpandedWeights takes another path below 32 than from there on
@@ -142,6 +143,7 @@ def measure(
     rounds: int,
     steps: int,
     seconds: float | None = None,
+    turns: Turns | None = None,
 ) -> Iterator[list[Entry]]:
     """Check all methods on the model, then time them; gives what there is after each round.
 
@@ -149,17 +151,19 @@ def measure(
     plain training and one round are there at least.
     """
     entries = {name: Entry(model, METHODS[name]) for name in methods}
+    turns = turns or Turns(None)
     begin = time.monotonic()
-    for name in sorted(methods, key=_urgency):
-        entry, start = entries[name], time.monotonic()
-        if seconds is not None and name != "plain" and start - begin > PREPARATION * seconds:
-            entry.stop("skipped", f"past the time for {model}, {seconds:.0f} s")
-            continue
-        prepare(entry, setting)
-        said = entry.status if entry.status == "ok" else f"{entry.status}: {entry.note}"
-        progress(f"{model}, {name}: {said} ({time.monotonic() - start:.1f} s)")
+    with turns.preparing():
+        for name in sorted(methods, key=_urgency):
+            entry, start = entries[name], time.monotonic()
+            if seconds is not None and name != "plain" and start - begin > PREPARATION * seconds:
+                entry.stop("skipped", f"past the time for {model}, {seconds:.0f} s")
+                continue
+            prepare(entry, setting)
+            said = entry.status if entry.status == "ok" else f"{entry.status}: {entry.note}"
+            progress(f"{model}, {name}: {said} ({time.monotonic() - start:.1f} s)")
     try:
-        with settled_heap():
+        with turns.timing(), settled_heap():
             for number, names in enumerate(orders(methods, rounds=rounds, seed=setting.seed)):
                 if number > 0 and seconds is not None and time.monotonic() - begin > seconds:
                     progress(f"{model}: {number} of {rounds} rounds in {seconds:.0f} s")

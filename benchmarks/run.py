@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
+from pathlib import Path
 
 from benchmarks import rows, table
 from benchmarks.arguments import add_run_arguments, parsed_run
 from benchmarks.measure import Setting, measure, progress, results
 from benchmarks.methods import BASES, METHODS, TITLES, Quantity
 from benchmarks.models import MODELS
+from benchmarks.turns import Turns
 
 GPU_BUDGET = 540.0  # seconds
 
@@ -56,6 +58,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         type=float,
         help=f"seconds, in equal shares for the models (gpu: {GPU_BUDGET:.0f}, cpu: without end)",
     )
+    parser.add_argument(
+        "--turns",
+        type=Path,
+        help="a file, the same for several runs on one machine: all prepare before the first is timed",
+    )
     parser.add_argument("--size", choices=["tiny", "cpu", "gpu"], default="cpu")
     add_run_arguments(parser, rounds=15, steps=3)
     options = parsed_run(parser, arguments)
@@ -90,13 +97,13 @@ def main(arguments: list[str] | None = None) -> int:
     if path is None and options.full and options.size != "tiny":
         part = "-".join(options.quantity) if len(options.quantity) < len(TITLES) else ""
         path = rows.RESULTS / rows.file_name(options.size, options.precision, provenance, part=part)
-    begin, found = time.monotonic(), {}
+    begin, found, turns = time.monotonic(), {}, Turns(options.turns)
     for place, model in enumerate(options.models):
         share = None
         if options.budget is not None:
             left = max(0.0, options.budget - (time.monotonic() - begin))
             share = left / (len(options.models) - place)
-        plan = {"rounds": options.rounds, "steps": options.steps, "seconds": share}
+        plan = {"rounds": options.rounds, "steps": options.steps, "seconds": share, "turns": turns}
         for entries in measure(model, options.methods, setting, **plan):
             found[model] = results(entries, setting, provenance)
             if path is not None:

@@ -23,7 +23,7 @@ def test_every_launcher_leaves_its_operation_in_a_trace(device: torch.device) ->
         "rank_one_squared_norms": (g[:, 0], x[:, 0]),
         "table_squared_norms": (index, g),
         "scaled_samples": (g, weights, True),
-        "weighted_outer_products": (g, x, weights),
+        "weighted_outer_products": ([g], [x], weights),
         "convolution_by_tiles": (images, images, one, one, none, one, 1),
         "convolution_by_gram": (images, images, one, one, none, one, 1),
     }

@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any, Literal, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,6 +19,7 @@ __all__ = [
     "MULTIPROCESSORS",
     "TYPES",
     "Precision",
+    "aligned_rows",
     "float32_precision",
     "operation",
     "power_of_two",
@@ -26,7 +28,7 @@ __all__ = [
 ]
 
 Precision = Literal["tf32x3", "ieee"]
-Launch = TypeVar("Launch", bound=Callable[..., Tensor])
+Launch = TypeVar("Launch", bound=Callable[..., Any])
 
 # The interpreter multiplies bfloat16 as if it were integers: there, and only there, kernels widen first.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -34,7 +36,7 @@ MULTIPROCESSORS = 132  # of the GPU that costs were fitted on; others have the s
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
-def operation(name: str, result: Callable[..., Tensor]) -> Callable[[Launch], Launch]:
+def operation(name: str, result: Callable[..., Any]) -> Callable[[Launch], Launch]:
     """Makes a launcher `torch.ops.pergrad.<name>`, which a compiled step calls; `result` gives its shape.
 
     Outside of a trace the launcher is called as it is: a dispatch costs more than the launch.
@@ -50,7 +52,7 @@ def operation(name: str, result: Callable[..., Tensor]) -> Callable[[Launch], La
         op.register_fake(result)
 
         @wraps(launch)
-        def call(*arguments: Any) -> Tensor:
+        def call(*arguments: Any) -> Any:
             first = arguments[0]
             traced = is_traced(first if isinstance(first, Tensor) else first[0])
             return op(*arguments) if traced else launch(*arguments)
@@ -75,6 +77,15 @@ def same_dtype(*tensors: Tensor) -> list[Tensor]:
     for t in tensors[1:]:
         dtype = torch.promote_types(dtype, t.dtype)
     return [t.to(dtype) for t in tensors]
+
+
+def aligned_rows(x: Tensor) -> Tensor:
+    """With rows that begin where wide loads can: else a copy, which costs less than narrow loads."""
+    alignment = 16 // x.element_size()
+    is_aligned = x.stride(2) == 1 and x.data_ptr() % 16 == 0
+    if is_aligned and not (x.stride(0) | x.stride(1) | x.shape[2]) % alignment:
+        return x
+    return F.pad(x, (0, -x.shape[2] % alignment)).contiguous()
 
 
 def table_of(problems: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -100,7 +100,7 @@ def tile_microseconds(n: int, t: int, o: int, i: int, dtype: torch.dtype) -> flo
 
 
 # Multiplications a microsecond of one multiprocessor, by the bytes of a number.
-_RATES = {2: 1.5e6, 4: 1.5e5}
+_RATES = {2: 1.5e6, 4: 1.1e5}
 
 
 def _blocks(t: int, o: int, i: int, dtype: torch.dtype) -> tuple[int, int, int, int, int]:

@@ -1,7 +1,7 @@
-"""Σ_n c_n Σ_t g[n,t] ⊗ x[n,t]: the weights of the samples are applied as the gradients are read.
+"""Σ_n c_n Σ_t g[n,t] ⊗ x[n,t] of several parameters, in one launch.
 
-A sample of weight zero adds nothing, whatever is in it. The sum over samples is cut into a few ranges,
-whose tiles are added up in order: nothing depends on which program is done first.
+A program sums up one tile of one parameter: sample by sample, each times its weight in float32. A sample of
+weight zero is not read: it adds nothing, whatever is in it.
 """
 
 from __future__ import annotations
@@ -13,104 +13,114 @@ from torch import Tensor
 
 from pergrad.kernels.launching import (
     INTERPRETED,
-    MULTIPROCESSORS,
+    TYPES,
+    aligned_rows,
     float32_precision,
     operation,
     power_of_two,
-    same_dtype,
+    table_of,
 )
+from pergrad.kernels.pairs import problem_of
 
 __all__ = ["weighted_outer_products"]
+
+_FIELDS = tl.constexpr(12)
 
 
 @triton.jit
 def _weighted_sum_kernel(  # type: ignore[no-untyped-def]
-    g,
-    x,
+    problems,
+    count,
     weights,
-    parts,
     N,
-    T,
-    O,
-    I,
-    g_n,
-    g_t,
-    g_o,
-    x_n,
-    x_t,
-    x_i,
-    TILES_I,
-    SAMPLES,
+    TYPE: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
     POSITIONS: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    piece = tl.program_id(1)
-    o = (tile // TILES_I) * BLOCK_O + tl.arange(0, BLOCK_O)
-    i = (tile % TILES_I) * BLOCK_I + tl.arange(0, BLOCK_I)
+    program = tl.program_id(0)
+    row = problems + problem_of(program, problems, count, _FIELDS) * _FIELDS
+    g = tl.multiple_of(tl.load(row).to(tl.pointer_type(TYPE)), 16)
+    x = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(TYPE)), 16)
+    out = tl.load(row + 2).to(tl.pointer_type(tl.float32))
+    T = tl.load(row + 3).to(tl.int32)
+    O = tl.load(row + 4).to(tl.int32)
+    I = tl.load(row + 5).to(tl.int32)
+    g_n = tl.multiple_of(tl.load(row + 6), ALIGNMENT)
+    g_t = tl.multiple_of(tl.load(row + 7), ALIGNMENT)
+    x_n = tl.multiple_of(tl.load(row + 8), ALIGNMENT)
+    x_t = tl.multiple_of(tl.load(row + 9), ALIGNMENT)
+    tiles_i = tl.load(row + 10).to(tl.int32)
+    tile = program - tl.load(row + 11).to(tl.int32)
+    o = (tile // tiles_i) * BLOCK_O + tl.arange(0, BLOCK_O)
+    i = (tile % tiles_i) * BLOCK_I + tl.arange(0, BLOCK_I)
+    # Beyond the last row or column whatever lies there is read, and never stored.
+    o_at = tl.max_contiguous(tl.multiple_of(tl.where(o < O, o, 0), ALIGNMENT), ALIGNMENT)
+    i_at = tl.max_contiguous(tl.multiple_of(tl.where(i < I, i, 0), ALIGNMENT), ALIGNMENT)
     t = tl.arange(0, POSITIONS)
-    found = tl.zeros((BLOCK_O, BLOCK_I), dtype=tl.float32)
-    steps = tl.cdiv(T, POSITIONS)
-    last = tl.minimum((piece + 1) * SAMPLES, N)
-    for step in range(piece * SAMPLES * steps, last * steps):
-        n = (step // steps).to(tl.int64)
-        position = (step % steps) * POSITIONS + t
-        weight = tl.load(weights + n)
-        is_kept = (position < tl.where(weight != 0.0, T, 0))[:, None]
-        g_at = g + n * g_n + position[:, None].to(tl.int64) * g_t + o[None, :] * g_o
-        x_at = x + n * x_n + position[:, None].to(tl.int64) * x_t + i[None, :] * x_i
-        a = tl.load(g_at, mask=is_kept & (o < O)[None, :], other=0.0)
-        b = tl.load(x_at, mask=is_kept & (i < I)[None, :], other=0.0)
-        if WIDEN:
-            a = a.to(tl.float32) * weight
-            b = b.to(tl.float32)
-        else:
-            a = (a.to(tl.float32) * weight).to(a.dtype)
-        found = tl.dot(tl.trans(a), b, found, input_precision=PRECISION)
-    at = piece.to(tl.int64) * O * I + o[:, None].to(tl.int64) * I + i[None, :]
-    tl.store(parts + at, found, mask=(o < O)[:, None] & (i < I)[None, :])
+    total = tl.zeros((BLOCK_O, BLOCK_I), dtype=tl.float32)
+    for n in range(0, N):
+        weight = tl.load(weights + n).to(tl.float32)
+        length = tl.where(weight != 0.0, T, 0)
+        of_sample = tl.zeros((BLOCK_O, BLOCK_I), dtype=tl.float32)
+        for first in range(0, length, POSITIONS):
+            at = (first + t).to(tl.int64)[:, None]
+            is_position = at < T
+            a = tl.load(g + n * g_n + at * g_t + o_at[None, :], mask=is_position, other=0.0)
+            b = tl.load(x + n * x_n + at * x_t + i_at[None, :], mask=is_position, other=0.0)
+            if WIDEN:
+                a = a.to(tl.float32)
+                b = b.to(tl.float32)
+            of_sample = tl.dot(tl.trans(a), b, of_sample, input_precision=PRECISION)
+        total += of_sample * weight
+    at = o[:, None].to(tl.int64) * I + i[None, :]
+    tl.store(out + at, total, mask=(o < O)[:, None] & (i < I)[None, :])
 
 
 @operation(
     "weighted_outer_products",
-    lambda g, x, weights: g.new_empty(g.shape[2], x.shape[2], dtype=torch.float32),
+    lambda gs, xs, weights: [
+        g.new_empty(g.shape[2], x.shape[2], dtype=torch.float32)
+        for g, x in zip(gs, xs, strict=True)
+    ],
 )
-def weighted_outer_products(g: Tensor, x: Tensor, weights: Tensor) -> Tensor:
-    """Of g (n, t, o), x (n, t, i) and weights (n,): (o, i) in float32."""
-    g, x = same_dtype(g, x)
-    n, t, o = g.shape
-    i = x.shape[2]
-    is_half = g.dtype != torch.float32
-    side = 128 if is_half else 64
-    block_o, block_i = power_of_two(o, 16, side), power_of_two(i, 16, side)
-    tiles_o, tiles_i = -(-o // block_o), -(-i // block_i)
-    # As many pieces as keep every multiprocessor busy, twice.
-    pieces = max(1, min(n, 2 * MULTIPROCESSORS // (tiles_o * tiles_i)))
-    samples = -(-n // pieces)
-    pieces = -(-n // samples)
-    parts = torch.empty(pieces, o, i, device=g.device, dtype=torch.float32)
-    _weighted_sum_kernel[(tiles_o * tiles_i, pieces)](
-        g,
-        x,
-        weights.to(torch.float32),
-        parts,
-        n,
-        t,
-        o,
-        i,
-        *g.stride(),
-        *x.stride(),
-        tiles_i,
-        samples,
+def weighted_outer_products(gs: list[Tensor], xs: list[Tensor], weights: Tensor) -> list[Tensor]:
+    """Of some g (n, t, o) and x (n, t, i), all of one type, and weights (n,): (o, i) in float32 each."""
+    device, dtype = gs[0].device, gs[0].dtype
+    alignment = 16 // dtype.itemsize
+    side = 128 if dtype.itemsize == 2 else 64
+    block_o = power_of_two(max(g.shape[2] for g in gs), 16, side)
+    block_i = power_of_two(max(x.shape[2] for x in xs), 16, side)
+    positions = power_of_two(max(g.shape[1] for g in gs), 16, 64 if dtype.itemsize == 2 else 32)
+    sums = [
+        torch.empty(g.shape[2], x.shape[2], device=device, dtype=torch.float32)
+        for g, x in zip(gs, xs, strict=True)
+    ]
+    aligned = [[aligned_rows(t) for t in pair] for pair in zip(gs, xs, strict=True)]
+    rows, programs = [], 0
+    for (g, x), total in zip(aligned, sums, strict=True):
+        o, i = total.shape
+        tiles_i = -(-i // block_i)
+        strides = (*g.stride()[:2], *x.stride()[:2])
+        addresses = (g.data_ptr(), x.data_ptr(), total.data_ptr())
+        rows.append((*addresses, g.shape[1], o, i, *strides, tiles_i, programs))
+        programs += -(-o // block_o) * tiles_i
+    _weighted_sum_kernel[(programs,)](
+        table_of(rows, device),
+        len(gs),
+        weights,
+        len(weights),
+        TYPE=TYPES[dtype],
+        ALIGNMENT=alignment,
         BLOCK_O=block_o,
         BLOCK_I=block_i,
-        POSITIONS=power_of_two(t, 16, 64 if is_half else 32),
+        POSITIONS=positions,
         PRECISION=float32_precision(),
         WIDEN=INTERPRETED,
         num_warps=8 if block_o * block_i >= 128 * 128 else 4,
         num_stages=3,
     )
-    return parts[0] if pieces == 1 else parts.sum(0)
+    return sums

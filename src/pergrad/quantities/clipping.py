@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pergrad.errors import PergradError
 from pergrad.quantities.base import Batch, Reduction, or_zeros
-from pergrad.reductions import SampleGradients, SquaredNorms
+from pergrad.reductions import SampleGradients, SquaredNorms, weighted_sums
 
 __all__ = ["ClippedSum"]
 
@@ -168,10 +168,9 @@ class ClippedSum(Reduction[Any]):
 
     def _finish(self, group: _Group) -> None:
         self._weigh(group)
-        while group.kept:
-            name, gradients = group.kept.popitem()
-            assert group.weights is not None
-            self._add(name, gradients.weighted_sum(group.weights))
+        if group.weights is not None:
+            for name, total in weighted_sums(group.kept, group.weights):
+                self._add(name, total)
 
     def _add(self, name: str, total: Tensor) -> None:
         self._sums[name] = self.batch.stored(total)

@@ -1,16 +1,19 @@
-"""|G_n|² of many parameters: on a GPU, those that one launch can do wait for each other."""
+"""Reductions of many parameters: on a GPU, those that one launch can do wait for each other."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from pergrad.factors import Factor
 from pergrad.reductions.gradients import SampleGradients
 from pergrad.reductions.norms import Launch, squared_norms_in_one_launch
+from pergrad.reductions.sums import weighted_sums_in_one_launch
 
-__all__ = ["SquaredNorms"]
+__all__ = ["SquaredNorms", "weighted_sums"]
 
 
 class SquaredNorms:
@@ -48,3 +51,23 @@ class SquaredNorms:
         found = squared_norms_in_one_launch(launch, [f for _, _, f in waiting])
         for (name, gradients, _), squares in zip(waiting, found.unbind(), strict=True):
             self._found[name] = gradients.with_squared_norms(squares)
+
+
+def weighted_sums(
+    many: dict[str, SampleGradients], weights: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """(name, Σ_n weights[n] G_n) of every parameter of one recording, each let go of when it is done."""
+    together: dict[torch.dtype, dict[str, SampleGradients]] = defaultdict(dict)
+    for name in [name for name, gradients in many.items() if gradients.can_be_summed_in_company]:
+        gradients = many.pop(name)
+        together[gradients.dtype][name] = gradients
+    while together:
+        _, some = together.popitem()
+        factors = [gradients.factors[0] for gradients in some.values()]
+        scaled = next(iter(some.values())).scaled_weights(
+            weights
+        )  # of one recording: the same for all
+        yield from zip(some, weighted_sums_in_one_launch(factors, scaled), strict=True)
+    while many:
+        name, gradients = many.popitem()
+        yield name, gradients.weighted_sum(weights)

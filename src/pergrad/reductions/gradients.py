@@ -19,7 +19,7 @@ from pergrad.reductions.sketches import (
     count_sketch,
     two_sided_sketch,
 )
-from pergrad.reductions.sums import weighted_sum
+from pergrad.reductions.sums import one_launch_is_cheaper, weighted_sum
 
 __all__ = ["SampleGradients"]
 
@@ -112,10 +112,17 @@ class SampleGradients:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_n weights[n] G_n; a sample of weight zero adds nothing, not even a NaN."""
+        return weighted_sum(self._factors, self.scaled_weights(weights))
+
+    def scaled_weights(self, weights: Tensor) -> Tensor:
+        """The weights that the factors have, which are without the scale."""
         weights = weights.double()
-        if not self._is_unscaled:
-            weights = weights * self._scale_of(weights)
-        return weighted_sum(self._factors, weights)
+        return weights if self._is_unscaled else weights * self._scale_of(weights)
+
+    @property
+    def can_be_summed_in_company(self) -> bool:
+        """Whether one launch may compute the weighted sums of this and of others."""
+        return one_launch_is_cheaper(self.factors, self.bound)
 
     def total(self) -> Tensor:
         """Σ_n G_n."""

@@ -166,6 +166,8 @@ def _gram_kernel_is_cheapest(factor: OuterProduct, kernels: Any, bound: int) -> 
 
 
 def _tile_kernel_is_cheapest(factor: OuterProduct, kernels: Any) -> bool:
+    if factor.dtype == torch.float32:  # the GPU's own products are faster
+        return False
     sizes = (factor.shape[0], factor.positions, *factor.shape[1:], factor.dtype)
     by_kernel = kernels.tile_microseconds(*sizes)
     return factor.input.dtype == factor.dtype and by_kernel <= _products_microseconds(factor)
