@@ -160,6 +160,8 @@ def measure(
                 entry.stop("skipped", f"past the time for {model}, {seconds:.0f} s")
                 continue
             prepare(entry, setting)
+            if setting.device.type == "cuda":  # other runs prepare on it too
+                torch.cuda.empty_cache()
             said = entry.status if entry.status == "ok" else f"{entry.status}: {entry.note}"
             progress(f"{model}, {name}: {said} ({time.monotonic() - start:.1f} s)")
     try:
