@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pergrad.errors import PergradError
+from pergrad.factors import computed_once
 from pergrad.quantities.base import Batch, Reduction, or_zeros
 from pergrad.reductions import SampleGradients, SquaredNorms, weighted_sums
 
@@ -154,7 +155,7 @@ class ClippedSum(Reduction[Any]):
         weights = weights.detach().to(norms)
         # Nothing times infinity is nothing: a zero gradient may be divided by its norm.
         is_used = norms.isfinite() & ((norms > 0) | weights.isfinite())
-        group.weights = weights.where(is_used, 0)
+        group.weights = computed_once(weights.where(is_used, 0))
 
     def _weights(self, norms: Tensor, bound: float | None) -> Tensor:
         if callable(self._weighting):

@@ -68,7 +68,9 @@ def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     """
     if scale is None:
         return x
-    kernels = kernels_for(x)
+    kernels = (
+        None if is_traced(x) else kernels_for(x)
+    )  # a compiler makes one kernel of it by itself
     if kernels is not None:
         return kernels.scaled_samples(x, scale, True)
     scale = scale.view(-1, *[1] * (x.dim() - 1))
@@ -80,7 +82,7 @@ def _without_dropped(x: Tensor, scale: Tensor | None) -> Tensor:
     """X with zeros for the samples that are left out: their NaNs would outlive a zero factor."""
     if scale is None:
         return x
-    kernels = kernels_for(x)
+    kernels = None if is_traced(x) else kernels_for(x)
     if kernels is not None:
         return kernels.scaled_samples(x, scale, False)
     is_kept = scale != 0
