@@ -28,7 +28,12 @@ def test_every_launcher_leaves_its_operation_in_a_trace(device: torch.device) ->
         "convolution_by_gram": (images, images, one, one, none, one, 1),
     }
     launches = {name for name in launchers.__all__ if callable(getattr(launchers, name))}
-    costs = {"gram_microseconds", "tile_microseconds", "convolution_gram_is_cheaper"}
+    costs = {
+        "gram_microseconds",
+        "tile_microseconds",
+        "convolution_gram_is_cheaper",
+        "neighbours_in",
+    }
     assert calls.keys() == launches - costs
     for name, arguments in calls.items():
         launch = getattr(launchers, name)

@@ -5,6 +5,8 @@ A program sums up some columns over all positions of a sample, and then their sq
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -13,7 +15,7 @@ from torch import Tensor
 from pergrad.kernels.launching import TYPES, operation, power_of_two, table_of
 from pergrad.kernels.pairs import problem_of
 
-__all__ = ["column_squared_norms"]
+__all__ = ["column_squared_norms", "neighbours_in"]
 
 _FIELDS = tl.constexpr(12)
 
@@ -28,7 +30,7 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     G_TYPE: tl.constexpr,
     X_TYPE: tl.constexpr,
     HAS_X: tl.constexpr,
-    ARE_NEIGHBOURS: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
     POSITIONS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -39,10 +41,11 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     x = tl.load(row + 1).to(tl.pointer_type(X_TYPE))
     T = tl.load(row + 2).to(tl.int32)
     D = tl.load(row + 3).to(tl.int32)
-    g_t = tl.load(row + 5)
-    x_t = tl.load(row + 8)
-    g_d = 1 if ARE_NEIGHBOURS else tl.load(row + 6)
-    x_d = 1 if ARE_NEIGHBOURS else tl.load(row + 9)
+    # Neighbours in memory are read by neighbouring threads: the compiler must know which they are.
+    g_t = 1 if NEIGHBOURS == "positions" else tl.load(row + 5)
+    x_t = 1 if NEIGHBOURS == "positions" else tl.load(row + 8)
+    g_d = 1 if NEIGHBOURS == "columns" else tl.load(row + 6)
+    x_d = 1 if NEIGHBOURS == "columns" else tl.load(row + 9)
     tiles = tl.load(row + 10).to(tl.int32)
     first = tl.load(row + 11).to(tl.int32)
     n = (program - first) // tiles
@@ -91,8 +94,15 @@ def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
         G_TYPE=TYPES[gs[0].dtype],
         X_TYPE=TYPES[others[0].dtype],
         HAS_X=bool(xs),
-        ARE_NEIGHBOURS=all(t.stride(2) == 1 for t in (*gs, *xs)),
+        NEIGHBOURS=neighbours_in([*gs, *xs]),
         POSITIONS=positions,
         COLUMNS=columns,
     )
     return parts.sum(2, dtype=torch.float64)
+
+
+def neighbours_in(tensors: Sequence[Tensor]) -> str:
+    """What lies side by side in all of them: columns, positions, or neither."""
+    if all(t.stride(2) == 1 for t in tensors):
+        return "columns"
+    return "positions" if all(t.stride(1) == 1 for t in tensors) else "neither"

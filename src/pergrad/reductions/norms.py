@@ -117,6 +117,7 @@ class Launch(NamedTuple):
     kernel: str
     samples: int
     dtypes: tuple[torch.dtype, ...]
+    neighbours: str = "columns"  # what lies side by side in memory
 
 
 def launch_of(factors: Sequence[Factor], bound: int) -> Launch | None:
@@ -138,7 +139,10 @@ def launch_of(factors: Sequence[Factor], bound: int) -> Launch | None:
         return None
     if isinstance(factor, OuterProduct) and not _gram_kernel_is_cheapest(factor, kernels, bound):
         return None
-    return Launch(kernel, factor.shape[0], tuple(t.dtype for t in tensors))
+    dtypes = tuple(t.dtype for t in tensors)
+    if isinstance(factor, OuterProduct):
+        return Launch(kernel, factor.shape[0], dtypes)
+    return Launch(kernel, factor.shape[0], dtypes, kernels.neighbours_in(_flat_columns(tensors)))
 
 
 def squared_norms_in_one_launch(launch: Launch, factors: Sequence[Any]) -> Tensor:
@@ -149,8 +153,12 @@ def squared_norms_in_one_launch(launch: Launch, factors: Sequence[Any]) -> Tenso
     assert kernels is not None
     if launch.kernel == "gram_squared_norms":
         return kernels.gram_squared_norms(gs, xs)
-    gs, xs = ([t.flatten(2) if t.dim() > 2 else t.unsqueeze(2) for t in some] for some in (gs, xs))
-    return kernels.column_squared_norms(gs, xs)
+    return kernels.column_squared_norms(_flat_columns(gs), _flat_columns(xs))
+
+
+def _flat_columns(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """(n, t, *weight) -> (n, t, d)."""
+    return [t.flatten(2) if t.dim() > 2 else t.unsqueeze(2) for t in tensors]
 
 
 def _gram_kernel_is_cheapest(factor: OuterProduct, kernels: Any, bound: int) -> bool:
