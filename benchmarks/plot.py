@@ -20,7 +20,7 @@ from matplotlib.ticker import NullFormatter
 from benchmarks import rows, scaling
 from benchmarks.methods import BASES, METHODS
 from benchmarks.rows import Row
-from benchmarks.switches import Switch, switches
+from benchmarks.switches import Place, Switch, switches
 from benchmarks.table import Table, stored, tables
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
@@ -159,8 +159,8 @@ def curves(points: list[scaling.Point], path: Path) -> None:
                     panel.grid(visible=True, which="major", color=FAINT, alpha=0.25, linewidth=0.5)
             bottom = panels[1][number]
             ticks = sorted({point.value for point in own})
-            device = "cuda" if own[0].size == "gpu" else "cpu"
-            found_switches = switches(own[0].shape, axis, ticks, device=device)
+            place_of_run = Place.of(own[0].size, own[0].precision)
+            found_switches = switches(own[0].shape, axis, ticks, place_of_run)
             in_order = sorted(found_switches, key=lambda switch: switch.value)
             for place, switch in enumerate(in_order):
                 _mark(panels[0][number], switch, is_above=place % 2 == 0)

@@ -9,11 +9,29 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from itertools import pairwise
 
+import torch
+
+from benchmarks.precision import PRECISIONS
 from benchmarks.scaling import AXES, SWEEPS, Shape
-from pergrad.factors import allocation
-from pergrad.reductions import tiles
-from pergrad.reductions.norms import gram_is_cheaper
+from pergrad.factors import OuterProduct, allocation
+from pergrad.reductions import norms, tiles
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a step runs, and the type of what flows through its linear layers."""
+
+    device: str
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, size: str, precision: str) -> Place:
+        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        return cls("cuda" if size == "gpu" else "cpu", dtype)
 
 
 @dataclass(frozen=True)
@@ -44,48 +62,69 @@ def layers(shape: Shape) -> dict[str, tuple[int, int]]:
     }
 
 
-def norm_way(shape: Shape, layer: str, device: str) -> str:
+def norm_way(shape: Shape, layer: str, place: Place) -> str:
     """How the squared norms of the layer's gradients are found."""
+    outputs, inputs = layers(shape)[layer]
     if shape.length == 1:
         return "rank one"
-    return "gram" if gram_is_cheaper(shape.length, *layers(shape)[layer]) else "gradients"
+    if place.device == "cuda":
+        factor = OuterProduct(  # without values: costs are told by shapes
+            torch.empty(shape.batch, shape.length, outputs, dtype=place.dtype, device="meta"),
+            torch.empty(shape.batch, shape.length, inputs, dtype=place.dtype, device="meta"),
+        )
+        kernels = import_module("pergrad.kernels.launchers")
+        if norms._gram_kernel_is_cheapest(factor, kernels, tiles._ENOUGH_ON_GPU):
+            return "gram kernel"
+        if norms._tile_kernel_is_cheapest(factor, kernels):
+            return "tile kernel"
+    return "gram" if norms.gram_is_cheaper(shape.length, outputs, inputs) else "gradients"
 
 
-def norm_pieces(shape: Shape, layer: str, device: str) -> str:
+def norm_pieces(shape: Shape, layer: str, place: Place) -> str:
     """Whether the gradients whose norms are taken are all there at once."""
     outputs, inputs = layers(shape)[layer]
-    bound = tiles._ENOUGH if device == "cpu" else tiles._ENOUGH_ON_GPU
+    bound = tiles._ENOUGH if place.device == "cpu" else tiles._ENOUGH_ON_GPU
     is_cut = shape.batch > tiles.at_once(4 * outputs * inputs, bound)
-    return "in pieces" if is_cut and norm_way(shape, layer, device) == "gradients" else "at once"
+    return "in pieces" if is_cut and norm_way(shape, layer, place) == "gradients" else "at once"
 
 
-def gradient_pages(shape: Shape, layer: str, device: str) -> str:
+def gradient_pages(shape: Shape, layer: str, place: Place) -> str:
     """What memory the full gradients of a layer are written to."""
     outputs, inputs = layers(shape)[layer]
     size = 4 * shape.batch * outputs * inputs
-    is_large = device == "cpu" and size >= allocation._FRESHLY_MAPPED
+    is_large = place.device == "cpu" and size >= allocation._FRESHLY_MAPPED
     return "huge pages" if is_large else "torch's allocator"
 
 
+Way = Callable[[Shape, str, Place], str]
+
 # A clipped sum keeps the gradients where they take less room than their factors: where grams cost more too.
-WAYS: list[tuple[tuple[str, ...], Callable[[Shape, str, str], str]]] = [
+WAYS: list[tuple[tuple[str, ...], Way]] = [
     (("norms", "clipped"), norm_way),
     (("norms",), norm_pieces),
     (("grads",), gradient_pages),
 ]
 
 
-def switches(base: Shape, axis: str, values: list[int], *, device: str) -> Iterator[Switch]:
-    """All changes of way between the smallest and the largest value, layers that change together as one."""
+def _way_at(way: Way, base: Shape, axis: str, layer: str, place: Place, value: int) -> str:
+    return way(replace(base, **{axis: value}), layer, place)
+
+
+def switches(base: Shape, axis: str, values: list[int], place: Place) -> Iterator[Switch]:
+    """The changes of way from each value to the next, at their place between the two.
+
+    Where it changes back and forth between two values, only the last change, which the curve shows, is told.
+    Layers that change together are one.
+    """
     for quantities, way in WAYS:
         found: dict[tuple[int, str, str], list[str]] = {}
         for layer in layers(base):
-            before = way(replace(base, **{axis: min(values)}), layer, device)
-            for value in range(min(values) + 1, max(values) + 1):
-                after = way(replace(base, **{axis: value}), layer, device)
-                if after != before:
-                    found.setdefault((value, before, after), []).append(layer)
-                    before = after
+            at = partial(_way_at, way, base, axis, layer, place)
+            for low, high in pairwise(sorted(values)):
+                after = at(high)
+                if at(low) != after:
+                    last = next(v for v in range(high - 1, low - 1, -1) if at(v) != after)
+                    found.setdefault((last + 1, at(last), after), []).append(layer)
         for (value, before, after), names in sorted(found.items()):
             yield Switch(axis, value, quantities, ", ".join(names), before, after)
 
@@ -94,10 +133,11 @@ def main(arguments: list[str] | None = None) -> int:
     """List the switches of a sweep."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.switches", description=__doc__)
     parser.add_argument("--size", choices=SWEEPS, default="cpu")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32")
     options = parser.parse_args(arguments)
-    sweep, device = SWEEPS[options.size], "cuda" if options.size == "gpu" else "cpu"
+    sweep, place = SWEEPS[options.size], Place.of(options.size, options.precision)
     for axis in AXES:
-        for switch in switches(sweep.base, axis, sweep.values[axis], device=device):
+        for switch in switches(sweep.base, axis, sweep.values[axis], place):
             print(switch.text)
     return 0
 

@@ -8,7 +8,7 @@ pytest.importorskip("matplotlib")
 
 from benchmarks import rows, scaling
 from benchmarks.plot import main
-from benchmarks.switches import switches
+from benchmarks.switches import Place, switches
 from tests.benchmarks.row_cases import PLAIN, RUN
 
 NORMS = replace(
@@ -85,7 +85,7 @@ def test_bars_say_ratios_and_failures(results: Path) -> None:
 
 def test_curves_mark_where_the_cost_functions_choose_another_way(results: Path) -> None:
     text = text_of(draw(results, results / "assets")["scaling-cpu-float32.svg"])
-    found = switches(POINTS[0].shape, "length", [1, 4], device="cpu")
+    found = switches(POINTS[0].shape, "length", [1, 4], Place.of("cpu", "float32"))
     told = {f"{switch.layers}: {switch.after}" for switch in found}
     assert told
     for part in told:

@@ -8,9 +8,10 @@ import torch
 
 import pergrad
 from benchmarks.scaling import AXES, SWEEPS, Shape
-from benchmarks.switches import layers, main, norm_pieces, norm_way, switches
+from benchmarks.switches import Place, layers, main, norm_pieces, norm_way, switches
 from pergrad.reductions import norms, tiles
 
+CPU = Place.of("cpu", "float32")
 BASE = Shape(batch=3, length=4, width=8, depth=1, vocabulary=11)
 USES = {"attention": 4, "up": 1, "down": 1, "head": 1}  # weights of a block and of the head
 
@@ -48,14 +49,14 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Callable[[Shape], Counter[str]]:
 def expected(shape: Shape) -> Counter[str]:
     found: Counter[str] = Counter()
     for layer in layers(shape):
-        found[norm_way(shape, layer, "cpu")] += USES[layer]
+        found[norm_way(shape, layer, CPU)] += USES[layer]
     return found
 
 
 def test_ways_that_are_told_are_the_ways_that_are_gone_on_both_sides_of_each_switch(
     ways: Callable[[Shape], Counter[str]],
 ) -> None:
-    found = [s for s in switches(BASE, "length", [1, 12], device="cpu") if "norms" in s.quantities]
+    found = [s for s in switches(BASE, "length", [1, 12], CPU) if "norms" in s.quantities]
     assert len(found) >= 3
     for switch in found:
         before = replace(BASE, length=switch.value - 1)
@@ -68,16 +69,16 @@ def test_ways_that_are_told_are_the_ways_that_are_gone_on_both_sides_of_each_swi
 def test_gradients_come_in_pieces_where_the_tiles_are_cut() -> None:
     shape = replace(SWEEPS["gpu"].base, batch=256)
     each = 4 * shape.width**2
-    assert norm_pieces(shape, "attention", "cuda") == "in pieces"
-    fitting = replace(shape, batch=tiles._ENOUGH_ON_GPU // each)
-    assert norm_pieces(fitting, "attention", "cuda") == "at once"
+    assert norm_pieces(shape, "attention", CPU) == "in pieces"
+    fitting = replace(shape, batch=tiles._ENOUGH // each)
+    assert norm_pieces(fitting, "attention", CPU) == "at once"
 
 
 @pytest.mark.parametrize("size", SWEEPS)
 def test_no_switch_lies_outside_of_its_axis(size: str) -> None:
     for axis in AXES:
         values = SWEEPS[size].values[axis]
-        for switch in switches(SWEEPS[size].base, axis, values, device="cpu"):
+        for switch in switches(SWEEPS[size].base, axis, values, CPU):
             assert min(values) < switch.value <= max(values)
             assert switch.before != switch.after
 
@@ -92,5 +93,12 @@ def test_layers_are_those_of_the_model() -> None:
 
 
 def test_switches_of_a_sweep_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--size", "gpu"]) == 0
-    assert "length 384: norms and clipped of attention: gram → gradients" in capsys.readouterr().out
+    assert main(["--size", "cpu"]) == 0
+    assert "length 64: norms and clipped of attention: gram → gradients" in capsys.readouterr().out
+
+
+def test_kernels_are_among_the_ways_of_a_gpu() -> None:
+    pytest.importorskip("triton")
+    base, gpu = SWEEPS["gpu"].base, Place.of("gpu", "bfloat16")
+    ways = {norm_way(replace(base, length=t), "up", gpu) for t in SWEEPS["gpu"].values["length"]}
+    assert "gram kernel" in ways
