@@ -13,7 +13,7 @@ ARGS ?=
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow zoo demo bench lint format types clean
+.PHONY: help install test test-slow zoo demo bench docs lint format types clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -25,6 +25,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; name one with PYTHON=..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	@# BackPACK asks for torchvision, which only its examples use, and which must fit torch to the build.
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --no-deps backpack-for-pytorch
 	@touch $@
 
 test: lint types ## lint, type-check and run the tests
@@ -35,13 +37,17 @@ test-slow: $(STAMP) ## run the tests that `make test` leaves out
 
 zoo: $(STAMP) ## check every Hugging Face architecture and write its table
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo.table --write tests/zoo/RESULTS.md
-	$(BIN)/python -m tests.support --write README.md
+	$(BIN)/python -m tests.support --write docs/support.md
 
 demo: $(STAMP) ## find flipped labels in a small data set by their gradients
 	$(BIN)/python examples/mislabelled_digits.py $(ARGS)
 
 bench: $(STAMP) ## time pergrad against the alternatives
 	$(BIN)/python -m benchmarks.run $(ARGS)
+
+docs: $(STAMP) ## build the documentation into site/; a warning is an error
+	@# The variable takes away an advertisement; warnings of the build itself stay, and are errors.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 lint: $(STAMP) ## check style and formatting
 	$(BIN)/ruff check
@@ -55,5 +61,5 @@ format: $(STAMP) ## put the code into house style
 	$(BIN)/ruff format
 
 clean: ## remove everything that make and its tools have made
-	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
