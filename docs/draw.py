@@ -41,9 +41,13 @@ def text(
     )
 
 
-def box(x: float, y: float, w: float, h: float, colour: str, *lines: str, size: int = 14) -> str:
+def box(
+    x: float, y: float, w: float, h: float, colour: str, *lines: str, size: int = 14
+) -> str:
     """A filled box with centred lines, the first of them bold, others as code where they begin with `."""
-    parts = [f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="6" fill="{colour}"/>']
+    parts = [
+        f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="6" fill="{colour}"/>'
+    ]
     top = y + h / 2 - (len(lines) - 1) * (size + 5) / 2 + size * 0.35
     for k, line in enumerate(lines):
         code = line.startswith("`")
@@ -71,7 +75,12 @@ def arrow(x1: float, y1: float, x2: float, y2: float, *, dashed: bool = False) -
 
 
 def cells(
-    x: float, y: float, colours: Sequence[Sequence[str]], *, w: float = 22, h: float = 22
+    x: float,
+    y: float,
+    colours: Sequence[Sequence[str]],
+    *,
+    w: float = 22,
+    h: float = 22,
 ) -> str:
     """A grid, a colour for each cell."""
     return "".join(
@@ -110,7 +119,9 @@ def pipeline() -> str:
         parts.append(box(40, top, 400, 56, dark.get(colour, colour), name, line))
         if k < len(stages) - 1:
             parts.append(arrow(240, top + 58, 240, top + 80))
-    return picture(8 + 4 * 84 + 64, "A call, its rule, factor, reduction and quantity", parts)
+    return picture(
+        8 + 4 * 84 + 64, "A call, its rule, factor, reduction and quantity", parts
+    )
 
 
 def factor() -> str:
@@ -125,7 +136,16 @@ def factor() -> str:
         text(156, 159, "the layer, and what it saw", anchor="start"),
         arrow(240, 192, 130, 232),
         arrow(240, 192, 350, 232),
-        box(42, 242, 176, 116, "#4a4f5a", "G = Σ g ⊗ x", "out × in numbers", "for each sample"),
+        box(
+            42,
+            242,
+            176,
+            116,
+            "#4a4f5a",
+            "G = Σ g ⊗ x",
+            "out × in numbers",
+            "for each sample",
+        ),
         text(130, 380, "made for Grads only"),
         text(350, 252, "(gᵀ g) ⊙ (x xᵀ)"),
         box(313, 264, 74, 74, GREEN, "3 × 3"),
@@ -180,9 +200,23 @@ def layouts() -> str:
         text(16, 112, "three samples", anchor="start", size=13),
         text(16, 22, "x: (3, 4)", anchor="start", mono=True, size=13),
         cells(16, 32, [[a] * 4, [b] * 4, [c] * 4]),
-        text(200, 22, "x.flatten(): i is of sample i // 4", anchor="start", mono=True, size=12),
+        text(
+            200,
+            22,
+            "x.flatten(): i is of sample i // 4",
+            anchor="start",
+            mono=True,
+            size=12,
+        ),
         cells(200, 32, [[a] * 4 + [b] * 4 + [c] * 4]),
-        text(200, 84, "x.T: samples in the second dimension", anchor="start", mono=True, size=12),
+        text(
+            200,
+            84,
+            "x.T: samples in the second dimension",
+            anchor="start",
+            mono=True,
+            size=12,
+        ),
         cells(200, 94, [[a, b, c]] * 4),
         text(16, 146, "x[[2, 0, 2]]:", anchor="start", mono=True, size=13),
         text(16, 164, "by value", anchor="start", size=13),
@@ -192,7 +226,9 @@ def layouts() -> str:
         text(200, 312, "an error, once a gradient", anchor="start", size=13),
         text(200, 329, "flows through it", anchor="start", size=13),
     ]
-    return picture(342, "The samples of a tensor after a reshape, a transpose and an index", parts)
+    return picture(
+        342, "The samples of a tensor after a reshape, a transpose and an index", parts
+    )
 
 
 def ladder() -> str:
@@ -213,7 +249,9 @@ def ladder() -> str:
             parts.append(arrow(240, top + 48, 240, top + 66))
     parts.append(text(34, 30, "fast", anchor="end", size=12))
     parts.append(text(34, 310, "slow", anchor="end", size=12))
-    return picture(410, "The ladder: rule, derived, broadcast, vmap, masked VJP, error", parts)
+    return picture(
+        410, "The ladder: rule, derived, broadcast, vmap, masked VJP, error", parts
+    )
 
 
 PICTURES: dict[str, Callable[[], str]] = {
