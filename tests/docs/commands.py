@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -24,11 +25,13 @@ def problem_of(command: str) -> str | None:
     'make tea: the Makefile has no target tea'
     """
     words = shlex.split(command, comments=True)
-    if words[:2] == [".venv/bin/python", "-m"] or words[:2] == ["python", "-m"]:
+    if words[:3] == ["python", "-m", "pergrad"]:
+        return _pergrad(command, words[3:])
+    if words[:2] in ([".venv/bin/python", "-m"], ["python", "-m"]):
         return _module(command, words[2])
     look_up = {"make": _make, "pip": _pip, "python": _script, "pergrad": _pergrad, "cd": _nothing}
     if words[0] == "torchrun":  # what it runs is looked up
-        return problem_of(shlex.join(words[words.index("--no-python") + 1 :]))
+        return problem_of(shlex.join(["python", *words[words.index("-m") :]]))
     if words[0] not in look_up:
         return f"{command}: an unknown kind of command, one of {[*look_up]} is known"
     return look_up[words[0]](command, words[1:])
@@ -65,12 +68,11 @@ def _module(command: str, name: str) -> str | None:
 @cache
 def _help(*words: str) -> str:
     """What `pergrad WORDS --help` prints; empty where it fails."""
-    code = "import sys; from pergrad.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
-        [sys.executable, "-c", code, *words, "--help"],
+        [sys.executable, "-m", "pergrad", *words, "--help"],
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200", "NO_COLOR": "1"},
     )
     return done.stdout if done.returncode == 0 else ""
 

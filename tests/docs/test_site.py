@@ -79,3 +79,10 @@ def test_reference_has_every_public_name(site: Path) -> None:
     rendered = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
     for target in shown:
         assert f'id="{target}"' in rendered, target
+
+
+def test_reference_shows_examples_as_code_and_inner_products_as_text(site: Path) -> None:
+    quantities = (site / "reference" / "quantities.html").read_text()
+    assert "<blockquote>" not in quantities
+    assert "&lt;g_n, direction&gt;" in quantities
+    assert quantities.count('<div class="highlight">') >= 9  # an example for each quantity
