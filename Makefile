@@ -13,7 +13,7 @@ ARGS ?=
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow zoo demo bench docs lint format types clean
+.PHONY: help install test test-slow zoo demo bench lint format types clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -45,16 +45,17 @@ demo: $(STAMP) ## find flipped labels in a small data set by their gradients
 bench: $(STAMP) ## time pergrad against the alternatives
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
-docs: $(STAMP) ## build the documentation into site/; a warning is an error
-	@# The variable takes away an advertisement; warnings of the build itself stay, and are errors.
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
-
 lint: $(STAMP) ## check style and formatting
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
 types: $(STAMP) ## type-check
 	$(BIN)/mypy
+
+.PHONY: docs
+docs: $(STAMP) ## build the documentation into site/; a warning is an error
+	@# The variable takes away an advertisement; warnings of the build itself stay, and are errors.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 format: $(STAMP) ## put the code into house style
 	$(BIN)/ruff check --fix
