@@ -26,6 +26,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; name one with PYTHON=..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	@# BackPACK asks for torchvision, which only its examples use, and which must fit torch to the build.
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --no-deps backpack-for-pytorch
 	@touch $@
 
 test: lint types ## lint, type-check and run the tests
@@ -36,7 +38,7 @@ test-slow: $(STAMP) ## run the tests that `make test` leaves out
 
 zoo: $(STAMP) ## check every Hugging Face architecture and write its table
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo.table --write tests/zoo/RESULTS.md
-	$(BIN)/python -m tests.support --write README.md
+	$(BIN)/python -m tests.support --write docs/support.md
 
 demo: $(STAMP) ## find flipped labels in a small data set by their gradients
 	$(BIN)/python examples/mislabelled_digits.py $(ARGS)
@@ -48,8 +50,9 @@ bench-gpu: $(STAMP) ## the same on a GPU, and what it says of the goals
 	XLA_PYTHON_CLIENT_PREALLOCATE=false $(BIN)/python -m benchmarks.run --size gpu --precision $(PRECISION) --budget 3600 $(ARGS)
 	$(BIN)/python -m benchmarks.targets
 
-bench-tables: $(STAMP) ## put the stored rows into the README and its pictures
-	$(BIN)/python -m benchmarks.table --write README.md
+bench-tables: $(STAMP) ## put the stored rows into the documentation and its pictures
+	$(BIN)/python -m benchmarks.table --write docs/benchmarks.md
+	$(BIN)/python -m benchmarks.targets --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.plot
 
 lint: $(STAMP) ## check style and formatting
@@ -59,10 +62,15 @@ lint: $(STAMP) ## check style and formatting
 types: $(STAMP) ## type-check
 	$(BIN)/mypy
 
+.PHONY: docs
+docs: $(STAMP) ## build the documentation into site/; a warning is an error
+	@# The variable takes away an advertisement; warnings of the build itself stay, and are errors.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+
 format: $(STAMP) ## put the code into house style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 clean: ## remove everything that make and its tools have made
-	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -140,7 +140,7 @@ def _zoo(table: str) -> Iterator[str]:
     yield _wrapped(
         f"**Hugging Face.** {len(rows)} architectures in tiny random configurations, {cases} cases: "
         f"{tally}, run{run}. What each case varies, and the error of each architecture, is in "
-        "[tests/zoo/RESULTS.md](tests/zoo/RESULTS.md)."
+        "`tests/zoo/RESULTS.md` of the repository."
     )
     yield ""
     yield f"<details><summary>The {counts['exact']} that are exact in every case</summary>"

@@ -1,4 +1,4 @@
-"""The support section of the README is the one that the tests' own cases and results give."""
+"""The support page of the documentation is the one that the tests' own cases and results give."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pergrad
 from tests.engine import module_cases
 from tests.support import END, RESULTS, START, architectures, main, placed, section
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "support.md"
 
 # The section is written with the torch of constraints.txt; another one has other modules.
 pinned_torch = pytest.mark.skipif(
@@ -18,8 +18,8 @@ pinned_torch = pytest.mark.skipif(
 
 
 @pinned_torch
-def test_readme_has_the_support_section_of_the_tests() -> None:
-    assert main(["--check", str(README)]) == 0
+def test_page_has_the_support_section_of_the_tests() -> None:
+    assert main(["--check", str(PAGE)]) == 0
 
 
 def test_stale_section_is_found_and_written_anew(
