@@ -84,7 +84,7 @@ def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
         addresses = (g.data_ptr(), x.data_ptr(), g.shape[1], g.shape[2])
         rows.append((*addresses, *g.stride(), *x.stride(), tiles, programs))
         programs += n * tiles
-    parts = torch.zeros(len(gs), n, most, device=device, dtype=torch.float32)
+    parts = torch.zeros(len(gs), n, most, device=device, dtype=torch.float64)
     _columns_kernel[(programs,)](
         table_of(rows, device),
         len(gs),
@@ -98,7 +98,7 @@ def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
         POSITIONS=positions,
         COLUMNS=columns,
     )
-    return parts.sum(2, dtype=torch.float64)
+    return parts.sum(2)
 
 
 def neighbours_in(tensors: Sequence[Tensor]) -> str:

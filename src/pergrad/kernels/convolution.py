@@ -214,7 +214,7 @@ def convolution_by_tiles(
     block_j = power_of_two(columns, 16, 128 if is_half and channels % 128 == 0 else 64)
     positions = power_of_two(sizes["P"], 16, 64 if is_half else 32)
     tiles_o, tiles_j = -(-outputs // block_o), -(-columns // block_j)
-    parts = torch.empty(len(g), groups * tiles_o * tiles_j, device=g.device, dtype=torch.float32)
+    parts = torch.empty(len(g), groups * tiles_o * tiles_j, device=g.device, dtype=torch.float64)
     _tile_kernel[(parts.numel(),)](
         g,
         x,
@@ -233,7 +233,7 @@ def convolution_by_tiles(
         num_warps=8 if block_o * block_j >= 128 * 128 else 4,
         num_stages=3,
     )
-    return parts.sum(1, dtype=torch.float64)
+    return parts.sum(1)
 
 
 @operation("convolution_by_gram", _like_samples)
@@ -254,7 +254,7 @@ def convolution_by_gram(
     columns = power_of_two(channels, 16, 64 if is_half else 32)
     blocks = -(-sizes["P"] // block)
     pairs = blocks * (blocks + 1) // 2
-    parts = torch.empty(len(g), groups * pairs, device=g.device, dtype=torch.float32)
+    parts = torch.empty(len(g), groups * pairs, device=g.device, dtype=torch.float64)
     _gram_kernel[(parts.numel(),)](
         g,
         x,
@@ -270,7 +270,7 @@ def convolution_by_gram(
         num_warps=4,
         num_stages=3,
     )
-    return parts.sum(1, dtype=torch.float64)
+    return parts.sum(1)
 
 
 def convolution_gram_is_cheaper(positions: int, outputs: int, columns: int) -> bool:

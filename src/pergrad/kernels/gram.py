@@ -94,7 +94,7 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
         sizes = (g.shape[1], g.shape[2], x.shape[2], *g.stride()[:2], *x.stride()[:2])
         rows.append((g.data_ptr(), x.data_ptr(), *sizes, k, pairs, programs))
         programs += n * pairs
-    parts = torch.zeros(len(gs), n, most, device=device, dtype=torch.float32)
+    parts = torch.zeros(len(gs), n, most, device=device, dtype=torch.float64)
     _gram_kernel[(programs,)](
         table_of(rows, device),
         len(gs),
@@ -110,7 +110,7 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
         num_warps=warps,
         num_stages=stages,
     )
-    return parts.sum(2, dtype=torch.float64)
+    return parts.sum(2)
 
 
 def gram_microseconds(

@@ -47,8 +47,8 @@ def table_squared_norms(index: Tensor, g: Tensor) -> Tensor:
     rows, order = index.sort(dim=1, stable=True)
     columns = power_of_two(d, 16, 1024)
     tiles = -(-d // columns)
-    parts = torch.empty(n, t * tiles, device=g.device, dtype=torch.float32)
+    parts = torch.empty(n, t * tiles, device=g.device, dtype=torch.float64)
     _table_kernel[(parts.numel(),)](
         rows, order, g, parts, t, d, *g.stride(), tiles, COLUMNS=columns
     )
-    return parts.sum(1, dtype=torch.float64)
+    return parts.sum(1)

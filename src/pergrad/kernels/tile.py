@@ -75,7 +75,7 @@ def tile_squared_norms(g: Tensor, x: Tensor) -> Tensor:
     i = x.shape[2]
     block_o, block_i, positions, warps, stages = _blocks(t, o, i, g.dtype)
     tiles_o, tiles_i = -(-o // block_o), -(-i // block_i)
-    parts = torch.empty(n, tiles_o * tiles_i, device=g.device, dtype=torch.float32)
+    parts = torch.empty(n, tiles_o * tiles_i, device=g.device, dtype=torch.float64)
     settings = {
         "BLOCK_O": block_o,
         "BLOCK_I": block_i,
@@ -88,7 +88,7 @@ def tile_squared_norms(g: Tensor, x: Tensor) -> Tensor:
     _tile_kernel[(parts.numel(),)](
         g, x, parts, t, o, i, *g.stride(), *x.stride(), tiles_o, tiles_i, **settings
     )
-    return parts.sum(1, dtype=torch.float64)
+    return parts.sum(1)
 
 
 def tile_microseconds(n: int, t: int, o: int, i: int, dtype: torch.dtype) -> float:
