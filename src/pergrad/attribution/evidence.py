@@ -1,0 +1,57 @@
+"""Why a sample is where it is in the ranking, in words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pergrad.attribution.samples import Floats, Samples
+
+__all__ = ["evidence"]
+
+_NOTABLE = 0.95  # a value larger than that of this share of the samples is worth a sentence
+
+
+def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tuple[str, ...], ...]:
+    """Short sentences for each sample, the strongest first; none where nothing stands out.
+
+    >>> import numpy as np
+    >>> norm = np.arange(100.0)
+    >>> samples = Samples(np.arange(100), norm, norm, {}, np.eye(100))
+    >>> evidence(samples, np.zeros(100), np.zeros(100))[99]
+    ('loss higher than of 99.0% of the samples', 'gradient norm larger than of 99.0% of the samples')
+    """
+    losses, norms, influences = (shares_below(v) for v in (samples.loss, samples.norm, influence))
+    found = []
+    for row in range(len(samples)):
+        words = []
+        if not np.isfinite(samples.loss[row]):
+            words.append("its loss is not finite")
+        if not np.isfinite(samples.norm[row]):
+            words.append("its gradient is not finite")
+        if losses[row] >= _NOTABLE:
+            words.append(f"loss higher than of {_share(losses[row])} of the samples")
+        if norms[row] >= _NOTABLE:
+            words.append(f"gradient norm larger than of {_share(norms[row])} of the samples")
+        if influences[row] >= _NOTABLE:
+            words.append(
+                f"moves its own loss more than {_share(influences[row])} of the samples move theirs"
+            )
+        if alignment[row] < -0.2:
+            words.append(f"points against the mean gradient (cosine {alignment[row]:.2f})")
+        found.append(tuple(words))
+    return tuple(found)
+
+
+def shares_below(values: Floats) -> Floats:  # (n,) -> (n,)
+    """The share of the finite values that are smaller than each; 0 for one that is not finite."""
+    finite = np.isfinite(values)
+    known = np.sort(values[finite])
+    if len(known) == 0:
+        return np.zeros(len(values))
+    below = np.searchsorted(known, np.where(finite, values, -np.inf), side="left") / len(known)
+    return np.asarray(below, dtype=np.float64)
+
+
+def _share(share: float) -> str:
+    # Rounded down: 99.96% must not become all of them.
+    return f"{np.floor(share * 1000) / 10:.1f}%"

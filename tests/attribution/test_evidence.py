@@ -1,0 +1,34 @@
+import numpy as np
+
+from pergrad.attribution import Samples, evidence
+from pergrad.attribution.evidence import shares_below
+
+
+def test_shares_below_count_the_smaller_finite_values() -> None:
+    values = np.array([1.0, 2.0, 2.0, np.nan, 5.0, -np.inf])
+    assert shares_below(values).tolist() == [0, 0.25, 0.25, 0, 0.75, 0]
+    assert shares_below(np.array([np.nan])).tolist() == [0]
+
+
+def test_a_share_is_never_rounded_up_to_all() -> None:
+    norm = np.arange(10_000.0)
+    samples = Samples(np.arange(10_000), np.zeros(10_000), norm, {}, np.ones((10_000, 1)))
+    words = evidence(samples, np.zeros(10_000), np.zeros(10_000))
+    assert words[-1] == ("gradient norm larger than of 99.9% of the samples",)
+    assert words[5000] == ()
+
+
+def test_values_that_are_not_finite_are_said_to_be() -> None:
+    samples = Samples(
+        np.arange(2), np.array([np.nan, 1]), np.array([np.inf, 1]), {}, np.ones((2, 1))
+    )
+    words = evidence(samples, np.array([np.nan, 1.0]), np.array([np.nan, 1.0]))
+    assert words[0] == ("its loss is not finite", "its gradient is not finite")
+
+
+def test_a_gradient_against_the_mean_is_said_with_its_cosine() -> None:
+    samples = Samples(np.arange(2), np.ones(2), np.ones(2), {}, np.ones((2, 1)))
+    assert evidence(samples, np.array([-0.414, 1.0]), np.ones(2)) == (
+        ("points against the mean gradient (cosine -0.41)",),
+        (),
+    )
