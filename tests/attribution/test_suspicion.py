@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pergrad.attribution import ranks, suspicion
+from pergrad.attribution import holding_half, ranks, suspicion
 
 
 def test_suspicion_is_the_excess_loss_times_the_length_of_the_whitened_gradient() -> None:
@@ -29,3 +29,18 @@ def test_equal_losses_are_not_suspicious() -> None:
 
 def test_ranks_are_a_permutation_and_ties_go_by_the_row() -> None:
     assert ranks(np.array([1.0, 2.0, 2.0, 0.0])).tolist() == [3, 1, 2, 4]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_half_is_held_by_the_fewest_samples_that_can_hold_it(seed) -> None:
+    scores = np.random.default_rng(seed).exponential(size=101) ** 3
+    count = holding_half(scores)
+    ordered = sorted(scores, reverse=True)
+    assert sum(ordered[:count]) >= sum(scores) / 2 > sum(ordered[: count - 1])
+
+
+def test_half_of_nothing_is_held_by_none_but_the_infinite() -> None:
+    assert holding_half(np.zeros(4)) == 0
+    assert holding_half(np.array([np.inf, 0.0])) == 1
+    assert holding_half(np.array([np.inf, np.inf])) == 2
+    assert holding_half(np.array([1e308, 1e308, 1e308])) == 2

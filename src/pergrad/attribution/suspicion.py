@@ -7,7 +7,7 @@ import numpy as np
 from pergrad.attribution.grading import ranked
 from pergrad.attribution.samples import Floats, Integers
 
-__all__ = ["ranks", "suspicion"]
+__all__ = ["holding_half", "ranks", "suspicion"]
 
 
 def suspicion(loss: Floats, influence: Floats) -> Floats:  # (n,), (n,) -> (n,)
@@ -46,3 +46,22 @@ def ranks(scores: Floats) -> Integers:  # (n,) -> (n,)
     result = np.empty(len(scores), dtype=np.int64)
     result[ranked(scores)] = np.arange(1, len(scores) + 1)
     return result
+
+
+def holding_half(scores: Floats) -> int:  # (n,)
+    """How many of the highest scores hold half of their sum: about how many samples to look at first.
+
+    Those that are infinite are counted too, on top. 0 where no score is above zero.
+
+    >>> import numpy as np
+    >>> holding_half(np.array([5.0, 3.0, 1.0, 1.0, np.inf])), holding_half(np.ones(10))
+    (2, 5)
+    """
+    finite = np.sort(scores[np.isfinite(scores)])[::-1]
+    # Scaled by the largest, so that the sum is finite.
+    largest = float(finite[0]) if len(finite) > 0 else 0.0
+    infinite = int((~np.isfinite(scores)).sum())
+    if not largest > 0:
+        return infinite
+    held = np.cumsum(finite / largest)
+    return infinite + int(np.searchsorted(held, held[-1] / 2 * (1 - 1e-12))) + 1
