@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
+resource = import_module("resource") if sys.platform != "win32" else None
 _FLAGS = """
     --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-dev-shm-usage
     --disable-background-networking --disable-component-update --disable-sync --hide-scrollbars
@@ -27,11 +30,14 @@ class Browser:
     def __init__(self, driver: webdriver.Chrome) -> None:
         self._driver = driver
 
-    def open(self, path: Path, *, width: int = 1280, scheme: str = "light") -> None:
+    def open(
+        self, path: Path, *, width: int = 1280, scheme: str = "light", motion: str = "no-preference"
+    ) -> None:
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         self._command("Emulation.setDeviceMetricsOverride", metrics)
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self._command("Emulation.setEmulatedMedia", {"features": [feature]})
+        preferences = {"prefers-color-scheme": scheme, "prefers-reduced-motion": motion}
+        features = [{"name": name, "value": value} for name, value in preferences.items()]
+        self._command("Emulation.setEmulatedMedia", {"features": features})
         self._driver.get_log("performance")
         self._driver.get_log("browser")
         self._driver.get(path.resolve().as_uri())
@@ -75,6 +81,8 @@ def browsing(profile: Path) -> Iterator[Browser]:
     driver = shutil.which("chromedriver")
     if binary is None or driver is None:
         pytest.skip("needs Chromium and chromedriver (Debian: chromium chromium-driver)")
+    if resource is not None and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        pytest.skip("Chromium reserves more address space than the limit (ulimit -v) allows")
     options = Options()
     options.binary_location = binary
     for flag in (*_FLAGS, f"--user-data-dir={profile}"):

@@ -32,8 +32,8 @@ def test_columns_without_content_are_left_out(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_overview_fits_into_eighty_columns_and_cuts_no_number(tmp_path, case) -> None:
-    text = printed(CASES[case](tmp_path))
+def test_the_overview_fits_into_eighty_columns_and_cuts_no_number(folder_of, case) -> None:
+    text = printed(folder_of(case))
     assert max(map(len, text.splitlines())) <= 80
     headings = next(line for line in text.splitlines() if line.split()[:2] == ["rank", "sample"])
     assert headings.split()[-4:] == ["loss", "norm", "influence", "alignment"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -16,6 +14,7 @@ import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from pergrad.audit.files import write_whole
 from pergrad.reports.charts import histogram_svg
 from pergrad.reports.facts import facts
 from pergrad.reports.numbers import aligned, batch_size, count, duration, middle_cut, number, share
@@ -68,17 +67,8 @@ def write_report(folder: str | Path) -> Path:
     It is written whole or not at all, and loads nothing: pictures, charts, style and script are within.
     """
     results = read_results(folder)
-    html = html_of(results)
     path = results.folder / "report.html"
-    handle, name = tempfile.mkstemp(dir=results.folder, prefix=".report-", suffix=".html")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(html)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, html_of(results).encode(), durable=False)
     return path
 
 

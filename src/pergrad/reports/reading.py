@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pergrad.errors import PergradError
+from pergrad.errors import AuditError
 
 __all__ = ["Results", "read_results"]
 
@@ -74,11 +74,11 @@ def read_results(folder: str | Path) -> Results:
     """
     path = Path(folder)
     if not path.is_dir():
-        raise PergradError(f"there is no results folder {path}: run an audit into it first")
+        raise AuditError(f"there is no results folder {path}: run an audit into it first")
     summary = _summary(path / "summary.json")
     table = _table(path / "samples.parquet", _SAMPLES)
     if table.num_rows == 0:
-        raise PergradError(f"{path / 'samples.parquet'} has no rows: audit at least one sample")
+        raise AuditError(f"{path / 'samples.parquet'} has no rows: audit at least one sample")
     columns = [name for name in _SAMPLES if name != "evidence"]
     duplicates = _table(path / "duplicates.parquet", _DUPLICATES)
     pushes = {name: np.empty(0) for name in _PUSHES}
@@ -92,14 +92,14 @@ def _summary(path: Path) -> dict[str, Any]:
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise PergradError(
+        raise AuditError(
             f"{path.parent} holds no finished audit: {path.name} is missing; run the audit to its end"
         ) from error
     except (OSError, ValueError) as error:
-        raise PergradError(f"{path} cannot be read ({error}): run the audit again") from error
+        raise AuditError(f"{path} cannot be read ({error}): run the audit again") from error
     if not isinstance(summary, dict) or summary.get("format") != _FORMAT:
         found = summary.get("format") if isinstance(summary, dict) else None
-        raise PergradError(
+        raise AuditError(
             f"{path} has format {found!r}, this version of pergrad reads {_FORMAT}: run the audit again, "
             "or use the version that wrote it"
         )
@@ -110,12 +110,12 @@ def _table(path: Path, columns: tuple[str, ...]) -> pa.Table:
     try:
         table = pq.read_table(path)
     except FileNotFoundError as error:
-        raise PergradError(f"{path} is missing: run the audit again") from error
+        raise AuditError(f"{path} is missing: run the audit again") from error
     except (OSError, pa.ArrowException) as error:
-        raise PergradError(f"{path} cannot be read ({error}): run the audit again") from error
+        raise AuditError(f"{path} cannot be read ({error}): run the audit again") from error
     missing = [name for name in columns if name not in table.column_names]
     if missing:
-        raise PergradError(f"{path} has no column {missing[0]!r}: it is not of an audit")
+        raise AuditError(f"{path} has no column {missing[0]!r}: it is not of an audit")
     return table
 
 
