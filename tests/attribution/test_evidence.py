@@ -14,16 +14,19 @@ def test_a_share_is_never_rounded_up_to_all() -> None:
     norm = np.arange(10_000.0)
     samples = Samples(np.arange(10_000), np.zeros(10_000), norm, {}, np.ones((10_000, 1)))
     words = evidence(samples, np.zeros(10_000), np.zeros(10_000))
-    assert words[-1] == ("gradient norm larger than of 99.9% of the samples",)
+    assert words[-1] == ("gradient longer than that of 99.9%",)
     assert words[5000] == ()
 
 
 def test_values_that_are_not_finite_are_said_to_be() -> None:
-    samples = Samples(
-        np.arange(2), np.array([np.nan, 1]), np.array([np.inf, 1]), {}, np.ones((2, 1))
+    loss, norm, sketch = np.array([np.nan, 1, 1]), np.array([np.inf, 1, 1]), np.ones((3, 1))
+    sketch[1] = np.nan
+    words = evidence(Samples(np.arange(3), loss, norm, {}, sketch), np.zeros(3), np.zeros(3))
+    assert words == (
+        ("its loss is not finite", "its gradient is not finite"),
+        ("its gradient is not finite",),
+        (),
     )
-    words = evidence(samples, np.array([np.nan, 1.0]), np.array([np.nan, 1.0]))
-    assert words[0] == ("its loss is not finite", "its gradient is not finite")
 
 
 def test_a_gradient_against_the_mean_is_said_with_its_cosine() -> None:
@@ -32,3 +35,15 @@ def test_a_gradient_against_the_mean_is_said_with_its_cosine() -> None:
         ("points against the mean gradient (cosine -0.41)",),
         (),
     )
+
+
+def test_an_unusual_layer_is_said_beside_other_evidence_alone() -> None:
+    loss = np.zeros(40)
+    loss[0] = 5.0
+    groups = {"body": np.ones(40), "head": np.full(40, 3.0)}
+    groups["body"][:2] = 9.0
+    words = evidence(
+        Samples(np.arange(40), loss, np.ones(40), groups, np.ones((40, 1))), loss * 0, loss * 0
+    )
+    assert words[0][-1] == "pulls on body more than samples usually do"
+    assert words[1] == ()

@@ -70,7 +70,15 @@ def test_noise_that_outweighs_the_mean_has_no_scale() -> None:
     rows = gradients(10, 6)
     found = noise_of(rows - rows.mean(axis=0))
     assert found.squared_mean < 0
-    assert (found.scale, found.low, found.high, found.critical_batch_size) == (None,) * 4
+    assert (found.scale, found.high, found.critical_batch_size) == (None,) * 3
+
+
+def test_noise_that_outweighs_the_mean_has_a_bound_from_below() -> None:
+    """The true scale is 40 / 0.01 = 4000; 300 samples cannot tell it, but that it is over a hundred."""
+    for seed in range(20):
+        found = noise_of(0.1 / 40**0.5 + gradients(300, 40, seed))
+        assert found.low is not None
+        assert 100 < found.low < 4000
 
 
 def test_a_single_sample_has_no_scale() -> None:

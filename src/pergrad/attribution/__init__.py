@@ -10,7 +10,7 @@ from pergrad.attribution.influence import self_influence
 from pergrad.attribution.noise import Noise, gradient_noise
 from pergrad.attribution.pushes import Pushes, pushes
 from pergrad.attribution.samples import Samples
-from pergrad.attribution.suspicion import ranks, suspicion
+from pergrad.attribution.suspicion import holding_half, ranks, suspicion
 
 __all__ = [
     "Duplicates",
@@ -26,6 +26,7 @@ __all__ = [
     "evidence",
     "grade",
     "gradient_noise",
+    "holding_half",
     "near_duplicates",
     "pushes",
     "quantiles",

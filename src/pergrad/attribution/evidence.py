@@ -4,40 +4,46 @@ from __future__ import annotations
 
 import numpy as np
 
+from pergrad.attribution.groups import unusual_group
 from pergrad.attribution.samples import Floats, Samples
 
-__all__ = ["evidence"]
+__all__ = ["evidence", "shares_below"]
 
-_NOTABLE = 0.95  # a value larger than that of this share of the samples is worth a sentence
+_NOTABLE = 0.95  # a value above that of this share of the samples is worth a sentence
+_AGAINST = -0.2  # from which cosine with the mean gradient on
 
 
 def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tuple[str, ...], ...]:
-    """Short sentences for each sample, the strongest first; none where nothing stands out.
+    """Short sentences for each sample, what matters most first; none where nothing stands out.
 
     >>> import numpy as np
     >>> norm = np.arange(100.0)
     >>> samples = Samples(np.arange(100), norm, norm, {}, np.eye(100))
     >>> evidence(samples, np.zeros(100), np.zeros(100))[99]
-    ('loss higher than of 99.0% of the samples', 'gradient norm larger than of 99.0% of the samples')
+    ('loss 99 is higher than that of 99.0% of the samples', 'gradient longer than that of 99.0%')
     """
     losses, norms, influences = (shares_below(v) for v in (samples.loss, samples.norm, influence))
+    groups = unusual_group(samples.group_norms, len(samples))
     found = []
     for row in range(len(samples)):
         words = []
         if not np.isfinite(samples.loss[row]):
             words.append("its loss is not finite")
-        if not np.isfinite(samples.norm[row]):
+        if not (np.isfinite(samples.norm[row]) and np.isfinite(samples.sketch[row]).all()):
             words.append("its gradient is not finite")
         if losses[row] >= _NOTABLE:
-            words.append(f"loss higher than of {_share(losses[row])} of the samples")
-        if norms[row] >= _NOTABLE:
-            words.append(f"gradient norm larger than of {_share(norms[row])} of the samples")
+            loss = f"loss {samples.loss[row]:.3g}"
+            words.append(f"{loss} is higher than that of {_share(losses[row])} of the samples")
         if influences[row] >= _NOTABLE:
             words.append(
-                f"moves its own loss more than {_share(influences[row])} of the samples move theirs"
+                f"pulls where few others pull: self-influence above {_share(influences[row])}"
             )
-        if alignment[row] < -0.2:
+        if norms[row] >= _NOTABLE:
+            words.append(f"gradient longer than that of {_share(norms[row])}")
+        if alignment[row] <= _AGAINST:
             words.append(f"points against the mean gradient (cosine {alignment[row]:.2f})")
+        if words and groups[row] is not None:
+            words.append(f"pulls on {groups[row]} more than samples usually do")
         found.append(tuple(words))
     return tuple(found)
 

@@ -88,7 +88,7 @@ def analyse(
     rows = samples.sketch[usable]
     aligned = _spread(alignment(rows), usable)
     influence = _spread(self_influence(rows, damping=damping), usable)
-    scores = suspicion(samples.loss, samples.norm, influence)
+    scores = suspicion(np.where(usable, samples.loss, np.nan), influence)
     rank = ranks(scores)
     # Row of the usable ones alone: pushes compare sketches, which the others do not have.
     best = np.argsort(rank[usable], kind="stable")[:top]

@@ -8,7 +8,7 @@ import numpy as np
 
 from pergrad.attribution.samples import Floats
 
-__all__ = ["dominant_groups"]
+__all__ = ["dominant_groups", "unusual_group"]
 
 
 def dominant_groups(group_norms: Mapping[str, Floats]) -> dict[str, float]:
@@ -28,3 +28,30 @@ def dominant_groups(group_norms: Mapping[str, Floats]) -> dict[str, float]:
     shares = squares / (float(squares.sum()) or 1.0)
     pairs = zip(group_norms, shares.tolist(), strict=True)
     return dict(sorted(pairs, key=lambda pair: -pair[1]))
+
+
+def unusual_group(group_norms: Mapping[str, Floats], samples: int) -> list[str | None]:
+    """For each sample the group that holds half or more of its squared norm, though usually under a quarter.
+
+    Usually: the median over the samples. None for most samples, and for those that are not finite.
+
+    >>> import numpy as np
+    >>> unusual_group({"body": np.array([1.0, 1, 9]), "head": np.array([4.0, 4, 4])}, 3)
+    [None, None, 'body']
+    """
+    if not group_norms:
+        return [None] * samples
+    names = list(group_norms)
+    norms = np.stack([np.asarray(values, dtype=np.float64) for values in group_norms.values()])
+    usable = np.isfinite(norms).all(axis=0) & (norms > 0).any(axis=0)
+    if not usable.any():
+        return [None] * samples
+    shares = np.square(norms[:, usable] / norms[:, usable].max(axis=0))
+    shares /= shares.sum(axis=0)
+    unusual = (shares >= 0.5) & (np.median(shares, axis=1, keepdims=True) < 0.25)
+    found: list[str | None] = [None] * samples
+    for column, row in enumerate(np.flatnonzero(usable)):
+        groups = np.flatnonzero(unusual[:, column])
+        if len(groups) > 0:
+            found[row] = names[groups[np.argmax(shares[groups, column])]]
+    return found

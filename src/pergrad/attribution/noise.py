@@ -19,8 +19,10 @@ class Noise:
     """tr(Σ) and |G|², each estimated without bias, and their ratio, the simple noise scale.
 
     `scale` is None where it cannot be told: with fewer than two samples, or where the noise outweighs the
-    mean gradient so far that the estimate of |G|² is not above zero. `low` and `high` are about two standard
-    errors apart from it (a jackknife over blocks of samples); `high` is None where it has no bound.
+    mean gradient so far that the estimate of |G|² is not above zero. `low` and `high` are two standard errors
+    away (a jackknife over blocks of samples, and the error of the sketch): about 95% of such intervals hold
+    the true value. `high` is None where there is no bound; `low` may be there though `scale` is not: the
+    noise scale is at least that.
     """
 
     trace: float  # tr(Σ), Σ the covariance of one sample's gradient
@@ -64,10 +66,8 @@ def gradient_noise(norm: Floats, sketch: Floats) -> Noise:  # (n,), (n, k)
     square_sums = np.array([squares[block].sum() for block in blocks])
     sums = np.stack([(sketch[block] / unit).sum(axis=0, dtype=np.float64) for block in blocks])
     trace, squared_mean = _estimates(samples, square_sums.sum(), sums.sum(axis=0))
-    scale, low, high = None, None, None
-    if squared_mean > 0:
-        scale = max(0.0, trace / squared_mean)
-        low, high = _interval(scale, sizes, square_sums, sums, width)
+    scale = max(0.0, trace / squared_mean) if squared_mean > 0 else None
+    low, high = _interval(samples, sizes, square_sums, sums, width)
     return Noise(trace * unit * unit, squared_mean * unit * unit, scale, low, high)
 
 
@@ -78,21 +78,28 @@ def _estimates(samples: int, squares: float, total: Floats) -> tuple[float, floa
 
 
 def _interval(
-    scale: float, sizes: Floats, squares: Floats, sums: Floats, width: int
+    samples: int, sizes: Floats, squares: Floats, sums: Floats, width: int
 ) -> tuple[float | None, float | None]:
     """Two standard errors of the inverse, |G|² / tr(Σ): it is close to normal, the ratio itself is not."""
-    if sizes.sum() - sizes.max() < 2 or scale == 0.0:
+    if samples - sizes.max() < 2:
         return None, None
-    inverses = []
+    whole = _inverse(samples, squares.sum(), sums.sum(axis=0))
+    inverses = np.empty(len(sizes))
     for block in range(len(sizes)):
         kept = np.arange(len(sizes)) != block
-        trace, mean = _estimates(
+        inverses[block] = _inverse(
             int(sizes[kept].sum()), squares[kept].sum(), sums[kept].sum(axis=0)
         )
-        inverses.append(mean / trace if trace > 0 else 0.0)
-    spread = np.asarray(inverses) - np.mean(inverses)
+    if not (math.isfinite(whole) and np.isfinite(inverses).all()):
+        return None, None  # no noise at all
+    spread = inverses - inverses.mean()
     variance = (len(sizes) - 1) / len(sizes) * float(spread @ spread)
-    # What the sketch adds: |Σ s_n|² is off by √(2 / k) of itself.
-    error = math.sqrt(variance + 2 / width / scale**2)
-    below = 1 / scale - 2 * error
-    return 1 / (1 / scale + 2 * error), 1 / below if below > 0 else None
+    # What the sketch adds: |Σ s_n|², and so this plus 1 / N, is off by √(2 / k) of itself.
+    error = math.sqrt(variance + 2 / width * (whole + 1 / samples) ** 2)
+    above, below = whole + 2 * error, whole - 2 * error
+    return 1 / above if above > 0 else None, 1 / below if below > 0 else None
+
+
+def _inverse(samples: int, squares: float, total: Floats) -> float:
+    trace, squared_mean = _estimates(samples, squares, total)
+    return squared_mean / trace if trace > 0 else math.nan
