@@ -125,9 +125,7 @@ def test_no_space_left_is_one_line_and_exit_code_3(command, monkeypatch):
     monkeypatch.setattr(Path, "write_bytes", full)
     code, _, err = command("audit", f"{CASES}:mlp")
     assert code == 3
-    assert re.fullmatch(
-        r"pergrad: no space left to write pergrad-audit/\S+: free some, .*\n", err
-    )
+    assert re.fullmatch(r"pergrad: no space left to write pergrad-audit/\S+: free some, .*\n", err)
 
 
 def test_ctrl_c_says_that_the_same_command_resumes(command, monkeypatch):
@@ -155,11 +153,12 @@ def test_a_second_ctrl_c_while_saving_leaves_the_folder_whole(command, monkeypat
             raise KeyboardInterrupt
         return replace(path, target)
 
-    monkeypatch.setattr(Path, "replace", pressed_again)
-    code, _, err = command(*arguments)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", pressed_again)
+        code, _, err = command(*arguments)
     assert code == 130
     assert "the same command resumes" in err
-    monkeypatch.undo()
+    monkeypatch.delenv("PRESS_CTRL_C")
     assert command(*arguments)[0] == 0
 
 

@@ -164,7 +164,11 @@ def test_without_the_extra_one_line_says_what_to_install(missing):
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [("pergrad ", "audit"), ("pergrad audit --sub", "--subset"), ("pergrad audit --dtype f", "float64")],
+    [
+        ("pergrad ", "audit"),
+        ("pergrad audit --sub", "--subset"),
+        ("pergrad audit --dtype f", "float64"),
+    ],
 )
 def test_the_shell_completes_commands_options_and_values(words, expected):
     done = subprocess.run(

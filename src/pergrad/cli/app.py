@@ -22,7 +22,7 @@ from pergrad.audit.ranks import ranks_from
 from pergrad.audit.trial import first_batch
 from pergrad.cli.progress import Progress
 from pergrad.errors import InterruptedAuditError, PergradError
-from pergrad.reports import headline, write_report
+from pergrad.reports import overview, write_report
 
 __all__ = ["app", "run"]
 
@@ -158,7 +158,7 @@ def report(
 def _report(folder: Path) -> None:
     path = write_report(folder)
     console = Console(soft_wrap=False)
-    console.print(headline(folder))
+    console.print(overview(folder))
     console.print(f"report: {path}", highlight=False, soft_wrap=True)
 
 
