@@ -97,18 +97,17 @@ class NormsAndSketch(Quantity):
             norms = torch.linalg.vector_norm(entries, dim=1)
             squares.append(norms.double().square())
             sketch = self.sketch[samples]
-            sketch.index_add_(1, to.buckets, (entries.mul_(signs)).to(sketch.dtype))
+            sketch.index_add_(1, to.buckets, (entries * signs).to(sketch.dtype))
         return torch.cat(squares)
 
 
 def _made(factor: Factor, is_last: bool) -> Tensor:  # (n, entries)
-    """The gradients themselves, the caller's own."""
+    """The gradients themselves."""
     dtype = wide(factor.dtype)
     if is_last:
         assert isinstance(factor, Convolution)
         return factor.channels_last().materialize(dtype).view(factor.shape[0], -1)
-    found = factor.materialize(dtype).reshape(factor.shape[0], -1)
-    return found
+    return factor.materialize(dtype).reshape(factor.shape[0], -1)
 
 
 def _bytes_each(factor: Factor) -> int:
