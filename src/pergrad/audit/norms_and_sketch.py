@@ -83,7 +83,7 @@ class NormsAndSketch(Quantity):
 
     def _by_pieces(self, name: str, factor: Factor) -> Tensor:
         """|G_n|²; the sketches are added to those of the other parameters."""
-        is_last = isinstance(factor, Convolution) and factor.goes_by_windows
+        is_last = isinstance(factor, Convolution) and factor.channels_last_is_cheaper
         if (name, is_last) not in self._entries:
             kernel = factor.shape[1:] if is_last else None
             self._entries[name, is_last] = _Entries.of(self._sketches[name], kernel)

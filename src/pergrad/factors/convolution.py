@@ -57,9 +57,10 @@ class Convolution(Factor):
         return self.groups * prod(self.kernel[1:]) * self.positions
 
     @property
-    def goes_by_windows(self) -> bool:
-        """Whether `materialize` copies the windows."""
-        return not self._samples_as_groups_is_cheaper()
+    def channels_last_is_cheaper(self) -> bool:
+        """Whether windows are best copied for `channels_last`: what lies side by side stays so for longer."""
+        by_windows = not self._samples_as_groups_is_cheaper() and self.input.is_cpu
+        return by_windows and self.kernel[1] >= self._out_shape[-1]
 
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
         if self._samples_as_groups_is_cheaper():
@@ -184,10 +185,7 @@ class Convolution(Factor):
         return self.as_outer_product().materialize(dtype).view(self.shape)
 
     def channels_last(self) -> OuterProduct:
-        """As `as_outer_product`, with columns in the order of taps and then channels.
-
-        On the CPU these windows are copied five times as fast: what lies side by side stays so.
-        """
+        """As `as_outer_product`, with columns in the order of taps and then channels."""
         n, rows, out = self.grad_output.shape[0], self.grad_output.shape[1], self._out_shape
         taps = self.kernel[2:]
         x = self.padded_input().unflatten(2, (self.groups, -1)).movedim(3, -1).contiguous()
