@@ -19,9 +19,14 @@ def test_a_file_is_replaced_whole(tmp_path, durable):
 def test_an_error_leaves_what_was_there(tmp_path):
     path = tmp_path / "a"
     write_whole(path, b"old")
-    with pytest.raises(KeyboardInterrupt), replacing(path) as unfinished:
-        unfinished.write_bytes(b"ne")
-        raise KeyboardInterrupt
+
+    def interrupted():
+        with replacing(path) as unfinished:
+            unfinished.write_bytes(b"ne")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a"]
 

@@ -65,7 +65,7 @@ def test_a_length_that_lies_is_told():
 
 
 def test_a_label_that_raises_is_named():
-    with pytest.raises(AuditError, match="spec.label raised IndexError on item 0"):
+    with pytest.raises(AuditError, match=r"spec.label raised IndexError on item 0"):
         loader(label=lambda item: item[5]).load(0, 2)
 
 

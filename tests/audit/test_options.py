@@ -53,7 +53,7 @@ def test_a_device_that_an_audit_cannot_run_on_is_refused(device, message):
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(AuditError, match="'cuda:0': torch .* sees no CUDA GPU"):
+    with pytest.raises(AuditError, match=r"'cuda:0': torch .* sees no CUDA GPU"):
         chosen_device("cuda:0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

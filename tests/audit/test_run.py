@@ -192,7 +192,7 @@ def test_no_space_left_stops_the_audit_and_the_same_command_goes_on(tmp_path, mo
         return write(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", filling)
-    with pytest.raises(InterruptedAuditError, match="no space left to write .*0000000032"):
+    with pytest.raises(InterruptedAuditError, match=r"no space left to write .*0000000032"):
         run_audit(mlp(), full, FLOAT64)
     assert len(os.listdir(full / "chunks")) == 2
     monkeypatch.undo()

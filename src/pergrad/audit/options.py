@@ -28,7 +28,7 @@ class AuditOptions:
         sketch_dim: the length of the sketch of each gradient. A longer one is more exact, and slower.
         workers: processes that load the data; 0 loads between the batches.
         save_every: seconds of work that a crash may lose at most, rounded up to one batch.
-        shown: how many of the most suspicious samples are shown in the report.
+        shown: how many of the most suspicious samples get a picture or text, and are said who pushes them.
     """
 
     device: str | None = None
@@ -39,7 +39,7 @@ class AuditOptions:
     sketch_dim: int = 256
     workers: int = 0
     save_every: float = 10.0
-    shown: int = 40
+    shown: int = 50
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("sketch_dim", 1), ("workers", 0), ("shown", 0)):
