@@ -35,7 +35,7 @@ def near_duplicates(
     sketch: Floats,  # (n, k)
     *,
     threshold: float = 0.99,
-    block: int = 1024,
+    block: int = 256,
     limit: int = 10_000,
 ) -> Duplicates:
     """The pairs whose sketches have a cosine of at least `threshold`, and norms as close as that.

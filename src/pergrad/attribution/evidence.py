@@ -24,12 +24,16 @@ def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tu
     """
     losses, norms, influences = (shares_below(v) for v in (samples.loss, samples.norm, influence))
     groups = unusual_group(samples.group_norms, len(samples))
-    found = []
-    for row in range(len(samples)):
+    has_loss = np.isfinite(samples.loss)
+    has_gradient = np.isfinite(samples.norm) & np.isfinite(samples.sketch).all(axis=1)
+    notable = (losses >= _NOTABLE) | (influences >= _NOTABLE) | (norms >= _NOTABLE)
+    notable |= (alignment <= _AGAINST) | ~has_loss | ~has_gradient
+    found: list[tuple[str, ...]] = [()] * len(samples)
+    for row in np.flatnonzero(notable):
         words = []
-        if not np.isfinite(samples.loss[row]):
+        if not has_loss[row]:
             words.append("its loss is not finite")
-        if not (np.isfinite(samples.norm[row]) and np.isfinite(samples.sketch[row]).all()):
+        if not has_gradient[row]:
             words.append("its gradient is not finite")
         if losses[row] >= _NOTABLE:
             loss = f"loss {samples.loss[row]:.3g}"
@@ -42,9 +46,9 @@ def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tu
             words.append(f"gradient longer than that of {_share(norms[row])}")
         if alignment[row] <= _AGAINST:
             words.append(f"points against the mean gradient (cosine {alignment[row]:.2f})")
-        if words and groups[row] is not None:
+        if groups[row] is not None:
             words.append(f"pulls on {groups[row]} more than samples usually do")
-        found.append(tuple(words))
+        found[row] = tuple(words)
     return tuple(found)
 
 

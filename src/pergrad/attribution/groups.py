@@ -50,8 +50,7 @@ def unusual_group(group_norms: Mapping[str, Floats], samples: int) -> list[str |
     shares /= shares.sum(axis=0)
     unusual = (shares >= 0.5) & (np.median(shares, axis=1, keepdims=True) < 0.25)
     found: list[str | None] = [None] * samples
-    for column, row in enumerate(np.flatnonzero(usable)):
-        groups = np.flatnonzero(unusual[:, column])
-        if len(groups) > 0:
-            found[row] = names[groups[np.argmax(shares[groups, column])]]
+    rows, largest = np.flatnonzero(usable), np.where(unusual, shares, -1.0).argmax(axis=0)
+    for column in np.flatnonzero(unusual.any(axis=0)):
+        found[rows[column]] = names[largest[column]]
     return found

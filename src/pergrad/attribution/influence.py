@@ -24,15 +24,15 @@ def self_influence(sketch: Floats, *, damping: float = 0.1) -> Floats:  # (n, k)
     >>> self_influence(np.array([shared, shared, shared, alone]), damping=1e-9).round(2)
     array([1.33, 1.33, 1.33, 4.  ])
     """
-    rows = np.asarray(sketch, dtype=np.float64)
-    samples, width = rows.shape
+    samples, width = sketch.shape
     # Gradients of 1e200 or 1e-200 would leave float64 when squared; the result has no unit.
-    largest = float(np.abs(rows).max(initial=0.0))
+    largest = np.abs(sketch).max(initial=0.0)
     if largest == 0.0:
         return np.zeros(samples)
-    rows = rows / largest
-    moment = rows.T @ rows / samples
+    # Products of all samples in the type of the sketch, which λ keeps well within; the rest in float64.
+    rows = sketch / largest
+    moment = (rows.T @ rows).astype(np.float64) / samples
     scale = float(np.trace(moment)) / width
     lower = np.linalg.cholesky(moment + damping * scale * np.eye(width))
-    solved = np.linalg.solve(lower, rows.T)
-    return np.einsum("kn,kn->n", solved, solved)
+    solved = (rows @ np.linalg.inv(lower).T.astype(rows.dtype)).astype(np.float64)
+    return np.einsum("nk,nk->n", solved, solved)

@@ -47,9 +47,8 @@ def pushes(index: Integers, sketch: Floats, rows: Integers, *, each: int = 3) ->
     for row in rows:
         cosine = units @ units[row]
         cosine[row] = 0.0
-        order = np.argsort(-cosine, kind="stable")
-        helpers = [other for other in order[:each] if cosine[other] > 0]
-        harmers = [other for other in order[::-1][:each] if cosine[other] < 0]
+        helpers = [other for other in _lowest(-cosine, each) if cosine[other] > 0]
+        harmers = [other for other in _lowest(cosine, each) if cosine[other] < 0]
         chosen = np.array(helpers + harmers, dtype=np.int64)
         samples.append(np.full(len(chosen), row))
         others.append(chosen)
@@ -60,3 +59,13 @@ def pushes(index: Integers, sketch: Floats, rows: Integers, *, each: int = 3) ->
     a, b = np.concatenate(samples), np.concatenate(others)
     cosine = np.concatenate(cosines).astype(np.float64)
     return Pushes(index[a], index[b], cosine * lengths[a] * lengths[b], cosine)
+
+
+def _lowest(values: Floats, count: int) -> Integers:  # (n,) -> (count,)
+    """Where the lowest values are, the lowest first, and of equal ones the first first."""
+    if count < len(values):
+        limit = np.partition(values, count - 1)[count - 1] if count else -np.inf
+        few = np.flatnonzero(values <= limit)
+    else:
+        few = np.arange(len(values))
+    return few[np.argsort(values[few], kind="stable")][:count]

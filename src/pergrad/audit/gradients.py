@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,9 @@ from torch import Tensor, nn
 
 from pergrad.audit.dtypes import moved, own_dtype
 from pergrad.audit.losses import loss_of_samples
+from pergrad.audit.norms_and_sketch import NormsAndSketch
 from pergrad.audit.spec import Spec
 from pergrad.engine import record
-from pergrad.factors import Convolution, Factor, OuterProduct, wide
-from pergrad.quantities import Batch, Norms, Projection, Quantity
-from pergrad.reductions import SampleGradients
-from pergrad.reductions.sketches import fourier_is_cheaper
 
 __all__ = ["Gradients", "Rows", "joined_rows"]
 
@@ -50,35 +46,6 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
     )
 
 
-class _Once(Quantity):
-    """Makes the gradients of a small parameter once, where both norms and sketch would make them."""
-
-    is_linear = True
-    priority = 0
-
-    def __init__(self, sketch_dim: int, max_bytes: int) -> None:
-        self._sketch_dim = sketch_dim
-        self._max_bytes = max_bytes
-
-    def begin(self, batch: Batch) -> None: ...
-
-    def consume(self, name: str, gradients: SampleGradients) -> None:
-        dtype = wide(gradients.dtype)
-        factors = gradients.factors
-        entries = prod(gradients.shape) + max(factor.scratch for factor in factors)
-        fits = gradients.count * entries * dtype.itemsize <= self._max_bytes
-        if fits and all(self._is_sketched_by_entries(factor) for factor in factors):
-            gradients.materialize(dtype)
-
-    def _is_sketched_by_entries(self, factor: Factor) -> bool:
-        if isinstance(factor, OuterProduct):
-            _, o, i = factor.shape
-            return not fourier_is_cheaper(factor.positions, o, i, self._sketch_dim)
-        return isinstance(factor, Convolution)
-
-    def end(self) -> None: ...
-
-
 class Gradients:
     """Computes the rows of one batch after the other with one model."""
 
@@ -102,8 +69,7 @@ class Gradients:
             name: number for number, names in enumerate(groups.values()) for name in names
         }
         # Kept from batch to batch, as its tables of random buckets are.
-        self._projection = Projection(sketch_dim, seed)
-        self._once = _Once(sketch_dim, self._max_bytes)
+        self._quantity = NormsAndSketch(sketch_dim, seed)
 
     def arguments(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """A batch where the model is and in its type."""
@@ -112,20 +78,19 @@ class Gradients:
     def rows(self, batch: tuple[Any, ...], count: int) -> Rows:
         """The rows of `count` samples."""
         arguments = self.arguments(batch)
-        norms, projection = Norms(), self._projection
-        quantities = (self._once, norms, projection)
-        with record(self._model, *quantities, batch_size=count, max_bytes=self._max_bytes):
+        quantity = self._quantity
+        with record(self._model, quantity, batch_size=count, max_bytes=self._max_bytes):
             losses = loss_of_samples(self._loss, self._model, arguments, count)
             losses.sum().backward()
+        squares = torch.stack(list(quantity.squares.values()))
         return Rows(
             losses.detach().double().cpu().numpy(),
-            norms.result.double().cpu().numpy(),
-            self._by_group(norms.per_param).cpu().numpy(),
-            projection.result.cpu().numpy(),
+            squares.sum(0).sqrt().cpu().numpy(),
+            self._by_group(list(quantity.squares), squares).cpu().numpy(),
+            quantity.sketch.cpu().numpy(),
         )
 
-    def _by_group(self, per_param: Mapping[str, Tensor]) -> Tensor:  # (n, groups) float64
-        squares = torch.stack(list(per_param.values())).double().square()
-        number = torch.tensor([self._group_of[name] for name in per_param], device=squares.device)
+    def _by_group(self, names: list[str], squares: Tensor) -> Tensor:  # (n, groups) float64
+        number = torch.tensor([self._group_of[name] for name in names], device=squares.device)
         total = squares.new_zeros(self._groups, squares.shape[1])
         return total.index_add_(0, number, squares).sqrt().T.contiguous()
