@@ -33,7 +33,10 @@ from pergrad.reports.words import (
 
 __all__ = ["html_of", "write_report"]
 
-_RANKED = 40  # samples that are shown with picture and evidence
+_RANKED = (
+    12  # samples that are shown with evidence where the audit does not say of whom it has pictures
+)
+_MOST = 200  # more would make the page heavy
 _OPEN = 12  # of these before a fold
 _TILES = 12  # beside the headline
 _LISTED = 100  # samples in the table of numbers
@@ -101,7 +104,7 @@ def _template(name: str) -> str:
 def _context(results: Results) -> dict[str, Any]:
     summary, samples = results.summary, results.samples
     first = first_count(results)
-    rows = results.top(_RANKED)
+    rows = results.top(_shown_count(results))
     marked = results.top(first)
     marks = f"the first {first:,}" if first else "none marked"
     charts = [
@@ -142,6 +145,13 @@ def _context(results: Results) -> dict[str, Any]:
         "has_pushes": any(row.helpers or row.harmers for row in ranked),
         "total_seconds": sum((summary.get("seconds") or {}).values()),
     }
+
+
+def _shown_count(results: Results) -> int:
+    """As many as the audit was asked to show: those it says who pushes, and those that are not finite."""
+    pushed = len(np.unique(results.pushes["index"]))
+    not_finite = int((~np.isfinite(results.samples["suspicion"])).sum())
+    return min(pushed + not_finite, _MOST) if pushed else _RANKED
 
 
 def _ranked(results: Results, row: int) -> _Ranked:
