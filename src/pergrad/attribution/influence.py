@@ -34,5 +34,5 @@ def self_influence(sketch: Floats, *, damping: float = 0.1) -> Floats:  # (n, k)
     moment = (rows.T @ rows).astype(np.float64) / samples
     scale = float(np.trace(moment)) / width
     lower = np.linalg.cholesky(moment + damping * scale * np.eye(width))
-    solved = (rows @ np.linalg.inv(lower).T.astype(rows.dtype)).astype(np.float64)
-    return np.einsum("nk,nk->n", solved, solved)
+    solved = rows @ np.linalg.inv(lower).T.astype(rows.dtype)
+    return np.square(solved).sum(axis=1, dtype=np.float64)
