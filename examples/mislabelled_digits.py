@@ -1,19 +1,23 @@
-"""Find mislabelled training samples by the size of their gradients.
+"""Find mislabelled training samples: train, audit, and open the report.
 
-A sample that still pulls hard on the weights of a model that has learned the rest is one that the
-model disagrees with: often its label is wrong. This script flips a known share of the labels of
-scikit-learn's digits, trains a small convnet for a few epochs (long enough to learn the digits, too
-short to memorise the flips), and ranks all training samples by the norm of their own gradient. The
-flips are known, so that it can grade itself: against chance, and against ranking by the loss alone,
-which needs no gradients.
+A sample that the model is far off on, and whose gradient pulls where few others pull, is one that the rest
+of the data set contradicts: often its label is wrong. This script flips a known share of the labels of
+scikit-learn's digits, trains a small convnet on them, and audits it: one pass that gives the loss and the
+gradient of every training sample, a ranking, and a report to open. The flips are known, so that it can
+grade itself: against chance, and against ranking by the loss alone, which needs no gradients.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
+import shutil
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -22,11 +26,16 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
-import pergrad
+from pergrad.audit import AuditOptions, Spec, run_audit
+from pergrad.reports import overview, write_report
+from pergrad.reports.reading import read_results
+from pergrad.reports.words import opposing_label
 
 CLASSES = 10
-SHARES = (0.05, 0.10)  # how far down the ranking the flips are counted
+EPOCHS = 30
+OUTPUT = Path("build/demo")
 
 
 @dataclass(frozen=True)
@@ -63,18 +72,19 @@ def convnet(seed: int) -> nn.Module:
     """Two convolutions with GroupNorm: unlike BatchNorm, it keeps the samples apart."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1),
-            nn.GroupNorm(4, 16),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1),
-            nn.GroupNorm(4, 32),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(32 * 2 * 2, CLASSES),
+        layers: dict[str, nn.Module] = OrderedDict(
+            conv1=nn.Conv2d(1, 16, 3, padding=1),
+            norm1=nn.GroupNorm(4, 16),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(16, 32, 3, padding=1),
+            norm2=nn.GroupNorm(4, 32),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flat=nn.Flatten(),
+            head=nn.Linear(32 * 2 * 2, CLASSES),
         )
+        return nn.Sequential(OrderedDict(layers))
 
 
 def losses(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:  # (n,)
@@ -99,48 +109,43 @@ def training(model: nn.Module, digits: Digits, *, epochs: int, seed: int) -> Ite
         yield total / len(digits)
 
 
-def gradient_norms(model: nn.Module, digits: Digits, *, batch_size: int = 256) -> Tensor:  # (n,)
-    """|g_n| over all parameters, where g_n is the gradient of the loss of sample n alone."""
-    norms = []
-    for rows in torch.arange(len(digits)).split(batch_size):
-        grads = pergrad.grads(model, losses, digits.images[rows], digits.given[rows])
-        by_parameter = [grad.flatten(1).norm(dim=1) for grad in grads.values()]
-        norms.append(torch.stack(by_parameter).norm(dim=0))
-    return torch.cat(norms)
+def spec_of(model: nn.Module, digits: Digits) -> Spec:
+    """What is audited: the model, the data as training has seen them, and how to show a sample."""
+    flipped = digits.flipped.nonzero()[:, 0].tolist()
+    return Spec(
+        model=model,
+        dataset=TensorDataset(digits.images, digits.given),
+        loss=losses,
+        show=lambda item: item[0],
+        label=lambda item: str(int(item[1])),
+        known_wrong=flipped or None,
+        name=f"scikit-learn digits, {len(flipped)} of {len(digits):,} labels flipped",
+    )
 
 
-def flips_on_top(scores: Tensor, flipped: Tensor, share: float) -> tuple[int, int]:
-    """(Flipped samples among the highest scores, how many samples that are)."""
-    size = round(share * len(scores))
-    return int(flipped[scores.topk(size).indices].sum()), size
-
-
-def largest(digits: Digits, predicted: Tensor, norms: Tensor, *, top: int) -> Table:
-    """List the samples with the largest gradient norms."""
-    table = Table(title=f"The {top} largest of {len(digits)} per-sample gradient norms")
-    for heading in ("index", "given label", "true label", "predicted", "gradient norm"):
+def grade_table(grade: dict[str, Any]) -> Table:
+    """The flips near the top of the ranking, beside what the loss alone and chance find."""
+    table = Table(title=f"Flipped labels found, of {grade['known']}")
+    for heading in ("looking at", "by suspicion", "by loss alone", "by chance"):
         table.add_column(heading, justify="right")
-    table.add_column("flipped?")
-    for row in norms.topk(top).indices.tolist():
-        columns = (digits.given, digits.true, predicted)
-        labels = [str(int(column[row])) for column in columns]
-        verdict = "yes" if digits.flipped[row] else "no"
-        table.add_row(str(row), *labels, f"{norms[row]:.2f}", verdict)
+    for row in grade["within"]:
+        found, by_loss = (
+            f"{n} ({n / grade['known']:.1%})" for n in (row["found"], row["found_by_loss"])
+        )
+        chance = f"{row['share'] * grade['known']:.1f}"
+        table.add_row(f"the highest {row['share']:.0%} ({row['size']})", found, by_loss, chance)
+    precision = (grade["average_precision"], grade["average_precision_by_loss"])
+    table.add_row("average precision", *(f"{value:.4f}" for value in precision), "")
     return table
 
 
-def grade(digits: Digits, norms: Tensor, sample_losses: Tensor) -> Table:
-    """Count the flips near the top, beside what chance and the loss alone find."""
-    flips = int(digits.flipped.sum())
-    table = Table(title=f"Flipped labels found, of {flips} ({flips / len(digits):.1%} of the data)")
-    for heading in ("ranked highest", "by gradient norm", "by loss alone", "by chance"):
-        table.add_column(heading, justify="right")
-    for share in SHARES:
-        by_norm, size = flips_on_top(norms, digits.flipped, share)
-        by_loss, _ = flips_on_top(sample_losses, digits.flipped, share)
-        by_chance = size * flips / len(digits)
-        table.add_row(f"{share:.0%} ({size})", str(by_norm), str(by_loss), f"{by_chance:.1f}")
-    return table
+def labels_named(folder: Path, digits: Digits) -> tuple[int, int]:
+    """(Flipped samples whose opponents name the right label, flipped samples that the report shows)."""
+    results = read_results(folder)
+    shown = sorted({int(index) for index in results.pushes["index"]})
+    flipped = [index for index in shown if digits.flipped[index]]
+    named = [opposing_label(results, index) == str(int(digits.true[index])) for index in flipped]
+    return sum(named), len(flipped)
 
 
 def share(text: str) -> float:
@@ -161,29 +166,52 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="of flips, weights and batches")
     parser.add_argument("--flipped", type=share, default=0.05, help="share of labels to flip")
-    parser.add_argument("--epochs", type=count, default=10, help="more of them memorise the flips")
-    parser.add_argument("--top", type=count, default=15, help="samples to list")
+    parser.add_argument(
+        "--epochs", type=count, default=EPOCHS, help="many of them memorise the flips"
+    )
+    parser.add_argument(
+        "--output", type=Path, help=f"results folder, by default {OUTPUT}, made anew"
+    )
     return parser.parse_args(argv)
+
+
+def trained(digits: Digits, *, epochs: int, seed: int, console: Console) -> nn.Module:
+    """A convnet trained on the given labels, with its progress on the console."""
+    model = convnet(seed)
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
+    loss_column = TextColumn("mean loss {task.fields[loss]:.3f}")
+    with Progress(*columns, loss_column, TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("training", total=epochs, loss=float("nan"))
+        for loss in training(model, digits, epochs=epochs, seed=seed):
+            progress.update(task, advance=1, loss=loss)
+    return model
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     chosen = options(argv)
     console = Console()
+    folder = chosen.output or OUTPUT
+    if chosen.output is None and (folder / "audit.json").exists():
+        shutil.rmtree(folder)  # of an earlier demo; a folder that was asked for is never removed
     digits = digits_with_flips(chosen.flipped, chosen.seed)
-    model = convnet(chosen.seed)
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
-    loss_column = TextColumn("mean loss {task.fields[loss]:.3f}")
-    with Progress(*columns, loss_column, TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("training", total=chosen.epochs, loss=float("nan"))
-        for loss in training(model, digits, epochs=chosen.epochs, seed=chosen.seed):
-            progress.update(task, advance=1, loss=loss)
-
-    norms = gradient_norms(model, digits)
-    with torch.no_grad():
-        predicted = model(digits.images).argmax(dim=1)
-        sample_losses = losses(model, digits.images, digits.given)
-    console.print(largest(digits, predicted, norms, top=min(chosen.top, len(digits))))
-    console.print(grade(digits, norms, sample_losses))
+    model = trained(digits, epochs=chosen.epochs, seed=chosen.seed, console=console)
+    given = sys.argv[1:] if argv is None else argv
+    command = shlex.join(["python", "examples/mislabelled_digits.py", *given])
+    spec, audited = spec_of(model, digits), AuditOptions(seed=chosen.seed)
+    summary = run_audit(spec, folder, audited, command=command)
+    report = write_report(folder)
+    if "grade" in summary:
+        console.print(grade_table(summary["grade"]))
+    named, shown = labels_named(folder, digits)
+    if shown:
+        console.print(
+            f"Of the {shown} flipped labels that the report shows, the samples that push against them name "
+            f"the right one for {named}.\n"
+        )
+    console.print(overview(folder))
+    console.print(
+        f"\nThe report, to be opened in a browser: {report.resolve().as_uri()}", soft_wrap=True
+    )
     return 0
 
 

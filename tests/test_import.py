@@ -12,7 +12,9 @@ NAMES = """
     record grads norms compiled verify explain
     Quantity Grads Norms ClippedSum SecondMoment Variance Dots Gram Projection NoiseScale
 """.split()
-EXTRAS = ["triton", "opacus", "sklearn", "rich", "transformers", "hypothesis", "pytest"]
+EXTRAS = """
+    triton opacus sklearn rich transformers hypothesis pytest typer pyarrow jinja2 PIL datasets
+""".split()
 
 
 def run(code: str) -> str:

@@ -1,7 +1,9 @@
 """The exception tree: everything pergrad raises on purpose is a `PergradError`, itself a RuntimeError."""
 
 __all__ = [
+    "AuditError",
     "BatchSizeError",
+    "InterruptedAuditError",
     "MixedSamplesError",
     "PergradError",
     "ScopeError",
@@ -32,3 +34,11 @@ class MixedSamplesError(PergradError):
 
 class UnseenUseError(PergradError):
     """An ordinary, summed gradient reached a recorded parameter: some use of it was not seen."""
+
+
+class AuditError(PergradError):
+    """An audit cannot begin or go on: its reference, data, options or results folder are not right."""
+
+
+class InterruptedAuditError(AuditError):
+    """An audit had to stop for want of space or memory; what it has written stays, and it can resume."""

@@ -1,7 +1,13 @@
+import json
+
+import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import mislabelled_digits as demo
+from pergrad.audit import run_audit
+from pergrad.errors import PergradError
 
 
 def small(digits, size):
@@ -42,55 +48,83 @@ def test_training_yields_a_falling_loss_for_each_epoch(digits):
     assert yielded[2] < yielded[0]
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 12, 100])
-def test_gradient_norms_are_those_of_one_backward_a_sample(digits, batch_size):
-    few = small(digits, 12)
-    few = demo.Digits(few.images.double(), few.given, few.true)
-    model = demo.convnet(0).double()
-    expected = []
-    for row in range(len(few)):
-        loss = demo.losses(model, few.images[row : row + 1], few.given[row : row + 1]).sum()
-        grads = torch.autograd.grad(loss, list(model.parameters()))
-        expected.append(torch.cat([grad.flatten() for grad in grads]).norm())
-    norms = demo.gradient_norms(model, few, batch_size=batch_size)
-    torch.testing.assert_close(norms, torch.stack(expected), rtol=1e-9, atol=1e-12)
+def test_the_audit_sees_every_sample_with_the_label_that_training_saw(digits):
+    spec = demo.spec_of(demo.convnet(0), digits)
+    assert len(spec.dataset) == len(digits)
+    assert spec.label(spec.dataset[17]) == str(int(digits.given[17]))
+    assert torch.equal(spec.show(spec.dataset[17]), digits.images[17])
+    assert spec.known_wrong == np.flatnonzero(digits.flipped.numpy()).tolist()
 
 
-def test_gradient_norms_leave_no_gradient_behind(digits):
-    model = demo.convnet(0)
-    demo.gradient_norms(model, small(digits, 12))
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert not any(hasattr(parameter, "grad_sample") for parameter in model.parameters())
-
-
-def test_flips_on_top_counts_only_the_highest_scores():
-    scores = torch.tensor([9.0, 1.0, 8.0, 0.0])
-    flipped = torch.tensor([True, True, False, False])
-    assert demo.flips_on_top(scores, flipped, 0.5) == (1, 2)
-    assert demo.flips_on_top(scores, flipped, 0.75) == (2, 3)
-    assert demo.flips_on_top(scores, flipped, 0.0) == (0, 0)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_flipped_labels_have_the_largest_gradients(seed):
+def audited(seed, folder):
     digits = demo.digits_with_flips(0.05, seed)
-    model = demo.convnet(seed)
-    for _ in demo.training(model, digits, epochs=10, seed=seed):
-        pass
-    found, _ = demo.flips_on_top(demo.gradient_norms(model, digits), digits.flipped, 0.10)
-    assert found >= 0.97 * int(digits.flipped.sum())
+    model = demo.trained(digits, epochs=demo.EPOCHS, seed=seed, console=Console(quiet=True))
+    summary = run_audit(demo.spec_of(model, digits), folder)
+    return digits, summary["grade"]
 
 
-def test_main_prints_the_ranking_and_the_grade(capsys):
-    assert demo.main(["--epochs", "1", "--top", "3", "--flipped", "0.1", "--seed", "4"]) == 0
+def test_flipped_labels_rank_highest_and_their_opponents_name_the_right_label(tmp_path):
+    digits, grade = audited(0, tmp_path / "audit")
+    assert grade["known"] == 90
+    assert grade["within"][1]["share"] == 0.1
+    assert grade["within"][1]["found"] >= 0.97 * 90
+    assert grade["average_precision"] >= 0.97
+    named, shown = demo.labels_named(tmp_path / "audit", digits)
+    assert shown >= 35
+    # By chance one of nine.
+    assert named >= 0.85 * shown
+
+
+@pytest.mark.slow
+def test_the_grade_is_stable_over_five_seeds_and_no_worse_than_loss_alone(tmp_path):
+    grades = [audited(seed, tmp_path / str(seed))[1] for seed in range(5)]
+    for seed, grade in enumerate(grades):
+        within = grade["within"]
+        print(
+            f"seed {seed}: top 5% {within[0]['found']} (by loss {within[0]['found_by_loss']}), top 10% "
+            f"{within[1]['found']} ({within[1]['found_by_loss']}) of {grade['known']}; average precision "
+            f"{grade['average_precision']:.4f} ({grade['average_precision_by_loss']:.4f})"
+        )
+        assert within[1]["found"] >= 0.97 * grade["known"]
+    ours, by_loss = (
+        np.mean([grade[key] for grade in grades])
+        for key in ("average_precision", "average_precision_by_loss")
+    )
+    print(f"mean average precision {ours:.4f}, by loss alone {by_loss:.4f}")
+    assert ours >= by_loss
+
+
+def test_main_prints_the_grade_and_where_the_report_is(tmp_path, capsys):
+    output = tmp_path / "audit"
+    argv = ["--epochs", "1", "--flipped", "0.1", "--seed", "4", "--output", str(output)]
+    assert demo.main(argv) == 0
     printed = capsys.readouterr().out
-    assert "3 largest of 1797" in printed
-    assert "180 (10.0% of the data)" in printed
-    assert "by chance" in printed
+    assert "Flipped labels found, of 180" in printed
+    assert "by loss alone" in printed
+    assert (output / "report.html").as_uri() in printed.replace("\n", "")
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["dataset"]["name"] == "scikit-learn digits, 180 of 1,797 labels flipped"
+    assert summary["grade"]["known"] == 180
+
+
+def test_without_flips_there_is_a_report_and_no_grade(tmp_path, capsys):
+    argv = ["--epochs", "1", "--flipped", "0", "--output", str(tmp_path / "audit")]
+    assert demo.main(argv) == 0
+    assert "Flipped labels found" not in capsys.readouterr().out
+    assert (tmp_path / "audit" / "report.html").exists()
+
+
+def test_the_default_folder_is_made_anew_and_one_that_was_asked_for_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seed in ("0", "1"):
+        assert demo.main(["--epochs", "1", "--seed", seed]) == 0
+    assert json.loads((tmp_path / demo.OUTPUT / "summary.json").read_text())["seed"] == 1
+    with pytest.raises(PergradError, match="holds an audit with another"):
+        demo.main(["--epochs", "1", "--seed", "2", "--output", str(demo.OUTPUT)])
 
 
 @pytest.mark.parametrize(
-    "argv", [["--flipped", "1.5"], ["--epochs", "0"], ["--top", "-1"], ["--seed", "x"]]
+    "argv", [["--flipped", "1.5"], ["--epochs", "0"], ["--output"], ["--seed", "x"]]
 )
 def test_bad_options_end_with_a_message_and_status_2(argv, capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -90,6 +90,9 @@ def test_both_ways_equal_the_loop(factor: Convolution) -> None:
     assert_near(factor.by_windows(), expected, "by windows")
     assert_near(factor.by_samples_as_groups(), expected, "by samples as groups")
     assert_near(factor.materialize(), expected, "as chosen")
+    outputs, channels, *taps = factor.kernel
+    last = factor.channels_last().materialize().view(-1, outputs, *taps, channels)
+    assert_near(last.movedim(-1, 2), expected, "channels last")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ def plan_of(
         and all(layout.key == ROWS for layout in layouts.values())
         and all(bound[name].dim() > 2 for name in kept),
         makes_its_output=(
-            not isinstance(func, types.FunctionType) or func.__module__.startswith("torch.")
+            not isinstance(func, types.FunctionType)
+            or (func.__module__ or "").startswith("torch.")  # None for one that was made by exec
         ),
     )
 

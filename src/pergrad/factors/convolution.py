@@ -56,6 +56,12 @@ class Convolution(Factor):
             return 0
         return self.groups * prod(self.kernel[1:]) * self.positions
 
+    @property
+    def channels_last_is_cheaper(self) -> bool:
+        """Whether windows are best copied for `channels_last`: what lies side by side stays so for longer."""
+        by_windows = not self._samples_as_groups_is_cheaper() and self.input.is_cpu
+        return by_windows and self.kernel[1] >= self._out_shape[-1]
+
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
         if self._samples_as_groups_is_cheaper():
             return self.by_samples_as_groups(dtype)
@@ -193,6 +199,21 @@ class Convolution(Factor):
     def by_windows(self, dtype: torch.dtype | None = None) -> Tensor:
         """A copy of every window that the kernel sees, times the gradient of the output."""
         return self.as_outer_product().materialize(dtype).view(self.shape)
+
+    def channels_last(self) -> OuterProduct:
+        """As `as_outer_product`, with columns in the order of taps and then channels."""
+        n, rows, out = self.grad_output.shape[0], self.grad_output.shape[1], self._out_shape
+        taps = self.kernel[2:]
+        x = self.padded_input().unflatten(2, (self.groups, -1)).movedim(3, -1).contiguous()
+        strides = x.stride()  # of (n, r, g, *space, c)
+        steps = [s * step for s, step in zip(strides[3:-1], self.stride, strict=True)]
+        reach = [s * step for s, step in zip(strides[3:-1], self.dilation, strict=True)]
+        shape = (*x.shape[:3], *out, *taps, x.shape[-1])
+        windows = x.as_strided(shape, (*strides[:3], *steps, *reach, 1)).transpose(1, 2)
+        columns = windows.reshape(n * self.groups, rows * prod(out), prod(self.kernel[1:]))
+        g = self.grad_output.unflatten(2, (self.groups, -1)).movedim(1, 3)
+        g = g.reshape(n * self.groups, -1, rows * prod(out))
+        return OuterProduct(g.mT, columns)
 
     def as_outer_product(self) -> OuterProduct:
         """The same with windows for inputs: (n · groups) of r·p positions, o / groups by c·k."""

@@ -102,12 +102,15 @@ def _(factor: Convolution, bound: int) -> Tensor:
         return kernels.convolution_by_tiles(*factor.in_two_dimensions())
     if not gram_is_cheaper(factor.positions, outputs, inputs):
         return by_tiles([factor], bound)
-    windows = factor.groups * inputs * factor.positions  # of one sample, copied
-    step = at_once(windows * factor.input.element_size(), bound)
+    copied = factor.groups * inputs * factor.positions  # of one sample
+    step = at_once(copied * factor.input.element_size(), bound)
     found = []
     for start in range(0, factor.shape[0], step):
         some: Convolution = factor.mapped(lambda x, at=start: x[at : at + step])  # type: ignore[misc]
-        found.append(by_gram(some.as_outer_product(), bound).view(-1, factor.groups).sum(1))
+        # The order of the columns does not matter here.
+        last = factor.channels_last_is_cheaper
+        windows = some.channels_last() if last else some.as_outer_product()
+        found.append(by_gram(windows, bound).view(-1, factor.groups).sum(1))
     return torch.cat(found)
 
 

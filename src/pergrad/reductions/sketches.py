@@ -23,7 +23,7 @@ from operator import add
 import torch
 from torch import Tensor
 
-from pergrad.factors import ByOwner, Factor, OuterProduct, RowSum, bmm, wide
+from pergrad.factors import ALL, ByOwner, Factor, OuterProduct, RowSum, bmm, wide
 from pergrad.reductions.tiles import at_once, sample_tiles
 
 __all__ = ["CountSketch", "TwoSidedSketch", "count_sketch", "two_sided_sketch"]
@@ -87,9 +87,14 @@ def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
 
 def _scattered(x: Tensor, buckets: Tensor, signs: Tensor, size: int) -> Tensor:
     """Add entry j of the last dimension, with its sign, to bucket h(j)."""
-    flat = x.reshape(-1, x.shape[-1]).T * signs.to(x.dtype).unsqueeze(1)
-    out = flat.new_zeros(size, flat.shape[1]).index_add_(0, buckets, flat)
-    return out.T.reshape(*x.shape[:-1], size)
+    flat = x.reshape(-1, x.shape[-1])
+    if x.is_cpu:  # row by row twice as fast as on the transposed
+        signed = flat * signs.to(x.dtype)
+        out = flat.new_zeros(len(flat), size).index_add_(1, buckets, signed)
+    else:
+        signed = flat.T * signs.to(x.dtype).unsqueeze(1)
+        out = flat.new_zeros(size, len(flat)).index_add_(0, buckets, signed).T
+    return out.reshape(*x.shape[:-1], size)
 
 
 def count_sketch(factors: Sequence[Factor], sketch: CountSketch, bound: int) -> Tensor:
@@ -110,17 +115,20 @@ def count_sketch_of(factor: Factor, sketch: CountSketch, bound: int) -> Tensor:
 
 def by_entries(factor: Factor, sketch: CountSketch, bound: int) -> Tensor:
     """Every entry of the gradient, materialised a piece at a time, into its bucket."""
-    found = torch.zeros(
-        factor.shape[0], sketch.size, dtype=wide(factor.dtype), device=factor.device
-    )
+    found: Tensor | None = None
     bound //= 4  # buckets and signs beside it
     for samples, rows, gradients in sample_tiles([factor], bound):
         buckets = sketch.row_buckets[rows, None] + sketch.column_buckets
         signs = sketch.row_signs[rows, None] * sketch.column_signs
         flat = gradients.reshape(len(gradients), -1)
-        found[samples] += _scattered(
-            flat, buckets.flatten() % sketch.size, signs.flatten(), sketch.size
-        )
+        some = _scattered(flat, buckets.flatten() % sketch.size, signs.flatten(), sketch.size)
+        if rows == ALL and len(some) == factor.shape[0]:
+            return some
+        if found is None:
+            found = some.new_zeros(factor.shape[0], sketch.size)
+        found[samples] += some
+    if found is None:  # no samples
+        return torch.zeros(0, sketch.size, dtype=wide(factor.dtype), device=factor.device)
     return found
 
 

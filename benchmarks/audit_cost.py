@@ -1,0 +1,161 @@
+"""What an audit costs beside a plain training epoch: all of scikit-learn's digits, a small convnet.
+
+Run as ``python -m benchmarks.audit_cost``, with ``--store`` to keep the rows. Epochs and audits take turns,
+so that a slow moment of the machine meets all; of each the fastest counts, in time of this process's own
+CPU. An epoch loads by a `DataLoader`, steps with Adam, and comes at the audit's batch size and at 64, which
+the convnet is trained with. An audit comes in three extents: the pass over the data, with the analysis of its
+rows, and with everything that is written but pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.rows import RESULTS, Row, file_name, provenance, write
+from pergrad.attribution import Samples, analyse
+from pergrad.audit import AuditOptions, Spec, run_audit
+from pergrad.audit.gradients import Gradients, joined_rows
+from pergrad.audit.loading import Loader
+from pergrad.audit.spec import grouped_parameters
+from pergrad.audit.stream import batches_in
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+import mislabelled_digits as digits
+
+_TRAINED_WITH = 64
+_TITLES = {
+    "plain": "a plain training epoch",
+    "plain-64": "a plain training epoch, B=64",
+    "pass": "the pass over the data",
+    "analysis": "with the analysis",
+    "audit": "with all files but pictures",
+}
+
+
+def trained_spec(seed: int) -> Spec:
+    """The digits with 5% of the labels flipped, and a convnet after a few epochs."""
+    data = digits.digits_with_flips(0.05, seed)
+    model = digits.convnet(seed)
+    for _ in digits.training(model, data, epochs=3, seed=seed):
+        pass
+    return Spec(model, TensorDataset(data.images, data.given), digits.losses, name="digits")
+
+
+def epoch(spec: Spec, batch_size: int) -> None:
+    """What training does, on a model of its own so that the audited one stays."""
+    model: nn.Module = digits.convnet(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for x, y in DataLoader(spec.dataset, batch_size=batch_size, shuffle=True):
+        optimizer.zero_grad()
+        spec.loss(model, x, y).mean().backward()
+        optimizer.step()
+
+
+def passed(spec: Spec, gradients: Gradients, batch_size: int) -> Samples:
+    """The rows of all samples."""
+    indices = np.arange(len(spec.dataset))
+    loader = Loader(spec, indices, 0)
+    pieces = batches_in([(0, len(indices))], batch_size)
+    batches = loader.batches(pieces, workers=0)
+    rows = joined_rows([gradients.rows(b.arguments, b.stop - b.start) for b in batches])
+    groups = dict(zip(grouped_parameters(spec), rows.group_norms.T, strict=True))
+    return Samples(indices, rows.loss, rows.norm, groups, rows.sketch)
+
+
+def steps(spec: Spec, batch_size: int, sketch_dim: int) -> dict[str, Callable[[], object]]:
+    """What is timed, by name."""
+    gradients = Gradients(spec.model, spec, grouped_parameters(spec), sketch_dim=sketch_dim, seed=0)
+    options = AuditOptions(batch_size=batch_size, sketch_dim=sketch_dim, shown=0)
+
+    def audit() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            run_audit(spec, folder, options)
+
+    return {
+        "plain": lambda: epoch(spec, batch_size),
+        "plain-64": lambda: epoch(spec, _TRAINED_WITH),
+        "pass": lambda: passed(spec, gradients, batch_size),
+        "analysis": lambda: analyse(passed(spec, gradients, batch_size)),
+        "audit": audit,
+    }
+
+
+def fastest(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Seconds of the fastest of `rounds` runs of each, in turns, after one to warm up."""
+    best = dict.fromkeys(functions, float("inf"))
+    for number in range(-1, rounds):
+        for name, function in functions.items():
+            start = time.process_time()
+            function()
+            taken = time.process_time() - start
+            if number >= 0:
+                best[name] = min(best[name], taken)
+    return best
+
+
+def rows(batch_size: int, sketch_dim: int, rounds: int, seed: int) -> list[Row]:
+    """A row for each of what is timed; `ratio` is to the plain epoch at the same batch size."""
+    made = provenance(torch.device("cpu"), of_commit=None, rounds=rounds, steps=1, seed=seed)
+    times = fastest(steps(trained_spec(seed), batch_size, sketch_dim), rounds)
+    return [
+        Row(
+            size="digits",
+            precision="float32",
+            model="digits-convnet",
+            model_title=f"convnet on 1797 digits, B={batch_size}",
+            method=name,
+            method_title=_TITLES[name],
+            quantity="audit",
+            status="ok",
+            note=f"the fastest; sketches of {sketch_dim}",
+            seconds=seconds,
+            seconds_iqr=None,
+            fastest=seconds,
+            ratio=seconds / times["plain"],
+            ratio_iqr=None,
+            peak_bytes=None,
+            memory_ratio=None,
+            provenance=made,
+        )
+        for name, seconds in times.items()
+    ]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--sketch-dim", type=int, default=AuditOptions.sketch_dim)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--store", action="store_true", help="keep the rows")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    found = rows(options.batch_size, options.sketch_dim, options.rounds, options.seed)
+    base = {row.method: row.fastest or 0.0 for row in found}
+    print(found[0].model_title)
+    for row in found:
+        taken = base[row.method]
+        print(
+            f"{row.method_title:32} {taken * 1e3:7.1f} ms  {row.ratio:5.2f}x"
+            f"  {taken / base['plain-64']:5.2f}x of an epoch at {_TRAINED_WITH}"
+        )
+    if options.store:
+        name = file_name("digits", "float32", found[0].provenance, part=str(options.batch_size))
+        path = RESULTS / "audit_cost" / name  # not for the README's table
+        write(path, found)
+        print(path.relative_to(RESULTS.parent))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Findings about samples from their gradients: pure functions from arrays to arrays and words."""
+
+from pergrad.attribution.alignment import alignment
+from pergrad.attribution.duplicates import Duplicates, near_duplicates
+from pergrad.attribution.evidence import evidence
+from pergrad.attribution.findings import Findings, analyse, quantiles
+from pergrad.attribution.grading import Grade, average_precision, grade
+from pergrad.attribution.groups import dominant_groups
+from pergrad.attribution.influence import self_influence
+from pergrad.attribution.noise import Noise, gradient_noise
+from pergrad.attribution.pushes import Pushes, pushes
+from pergrad.attribution.samples import Samples
+from pergrad.attribution.suspicion import holding_half, ranks, suspicion
+
+__all__ = [
+    "Duplicates",
+    "Findings",
+    "Grade",
+    "Noise",
+    "Pushes",
+    "Samples",
+    "alignment",
+    "analyse",
+    "average_precision",
+    "dominant_groups",
+    "evidence",
+    "grade",
+    "gradient_noise",
+    "holding_half",
+    "near_duplicates",
+    "pushes",
+    "quantiles",
+    "ranks",
+    "self_influence",
+    "suspicion",
+]

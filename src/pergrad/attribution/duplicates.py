@@ -1,0 +1,91 @@
+"""Samples that train the model in the same way: near-identical gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pergrad.attribution.directions import directions
+from pergrad.attribution.samples import Floats, Integers
+
+__all__ = ["Duplicates", "near_duplicates"]
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Pairs of samples with near-identical gradients, the closest first.
+
+    `count` is how many pairs there are; of more than a limit only the closest are held.
+    """
+
+    index_a: Integers  # (p,) the smaller index
+    index_b: Integers  # (p,)
+    cosine: Floats  # (p,)
+    count: int
+
+    def __len__(self) -> int:
+        return len(self.index_a)
+
+
+def near_duplicates(
+    index: Integers,  # (n,)
+    norm: Floats,  # (n,)
+    sketch: Floats,  # (n, k)
+    *,
+    threshold: float = 0.99,
+    block: int = 256,
+    limit: int = 10_000,
+) -> Duplicates:
+    """The pairs whose sketches have a cosine of at least `threshold`, and norms as close as that.
+
+    A cosine c means that |g_a - g_b| / |g| = √(2 - 2c) at equal norms: at 0.99 the two samples pull the
+    weights apart by 14% of what they pull. The error of a sketched cosine near 1 is about (1 - c) √(2 / k),
+    so that pairs this close are told well even from short sketches. Near-identical gradients have
+    near-identical norms: samples are sorted by norm, and only those with a ratio of norms above `threshold`
+    are compared, which leaves few of the N² / 2 pairs and needs memory for `block`² cosines at a time.
+    Gradients of zero have no direction and are no duplicates.
+
+    >>> import numpy as np
+    >>> rows = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.01], [9.0, 0.0]])
+    >>> pairs = near_duplicates(np.array([4, 5, 6, 7]), np.linalg.norm(rows, axis=1), rows)
+    >>> pairs.index_a, pairs.index_b, pairs.count
+    (array([4]), array([6]), 1)
+    """
+    units, lengths = directions(sketch)
+    order = np.argsort(norm, kind="stable")
+    order = order[(norm[order] > 0) & (lengths[order] > 0)]
+    norms = norm[order]
+    units = units[order]
+    pairs, cosine, count = np.empty((2, 0), dtype=np.int64), np.empty(0, dtype=sketch.dtype), 0
+    for rows, columns in _bands(norms, threshold, block):
+        cosines = units[rows] @ units[columns].T
+        a, b = np.nonzero(cosines >= threshold)
+        found = cosines[a, b]
+        a, b = a + rows.start, b + columns.start
+        near = (a < b) & (norms[a] >= threshold * norms[b])
+        count += int(near.sum())
+        pairs = np.concatenate([pairs, order[np.stack([a[near], b[near]])]], axis=1)
+        pairs, cosine = _closest(pairs, np.concatenate([cosine, found[near]]), limit)
+    ends = np.sort(index[pairs], axis=0)
+    by_closeness = np.lexsort((ends[1], ends[0], -cosine))
+    cosine = np.clip(cosine[by_closeness].astype(np.float64), -1.0, 1.0)
+    return Duplicates(ends[0][by_closeness], ends[1][by_closeness], cosine, count)
+
+
+def _bands(norms: Floats, threshold: float, block: int) -> Iterator[tuple[slice, slice]]:
+    """Blocks of rows and columns, sorted by norm, that hold every pair of norms close enough."""
+    for start in range(0, len(norms), block):
+        rows = slice(start, min(start + block, len(norms)))
+        last = int(np.searchsorted(norms, norms[rows.stop - 1] / threshold, side="right"))
+        for column in range(start, max(last, rows.stop), block):
+            yield rows, slice(column, min(column + block, len(norms)))
+
+
+def _closest(pairs: Integers, cosine: Floats, limit: int) -> tuple[Integers, Floats]:
+    """The `limit` pairs of the largest cosines."""
+    if len(cosine) <= limit:
+        return pairs, cosine
+    best = np.argsort(-cosine, kind="stable")[:limit]
+    return pairs[:, best], cosine[best]

@@ -1,0 +1,67 @@
+"""Why a sample is where it is in the ranking, in words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pergrad.attribution.groups import unusual_group
+from pergrad.attribution.samples import Floats, Samples
+
+__all__ = ["evidence", "shares_below"]
+
+_NOTABLE = 0.95  # a value above that of this share of the samples is worth a sentence
+_AGAINST = -0.2  # from which cosine with the mean gradient on
+
+
+def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tuple[str, ...], ...]:
+    """Short sentences for each sample, what matters most first; none where nothing stands out.
+
+    >>> import numpy as np
+    >>> norm = np.arange(100.0)
+    >>> samples = Samples(np.arange(100), norm, norm, {}, np.eye(100))
+    >>> evidence(samples, np.zeros(100), np.zeros(100))[99]
+    ('loss 99 is higher than that of 99.0% of the samples', 'gradient longer than that of 99.0%')
+    """
+    losses, norms, influences = (shares_below(v) for v in (samples.loss, samples.norm, influence))
+    groups = unusual_group(samples.group_norms, len(samples))
+    has_loss = np.isfinite(samples.loss)
+    has_gradient = np.isfinite(samples.norm) & np.isfinite(samples.sketch).all(axis=1)
+    notable = (losses >= _NOTABLE) | (influences >= _NOTABLE) | (norms >= _NOTABLE)
+    notable |= (alignment <= _AGAINST) | ~has_loss | ~has_gradient
+    found: list[tuple[str, ...]] = [()] * len(samples)
+    for row in np.flatnonzero(notable):
+        words = []
+        if not has_loss[row]:
+            words.append("its loss is not finite")
+        if not has_gradient[row]:
+            words.append("its gradient is not finite")
+        if losses[row] >= _NOTABLE:
+            loss = f"loss {samples.loss[row]:.3g}"
+            words.append(f"{loss} is higher than that of {_share(losses[row])} of the samples")
+        if influences[row] >= _NOTABLE:
+            words.append(
+                f"pulls where few others pull: self-influence above {_share(influences[row])}"
+            )
+        if norms[row] >= _NOTABLE:
+            words.append(f"gradient longer than that of {_share(norms[row])}")
+        if alignment[row] <= _AGAINST:
+            words.append(f"points against the mean gradient (cosine {alignment[row]:.2f})")
+        if groups[row] is not None:
+            words.append(f"pulls on {groups[row]} more than samples usually do")
+        found[row] = tuple(words)
+    return tuple(found)
+
+
+def shares_below(values: Floats) -> Floats:  # (n,) -> (n,)
+    """The share of the finite values that are smaller than each; 0 for one that is not finite."""
+    finite = np.isfinite(values)
+    known = np.sort(values[finite])
+    if len(known) == 0:
+        return np.zeros(len(values))
+    below = np.searchsorted(known, np.where(finite, values, -np.inf), side="left") / len(known)
+    return np.asarray(below, dtype=np.float64)
+
+
+def _share(share: float) -> str:
+    # Rounded down: 99.96% must not become all of them.
+    return f"{np.floor(share * 1000) / 10:.1f}%"

@@ -1,0 +1,132 @@
+"""All findings about a data set, from what one pass over it has left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pergrad.attribution.alignment import alignment
+from pergrad.attribution.duplicates import Duplicates, near_duplicates
+from pergrad.attribution.evidence import evidence
+from pergrad.attribution.groups import dominant_groups
+from pergrad.attribution.influence import self_influence
+from pergrad.attribution.noise import Noise, gradient_noise
+from pergrad.attribution.pushes import Pushes, pushes
+from pergrad.attribution.samples import Floats, Integers, Samples
+from pergrad.attribution.suspicion import ranks, suspicion
+
+__all__ = ["Findings", "analyse", "quantiles"]
+
+_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the gradients say: arrays with one row a sample, in order of `index`, and facts about the whole.
+
+    A sample whose loss or gradient is not finite comes first in the ranking, with a suspicion of inf; its
+    alignment and self-influence are NaN.
+    """
+
+    index: Integers  # (n,)
+    alignment: Floats  # (n,) cosine with the mean gradient
+    self_influence: Floats  # (n,)
+    suspicion: Floats  # (n,) higher is more suspicious
+    rank: Integers  # (n,) 1 for the most suspicious
+    evidence: tuple[tuple[str, ...], ...]  # (n,) short sentences
+    noise: Noise
+    dominant_groups: Mapping[str, float]  # share of the squared norm, the largest first
+    duplicates: Duplicates
+    pushes: Pushes  # of the samples that rank highest
+    quantiles: Mapping[str, Mapping[str, float]]  # of "norm" and "loss"
+
+    @property
+    def noise_scale(self) -> float | None:
+        return self.noise.scale
+
+    @property
+    def critical_batch_size(self) -> int | None:
+        return self.noise.critical_batch_size
+
+    def top(self, count: int) -> Integers:
+        """The indices of the `count` most suspicious samples, the first first."""
+        return self.index[np.argsort(self.rank)[:count]]
+
+    def worth_showing(self, *, top: int = 50, pairs: int = 20) -> Integers:
+        """The indices, sorted, whose pictures or texts a report shows: top ranked, pushing, duplicates."""
+        shown = [self.top(top), self.duplicates.index_a[:pairs], self.duplicates.index_b[:pairs]]
+        return np.unique(np.concatenate([*shown, self.pushes.other]))
+
+
+def analyse(
+    samples: Samples,
+    *,
+    top: int = 50,
+    damping: float = 0.1,
+    duplicate_cosine: float = 0.99,
+) -> Findings:
+    """Everything that the report shows, from losses, norms and sketches alone: no model, no data.
+
+    Deterministic: the same arrays give the same findings.
+
+    Args:
+        samples: what the pass over the data set has left.
+        top: of how many of the highest ranked to say which samples push them.
+        damping: of `self_influence`, relative to the mean curvature.
+        duplicate_cosine: from which cosine on two gradients are near-identical.
+
+    >>> import numpy as np
+    >>> gradients = np.array([[1.0, 0.0], [1.1, 0.0], [0.9, 0.1], [-5.0, 9.0]])
+    >>> norm = np.linalg.norm(gradients, axis=1)
+    >>> samples = Samples(np.arange(4), norm, norm, {"head": norm}, gradients)
+    >>> analyse(samples).top(1)
+    array([3])
+    """
+    usable = samples.usable
+    rows = samples.sketch[usable]
+    aligned = _spread(alignment(rows), usable)
+    influence = _spread(self_influence(rows, damping=damping), usable)
+    scores = suspicion(np.where(usable, samples.loss, np.nan), influence)
+    rank = ranks(scores)
+    # Row of the usable ones alone: pushes compare sketches, which the others do not have.
+    best = np.argsort(rank[usable], kind="stable")[:top]
+    return Findings(
+        samples.index,
+        aligned,
+        influence,
+        scores,
+        rank,
+        evidence(samples, aligned, influence),
+        gradient_noise(samples.norm[usable], rows),
+        dominant_groups(samples.group_norms),
+        near_duplicates(
+            samples.index[usable], samples.norm[usable], rows, threshold=duplicate_cosine
+        ),
+        pushes(samples.index[usable], rows, best),
+        {"norm": quantiles(samples.norm), "loss": quantiles(samples.loss)},
+    )
+
+
+def quantiles(values: Floats) -> dict[str, float]:
+    """Quantiles and mean of the finite values, where there are any, and the count of the others.
+
+    >>> import numpy as np
+    >>> quantiles(np.array([1.0, 3.0, np.nan]))["0.5"], quantiles(np.array([np.inf]))
+    (2.0, {'not_finite': 1})
+    """
+    finite = values[np.isfinite(values)].astype(np.float64)
+    result: dict[str, float] = {"not_finite": len(values) - len(finite)}
+    if len(finite) > 0:
+        result["mean"] = float(finite.mean())
+        found = np.quantile(finite, _QUANTILES)
+        result |= {f"{q:g}": float(v) for q, v in zip(_QUANTILES, found, strict=True)}
+    return result
+
+
+def _spread(values: Floats, where: np.ndarray) -> Floats:
+    """The values at the rows where they belong, NaN elsewhere."""
+    result = np.full(len(where), np.nan)
+    result[where] = values
+    return result

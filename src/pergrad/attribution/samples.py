@@ -1,0 +1,66 @@
+"""What one pass over a data set leaves of each sample: the input of every finding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pergrad.errors import PergradError
+
+__all__ = ["Floats", "Integers", "Samples"]
+
+Floats = NDArray[np.floating]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One row a sample, in order of `index`; arrays are checked to be of one length.
+
+    A sample whose loss or gradient is not finite is kept: it is a finding by itself. Its row of the sketch
+    is left out of whatever compares samples, see `usable`.
+
+    >>> import numpy as np
+    >>> ones = np.ones(2)
+    >>> len(Samples(np.arange(2), ones, ones, {"head": ones}, np.eye(2)))
+    2
+    """
+
+    index: Integers  # (n,) which sample of the data set
+    loss: Floats  # (n,)
+    norm: Floats  # (n,) of the gradient over all parameters
+    group_norms: Mapping[str, Floats]  # group of parameters -> (n,)
+    sketch: Floats  # (n, k) with E <s_n, s_m> = <g_n, g_m>
+
+    def __post_init__(self) -> None:
+        if len(self.index) == 0:
+            raise PergradError("no samples: findings need at least one")
+        if self.sketch.ndim != 2:
+            raise PergradError(f"sketch must be (n, k), got shape {self.sketch.shape}")
+        if self.sketch.shape[1] == 0:
+            raise PergradError("sketch must have at least one column, got none")
+        if bool((np.diff(self.index) <= 0).any()):
+            raise PergradError("index must rise from row to row: sort the samples by it")
+        vectors = {"index": self.index, "loss": self.loss, "norm": self.norm}
+        vectors |= {f"group_norms[{name!r}]": norms for name, norms in self.group_norms.items()}
+        for name, values in vectors.items():
+            if values.ndim != 1:
+                raise PergradError(f"{name} must be (n,), got shape {values.shape}")
+        for name, values in {**vectors, "sketch": self.sketch}.items():
+            if len(values) != len(self.index):
+                raise PergradError(
+                    f"{name} has {len(values)} rows, but index has {len(self.index)}: pass one row a sample"
+                )
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def usable(self) -> NDArray[np.bool_]:  # (n,)
+        """Whose loss and gradient are finite."""
+        return (
+            np.isfinite(self.loss) & np.isfinite(self.norm) & np.isfinite(self.sketch).all(axis=1)
+        )

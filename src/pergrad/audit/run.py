@@ -1,0 +1,156 @@
+"""An audit from its spec to its results folder: begin or resume, stream, analyse, write."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import pergrad
+from pergrad.audit.chunks import gaps, kept_spans
+from pergrad.audit.dtypes import placed
+from pergrad.audit.finishing import finish
+from pergrad.audit.folder import ResultsFolder
+from pergrad.audit.gradients import Gradients
+from pergrad.audit.loading import Loader, drawing_from
+from pergrad.audit.losses import loss_of_samples
+from pergrad.audit.memory import bytes_kept, fitting_batch_size, free_bytes
+from pergrad.audit.options import AuditOptions
+from pergrad.audit.ranks import Ranks, joined_ranks
+from pergrad.audit.spec import Spec
+from pergrad.audit.stream import Stream, Watch, batches_in, shard
+from pergrad.audit.task import Task, made_task, refuse_different_ranks
+from pergrad.errors import AuditError
+
+__all__ = ["run_audit"]
+
+_PROBED = 2  # samples whose forward tells what one of them keeps
+
+
+class _Silent:
+    def begin(self, samples: int, done: int) -> None: ...
+    def advance(self, samples: int) -> None: ...
+    def say(self, message: str) -> None: ...
+
+
+def run_audit(
+    spec: Spec,
+    folder: str | Path,
+    options: AuditOptions | None = None,
+    *,
+    command: str | None = None,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """Audits the samples and writes all but the report into the folder; returns the summary.
+
+    Where the folder holds a part of the same audit, it goes on from there; where it holds all of it, there
+    is nothing to do. Under `torchrun` every process computes a part, and the first one writes the results.
+
+    Args:
+        spec: what to audit.
+        folder: where the results go; new, empty, or of the same audit.
+        options: how.
+        command: what the user has typed, for the summary.
+        watch: is told how far the audit has come.
+
+    >>> import tempfile, torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from pergrad.audit import Spec, run_audit
+    >>> data = TensorDataset(torch.randn(8, 3), torch.randn(8, 1))
+    >>> spec = Spec(torch.nn.Linear(3, 1), data, lambda model, x, y: (model(x) - y).square().sum(1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     summary = run_audit(spec, folder)
+    >>> summary["samples"]
+    8
+    """
+    options = options or AuditOptions()
+    watch = watch or _Silent()
+    results = ResultsFolder(Path(folder))
+    with joined_ranks() as ranks:
+        ranks.together(results.open)
+        with results.locked() if ranks.is_first else nullcontext():
+            task = ranks.together(lambda: made_task(spec, options, ranks))
+            refuse_different_ranks(task, ranks)
+            batch_size = ranks.first_decides(lambda: _begun(results, task, ranks))
+            if batch_size is not None:
+                _stream(results, task, ranks, batch_size, watch)
+                ranks.all_agree(None)  # all have written
+                if ranks.is_first:
+                    finish(results, task, ranks, command)
+            return ranks.first_decides(lambda: _summary_in(results))
+
+
+def _begun(results: ResultsFolder, task: Task, ranks: Ranks) -> int | None:
+    """The batch size of an audit that begins or goes on, or None where it has been finished."""
+    about = results.open()
+    if about is not None and (results.is_finished or kept_spans(results.chunks)):
+        identity = dict(task.identity)
+        if identity["batch_size"] in (None, about["batch_size"]):
+            identity["batch_size"] = about["identity"]["batch_size"]
+        results.refuse_another(about, identity)
+        return None if results.is_finished else results.batch_size(about)
+    # Nothing is lost where an audit has ended before its first rows, such as by an error in the spec.
+    size = task.options.batch_size or _found_batch_size(task, ranks)
+    size = min(size, len(task.indices))
+    results.begin({"pergrad": pergrad.__version__, "identity": task.identity, "batch_size": size})
+    return size
+
+
+def _model(task: Task) -> nn.Module:
+    return placed(task.spec.model, task.device, task.options.dtype)
+
+
+def _gradients(task: Task, model: nn.Module) -> Gradients:
+    options = task.options
+    return Gradients(
+        model, task.spec, task.groups, sketch_dim=options.sketch_dim, seed=options.seed
+    )
+
+
+def _found_batch_size(task: Task, ranks: Ranks) -> int:
+    model = _model(task)
+    count = min(_PROBED, len(task.indices))
+    loaded = Loader(task.spec, task.indices, task.options.seed).load(0, count)
+    arguments = _gradients(task, model).arguments(loaded.arguments)
+
+    with drawing_from(task.options.seed, 0):
+        kept = bytes_kept(model, lambda: loss_of_samples(task.spec.loss, model, arguments, count))
+    free = free_bytes(task.device) // (ranks.count if task.device.type == "cpu" else 1)
+    return fitting_batch_size(-(-kept // count), free, len(task.indices))
+
+
+def _stream(
+    results: ResultsFolder, task: Task, ranks: Ranks, batch_size: int, watch: Watch
+) -> None:
+    options = task.options
+    # Before any process adds to the chunks.
+    left = ranks.first_decides(lambda: gaps(kept_spans(results.chunks), len(task.indices)))
+    mine = shard(batches_in(left, batch_size), ranks.number, ranks.count)
+    whole = shard(batches_in([(0, len(task.indices))], batch_size), ranks.number, ranks.count)
+    watched = sum(stop - start for start, stop in whole)
+    watch.begin(watched, max(0, watched - sum(stop - start for start, stop in mine)))
+    stream = Stream(
+        results,
+        Loader(task.spec, task.indices, options.seed),
+        _gradients(task, _model(task)),
+        task.indices,
+        seed=options.seed,
+        workers=options.workers,
+        save_every=options.save_every,
+        watch=watch,
+    )
+    stream.run(mine, batch_size)
+
+
+def _summary_in(results: ResultsFolder) -> dict[str, Any]:
+    path = results.path / "summary.json"
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise AuditError(
+            f"{path} is corrupt ({type(error).__name__}: {error}): remove this file, and the same command "
+            "writes it again"
+        ) from error

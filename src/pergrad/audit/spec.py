@@ -1,0 +1,148 @@
+"""What to audit: a model, a data set, the loss of each sample, and how to show one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from pergrad.errors import AuditError
+
+__all__ = ["Spec", "grouped_parameters", "groups_by_module"]
+
+_MOST_GROUPS = 12  # more do not fit into a chart that is read at a glance
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A model, a data set and a loss, to be audited.
+
+    Args:
+        model: any module, in the mode (train or eval) that it is to be audited in. It is not changed.
+        dataset: has `len` and items by number from 0.
+        loss: called as loss(model, *batch), gives the (B,) losses of the samples. A batch that is not a
+            tuple or a list, such as a dict, is one argument.
+        show: an item as a text, a PIL image, or an image as a tensor or array of shape (H, W), (C, H, W)
+            or (H, W, 3).
+        label: an item's label as a text.
+        collate: makes a batch of a list of items; by default `torch.utils.data.default_collate`.
+        groups: the name of the group that a parameter, given by its name, belongs to; by default the
+            modules near the top, at most twelve.
+        known_wrong: indices of samples that are known to be wrong, to grade the ranking by.
+        name: what the report calls the data set.
+
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from pergrad.audit import Spec
+    >>> data = TensorDataset(torch.randn(8, 3), torch.randn(8, 1))
+    >>> spec = Spec(torch.nn.Linear(3, 1), data, lambda model, x, y: (model(x) - y).square().sum(1))
+    """
+
+    model: nn.Module
+    dataset: Any
+    loss: Callable[..., Tensor]
+    show: Callable[[Any], Any] | None = None
+    label: Callable[[Any], str] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    groups: Callable[[str], str] | None = None
+    known_wrong: Sequence[int] | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise AuditError(f"spec.model must be an nn.Module, got {type(self.model).__name__}")
+        for method in ("__len__", "__getitem__"):
+            if not hasattr(self.dataset, method):
+                raise AuditError(
+                    f"spec.dataset must have a length and items by number; {type(self.dataset).__name__} "
+                    f"has no {method}: wrap it in a torch.utils.data.Dataset, or put its items into a list"
+                )
+        if not callable(self.loss):
+            raise AuditError(f"spec.loss must be callable, got {type(self.loss).__name__}")
+        for option in ("show", "label", "collate", "groups"):
+            value = getattr(self, option)
+            if value is not None and not callable(value):
+                raise AuditError(
+                    f"spec.{option} must be callable or None, got {type(value).__name__}"
+                )
+
+    @property
+    def title(self) -> str:
+        """What the data set is called."""
+        return self.name or type(self.dataset).__name__
+
+
+def grouped_parameters(spec: Spec) -> dict[str, list[str]]:
+    """The names of the trainable parameters by group, groups in the order of their first parameter."""
+    sizes = {name: p.numel() for name, p in spec.model.named_parameters() if p.requires_grad}
+    if not sizes:
+        raise AuditError(
+            "no parameter of the model requires grad, so that no sample has a gradient: unfreeze those "
+            "that the audit is to look at"
+        )
+    if spec.groups is None:
+        group_of = groups_by_module(sizes)
+    else:
+        group_of = {name: str(spec.groups(name)) for name in sizes}
+    found: dict[str, list[str]] = {}
+    for name in sizes:
+        found.setdefault(group_of[name], []).append(name)
+    return found
+
+
+def groups_by_module(sizes: Mapping[str, int]) -> dict[str, str]:
+    """For each parameter, with its number of entries, a module near the top that holds it.
+
+    The largest group is opened into the modules within it, again and again, as long as there are no
+    more than twelve; a long row of numbered layers is cut into as many ranges as there is room for.
+
+    >>> groups_by_module({"body.0.weight": 4, "body.1.weight": 4, "head.weight": 2})
+    {'body.0.weight': 'body.0', 'body.1.weight': 'body.1', 'head.weight': 'head'}
+    """
+    groups = _opened("", list(sizes), _MOST_GROUPS) or {name: [name] for name in sizes}
+    closed: set[str] = set()
+    while True:
+        open_ones = [group for group in groups if group not in closed]
+        if not open_ones:
+            break
+        largest = max(open_ones, key=lambda group: sum(sizes[name] for name in groups[group]))
+        parts = _opened(largest, groups[largest], _MOST_GROUPS - len(groups) + 1)
+        if parts is None:
+            closed.add(largest)
+            continue
+        groups = {
+            key: names
+            for group, members in groups.items()
+            for key, names in (parts if group == largest else {group: members}).items()
+        }
+    return {name: group for group, names in groups.items() for name in names}
+
+
+def _opened(group: str, names: list[str], room: int) -> dict[str, list[str]] | None:
+    """The modules within one, each with its parameters; None where there are none, or too many."""
+    depth = group.count(".") + 1 if group else 0
+    parts: dict[str, list[str]] = {}
+    for name in names:
+        path = name.split(".")
+        is_inner = len(path) > depth + 1
+        key = ".".join(path[: depth + 1]) if is_inner or not group else group
+        parts.setdefault(key, []).append(name)
+    if not parts.keys() - {group}:
+        return None
+    if len(parts) <= room:
+        return parts
+    are_numbered = all(key.rpartition(".")[2].isdecimal() for key in parts)
+    return _in_ranges(parts, room) if not group or (room > 1 and are_numbered) else None
+
+
+def _in_ranges(parts: Mapping[str, list[str]], room: int) -> dict[str, list[str]]:
+    """Neighbours joined into `room` groups, each called by its first and its last."""
+    keys = list(parts)
+    found: dict[str, list[str]] = {}
+    for number in range(room):
+        some = keys[number * len(keys) // room : (number + 1) * len(keys) // room]
+        title = some[0] if len(some) == 1 else f"{some[0]}-{some[-1].rpartition('.')[2]}"
+        found[title] = [name for key in some for name in parts[key]]
+    return found

@@ -1,0 +1,223 @@
+"""The commands, and how their errors end: in one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+import pergrad
+from pergrad.audit import AuditOptions, load_spec, run_audit
+from pergrad.audit.dtypes import Dtype
+from pergrad.audit.ranks import ranks_from
+from pergrad.audit.trial import first_batch
+from pergrad.cli.progress import Progress
+from pergrad.errors import InterruptedAuditError, PergradError
+from pergrad.reports import overview, write_report
+
+__all__ = ["app", "run"]
+
+FAILED_CHECK, BAD_INPUT, STOPPED, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
+
+app = typer.Typer(
+    name="pergrad",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 done; 1 a check has failed; 2 wrong usage or input; 3 no space or memory left "
+    "(the same command goes on from there); 130 interrupted (likewise).",
+)
+
+Reference = Annotated[
+    str,
+    typer.Argument(
+        help="What to look at: package.module:attribute, a pergrad.audit.Spec or a function that returns "
+        "one; or hf:MODEL,DATASET[,SPLIT], of Hugging Face and on this machine.",
+        metavar="REFERENCE",
+    ),
+]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda, cuda:1, ...; by default a GPU if there is one.")
+]
+Type = Annotated[
+    Dtype | None, typer.Option("--dtype", help="Type to compute in; by default the model's.")
+]
+Subset = Annotated[
+    str | None, typer.Option(help="A number of samples, drawn by the seed, or a range as 100:600.")
+]
+Seed = Annotated[int, typer.Option(help="Of the subset, the sketches and whatever is drawn.")]
+Samples = Annotated[int, typer.Option(help="Samples in the batch that is looked at.", min=1)]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"pergrad {pergrad.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_print_version, is_eager=True, help="The version."
+        ),
+    ] = False,
+) -> None:
+    """Per-sample gradients of PyTorch models: which samples of a data set are worth a look."""
+
+
+@app.command()
+def audit(
+    reference: Reference,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The results folder; new, or of the same audit.")
+    ] = Path("pergrad-audit"),
+    device: Device = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples at a time; by default as many as fit well.", min=1)
+    ] = None,
+    dtype: Type = None,
+    subset: Subset = None,
+    seed: Seed = AuditOptions.seed,
+    sketch_dim: Annotated[
+        int, typer.Option(help="Length of the sketch of each gradient.", min=1)
+    ] = AuditOptions.sketch_dim,
+    workers: Annotated[
+        int, typer.Option(help="Processes that load the data.", min=0)
+    ] = AuditOptions.workers,
+    save_every: Annotated[
+        float, typer.Option(help="Seconds of work that a crash may lose.", min=0)
+    ] = AuditOptions.save_every,
+    shown: Annotated[
+        int, typer.Option(help="Suspicious samples that the report shows.", min=0)
+    ] = AuditOptions.shown,
+) -> None:
+    """Look at every sample's gradient: which are suspicious, near-duplicate, and what the noise is.
+
+    Writes samples.parquet, duplicates.parquet, summary.json and report.html. Stopped or crashed, the same
+    command goes on. Under torchrun, as `torchrun --nproc-per-node 2 -m pergrad audit ...`, every process
+    takes a part.
+    """
+    options = AuditOptions(
+        device, batch_size, dtype, subset, seed, sketch_dim, workers, save_every, shown
+    )
+    ranks = ranks_from(os.environ)
+    console = Console(stderr=True, quiet=not ranks.is_first)
+    title = "auditing" if ranks.count == 1 else f"auditing, part 1 of {ranks.count}"
+    command = shlex.join(["pergrad", *sys.argv[1:]])
+    progress = Progress(console, title=title)
+    try:
+        with progress, _terminable():
+            spec = load_spec(reference)
+            run_audit(spec, output, options, command=command, watch=progress)
+    except KeyboardInterrupt:
+        if ranks.is_first:
+            _complain(_where_it_stands(progress, output))
+        raise typer.Exit(INTERRUPTED) from None
+    if ranks.is_first:
+        _report(output)
+
+
+def _where_it_stands(progress: Progress, output: Path) -> str:
+    kept = (
+        f"{progress.done:,} of {progress.samples:,} samples" if progress.samples else "nothing yet"
+    )
+    return f"interrupted; {kept} in {output}: the same command resumes from there"
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Within, SIGTERM ends the process as an exception does, so that what is computed gets saved."""
+
+    def end(*_: Any) -> NoReturn:
+        sys.exit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="The results folder of an audit.")],
+) -> None:
+    """Write the report of an audit's results folder anew, and show its headline."""
+    _report(folder)
+
+
+def _report(folder: Path) -> None:
+    path = write_report(folder)
+    console = Console(soft_wrap=False)
+    console.print(overview(folder))
+    console.print(f"report: {path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def verify(
+    reference: Reference,
+    samples: Samples = 8,
+    device: Device = None,
+    dtype: Type = None,
+    seed: Seed = AuditOptions.seed,
+) -> None:
+    """Check the per-sample gradients of one batch against samples run alone; exit code 1 if one is wrong."""
+    spec = load_spec(reference)
+    options = AuditOptions(device=device, batch_size=samples, dtype=dtype, seed=seed)
+    model, arguments = first_batch(spec, options)
+    found = pergrad.verify(model, spec.loss, *arguments, quiet=True)
+    print(found)
+    if not found.ok:
+        raise typer.Exit(FAILED_CHECK)
+
+
+@app.command()
+def explain(
+    reference: Reference,
+    samples: Samples = 8,
+    device: Device = None,
+    dtype: Type = None,
+    seed: Seed = AuditOptions.seed,
+) -> None:
+    """Show how the gradients of each parameter come about, and what they cost."""
+    spec = load_spec(reference)
+    options = AuditOptions(device=device, batch_size=samples, dtype=dtype, seed=seed)
+    model, arguments = first_batch(spec, options)
+    print(pergrad.explain(model, spec.loss, *arguments))
+
+
+def _complain(message: str) -> None:
+    """One line on stderr."""
+    print(f"pergrad: {' '.join(message.split())}", file=sys.stderr)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command; its exit code. Errors are one line, or all of it where PERGRAD_TRACEBACK is set."""
+    try:
+        code = app(list(arguments), prog_name="pergrad", standalone_mode=False)
+    except PergradError as error:
+        if os.environ.get("PERGRAD_TRACEBACK"):
+            traceback.print_exc()
+        _complain(str(error))
+        return STOPPED if isinstance(error, InterruptedAuditError) else BAD_INPUT
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _complain(f"{error.filename}: {error.strerror}")
+        return STOPPED
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # not of typer: a defect, to be seen whole
+            raise
+        _complain(f"{error.format_message()} (see pergrad --help)")
+        return BAD_INPUT
+    return code if isinstance(code, int) else 0

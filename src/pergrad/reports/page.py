@@ -1,0 +1,234 @@
+"""The report: one HTML file that holds everything it needs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from pergrad.audit.files import write_whole
+from pergrad.reports.charts import histogram_svg
+from pergrad.reports.facts import facts
+from pergrad.reports.numbers import aligned, batch_size, count, duration, middle_cut, number, share
+from pergrad.reports.pictures import Shown, shown
+from pergrad.reports.reading import Results, read_results
+from pergrad.reports.words import (
+    first_count,
+    grade_words,
+    headline,
+    layer_words,
+    noise_words,
+    opposing_label,
+    size_words,
+    why_first,
+)
+
+__all__ = ["html_of", "write_report"]
+
+_RANKED = (
+    12  # samples that are shown with evidence where the audit does not say of whom it has pictures
+)
+_MOST = 200  # more would make the page heavy
+_OPEN = 12  # of these before a fold
+_TILES = 12  # beside the headline
+_LISTED = 100  # samples in the table of numbers
+_PAIRS = 20
+_LARGE, _SMALL = 224, 96  # pixels of pictures: twice what they take on the page
+
+
+@dataclass(frozen=True)
+class _Pushing:
+    index: int
+    label: str | None
+    shown: Shown
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    rank: int
+    index: int
+    label: str | None
+    shown: Shown
+    evidence: Sequence[str]
+    figures: Sequence[tuple[str, str]]
+    helpers: Sequence[_Pushing]
+    harmers: Sequence[_Pushing]
+    opposing: str | None
+
+
+def write_report(folder: str | Path) -> Path:
+    """`report.html` in the results folder, from what the audit has written there; its path.
+
+    It is written whole or not at all, and loads nothing: pictures, charts, style and script are within.
+    """
+    results = read_results(folder)
+    path = results.folder / "report.html"
+    write_whole(path, html_of(results).encode(), durable=False)
+    return path
+
+
+def html_of(results: Results) -> str:
+    """The page; whatever comes from the audit is escaped."""
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(_template),
+    )
+    for filtering in (batch_size, duration, middle_cut, share):
+        environment.filters[filtering.__name__] = filtering
+    script = _template("report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    return environment.get_template("report.html").render(
+        **_context(results),
+        count=count,
+        style=Markup(_template("report.css")),
+        script=Markup(script),
+        script_hash=f"sha256-{digest}",
+    )
+
+
+def _template(name: str) -> str:
+    return (resources.files("pergrad.reports") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _context(results: Results) -> dict[str, Any]:
+    summary, samples = results.summary, results.samples
+    first = first_count(results)
+    rows = results.top(_shown_count(results))
+    marked = results.top(first)
+    marks = f"the first {first:,}" if first else "none marked"
+    charts = [
+        {
+            "title": title.capitalize(),
+            "words": size_words(results, name, title),
+            "svg": Markup(
+                histogram_svg(
+                    samples[name], samples[name][marked], name=name, title=title, marks=marks
+                )
+            ),
+        }
+        for name, title in (("norm", "gradient norm"), ("loss", "loss"))
+    ]
+    ranked = [_ranked(results, int(row)) for row in rows]
+    return {
+        "summary": summary,
+        "title": str(summary.get("dataset", {}).get("name") or "data set"),
+        "headline": headline(results),
+        "why_first": why_first(results),
+        "first": first,
+        "tiles": [row for row in ranked[: min(first, _TILES)] if row.shown.uri],
+        "ranked": ranked[:_OPEN],
+        "more_ranked": ranked[_OPEN:],
+        "listed": _listed(results),
+        "charts": charts,
+        "marks": marks,
+        "pairs": _pairs(results),
+        "pair_count": int(summary.get("duplicates") or 0),
+        "groups": _groups(summary),
+        "layer_words": layer_words(summary.get("groups") or []),
+        "noise_words": noise_words(summary),
+        "batches": _batches(summary.get("noise_scale")),
+        "grade": summary.get("grade"),
+        "grade_words": grade_words(summary.get("grade")),
+        "facts": facts(summary),
+        "notes": summary.get("notes") or [],
+        "has_pushes": any(row.helpers or row.harmers for row in ranked),
+        "total_seconds": sum((summary.get("seconds") or {}).values()),
+    }
+
+
+def _shown_count(results: Results) -> int:
+    """As many as the audit was asked to show: those it says who pushes, and those that are not finite."""
+    pushed = len(np.unique(results.pushes["index"]))
+    not_finite = int((~np.isfinite(results.samples["suspicion"])).sum())
+    return min(pushed + not_finite, _MOST) if pushed else _RANKED
+
+
+def _ranked(results: Results, row: int) -> _Ranked:
+    samples = results.samples
+    index = int(samples["index"][row])
+    helpers, harmers = results.pushed(index)
+    figures = [
+        ("loss", number(float(samples["loss"][row]))),
+        ("gradient norm", number(float(samples["norm"][row]))),
+        ("self-influence", number(float(samples["self_influence"][row]))),
+        ("alignment", _cosine(float(samples["alignment"][row]))),
+    ]
+    return _Ranked(
+        int(samples["rank"][row]),
+        index,
+        results.label(index),
+        shown(results.folder, index, size=_LARGE),
+        results.evidence(row),
+        figures,
+        [_pushing(results, other) for other in helpers],
+        [_pushing(results, other) for other in harmers],
+        opposing_label(results, index),
+    )
+
+
+def _pushing(results: Results, index: int) -> _Pushing:
+    return _Pushing(index, results.label(index), shown(results.folder, index, size=_SMALL))
+
+
+def _cosine(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−") if np.isfinite(value) else "not finite"
+
+
+def _listed(results: Results) -> list[dict[str, Any]]:
+    """The table of numbers: a dict a row, each column with its own number of decimals."""
+    rows = results.top(_LISTED)
+    columns = {
+        name: aligned(results.samples[name][rows].tolist())
+        for name in ("loss", "norm", "self_influence", "suspicion")
+    }
+    return [
+        {
+            "rank": int(results.samples["rank"][row]),
+            "index": int(results.samples["index"][row]),
+            "label": results.label(int(results.samples["index"][row])),
+            "alignment": _cosine(float(results.samples["alignment"][row])),
+            **{name: column[n] for name, column in columns.items()},
+        }
+        for n, row in enumerate(rows)
+    ]
+
+
+def _pairs(results: Results) -> list[dict[str, Any]]:
+    found = results.duplicates
+    order = np.argsort(-found["cosine"], kind="stable")[:_PAIRS]
+    return [
+        {
+            "both": [_pushing(results, int(found[end][n])) for end in ("index_a", "index_b")],
+            "cosine": f"{np.floor(float(found['cosine'][n]) * 1e4) / 1e4:.4f}",
+        }
+        for n in order
+    ]
+
+
+def _groups(summary: Any) -> list[dict[str, Any]]:
+    groups = summary.get("groups") or []
+    total = sum(group["parameters"] for group in groups) or 1
+    return [{**group, "part": group["parameters"] / total} for group in groups]
+
+
+def _batches(scale: float | None) -> list[dict[str, Any]]:
+    """What batches of sizes around the noise scale cost: steps 1 + B_noise / B, samples 1 + B / B_noise."""
+    if scale is None or scale <= 0:
+        return []
+    middle = max(0, round(np.log2(max(scale, 1.0))))
+    sizes = [2**power for power in range(max(0, middle - 4), middle + 5, 2)]
+    return [
+        {"size": size, "steps": f"{1 + scale / size:.2f}", "samples": f"{1 + size / scale:.2f}"}
+        for size in sizes
+    ]

@@ -1,0 +1,124 @@
+"""A results folder, read and checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pergrad.errors import AuditError
+
+__all__ = ["Results", "read_results"]
+
+_FORMAT = 1
+_SAMPLES = ("index", "loss", "norm", "alignment", "self_influence", "suspicion", "rank", "evidence")
+_DUPLICATES = ("index_a", "index_b", "cosine")
+_PUSHES = ("index", "other", "cosine")
+
+
+@dataclass(frozen=True)
+class Results:
+    """What an audit has written: a summary, and columns with one entry a sample, in order of `index`."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+    samples: Mapping[
+        str, np.ndarray
+    ]  # index, loss, norm, alignment, self_influence, suspicion, rank
+    duplicates: Mapping[str, np.ndarray]  # index_a, index_b, cosine
+    pushes: Mapping[str, np.ndarray]  # index, other, cosine
+    table: pa.Table  # of samples, for what is read of few of them: evidence and label
+
+    def __len__(self) -> int:
+        return len(self.samples["index"])
+
+    def top(self, count: int) -> np.ndarray:
+        """The rows of the `count` most suspicious samples, the first first."""
+        return np.argsort(self.samples["rank"], kind="stable")[:count]
+
+    def row_of(self, index: int) -> int | None:
+        """The row of a sample by its index in the data set."""
+        row = int(np.searchsorted(self.samples["index"], index))
+        return row if row < len(self) and self.samples["index"][row] == index else None
+
+    def label(self, index: int) -> str | None:
+        row = self.row_of(index)
+        if row is None or "label" not in self.table.column_names:
+            return None
+        label = self.table["label"][row].as_py()
+        return None if label is None else str(label)
+
+    def evidence(self, row: int) -> list[str]:
+        return [str(words) for words in self.table["evidence"][row].as_py() or []]
+
+    def pushed(self, index: int) -> tuple[list[int], list[int]]:
+        """The samples that push one towards its label, and away from it, the strongest first."""
+        rows = np.flatnonzero(self.pushes["index"] == index)
+        others, cosines = self.pushes["other"][rows], self.pushes["cosine"][rows]
+        order = np.argsort(-np.abs(cosines), kind="stable")
+        helpers = [int(others[n]) for n in order if cosines[n] > 0]
+        harmers = [int(others[n]) for n in order if cosines[n] < 0]
+        return helpers, harmers
+
+
+def read_results(folder: str | Path) -> Results:
+    """The results of a finished audit; a folder that holds none, or a damaged one, is refused.
+
+    `pushes.parquet` may be missing: then nobody is said to push.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise AuditError(f"there is no results folder {path}: run an audit into it first")
+    summary = _summary(path / "summary.json")
+    table = _table(path / "samples.parquet", _SAMPLES)
+    if table.num_rows == 0:
+        raise AuditError(f"{path / 'samples.parquet'} has no rows: audit at least one sample")
+    columns = [name for name in _SAMPLES if name != "evidence"]
+    duplicates = _table(path / "duplicates.parquet", _DUPLICATES)
+    pushes = {name: np.empty(0) for name in _PUSHES}
+    if (path / "pushes.parquet").exists():
+        pushes = _columns(_table(path / "pushes.parquet", _PUSHES), _PUSHES)
+    samples = _columns(table, columns)
+    return Results(path, summary, samples, _columns(duplicates, _DUPLICATES), pushes, table)
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise AuditError(
+            f"{path.parent} holds no finished audit: {path.name} is missing; run the audit to its end"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise AuditError(f"{path} cannot be read ({error}): run the audit again") from error
+    if not isinstance(summary, dict) or summary.get("format") != _FORMAT:
+        found = summary.get("format") if isinstance(summary, dict) else None
+        raise AuditError(
+            f"{path} has format {found!r}, this version of pergrad reads {_FORMAT}: run the audit again, "
+            "or use the version that wrote it"
+        )
+    return summary
+
+
+def _table(path: Path, columns: tuple[str, ...]) -> pa.Table:
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError as error:
+        raise AuditError(f"{path} is missing: run the audit again") from error
+    except (OSError, pa.ArrowException) as error:
+        raise AuditError(f"{path} cannot be read ({error}): run the audit again") from error
+    missing = [name for name in columns if name not in table.column_names]
+    if missing:
+        raise AuditError(f"{path} has no column {missing[0]!r}: it is not of an audit")
+    return table
+
+
+def _columns(table: pa.Table, names: Any) -> dict[str, np.ndarray]:
+    # Nulls become NaN: a writer may store numbers that are not finite as such.
+    return {name: table[name].to_numpy() for name in names}

@@ -1,0 +1,24 @@
+(() => {
+  "use strict";
+  const root = document.documentElement;
+  const button = document.getElementById("theme");
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
+  const remembered = () => {
+    try { return window.localStorage.getItem("pergrad-theme"); } catch { return null; }
+  };
+  const remember = (theme) => {
+    try { window.localStorage.setItem("pergrad-theme", theme); } catch { /* not kept: a file may not */ }
+  };
+  const isDark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+  const name = () => { button.textContent = isDark() ? "Light" : "Dark"; };
+  const before = remembered();
+  if (before === "dark" || before === "light") root.dataset.theme = before;
+  button.hidden = false;
+  name();
+  system.addEventListener("change", name);
+  button.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    remember(root.dataset.theme);
+    name();
+  });
+})();

@@ -1,0 +1,69 @@
+"""The headline for a terminal: sentences and a compact table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pergrad.reports.numbers import aligned
+from pergrad.reports.reading import Results, read_results
+from pergrad.reports.words import headline as headline_of
+from pergrad.reports.words import opposing_label
+
+__all__ = ["headline", "overview"]
+
+
+def headline(folder: str | Path) -> tuple[str, ...]:
+    """What an audit has found, a sentence a line, the most important first.
+
+    Refuses a folder without a finished audit.
+    """
+    return headline_of(read_results(folder))
+
+
+def overview(folder: str | Path, *, rows: int = 10) -> RenderableType:
+    """The headline and the most suspicious samples as a table, for `rich.print`.
+
+    Names and labels are taken as they are: no markup is read from them.
+    """
+    results = read_results(folder)
+    first, *others = headline_of(results)
+    lines = [Text(first, style="bold"), *(Text(line) for line in others)]
+    return Group(*lines, Text(), _table(results, rows))
+
+
+def _table(results: Results, rows: int) -> Table:
+    top = results.top(rows)
+    indices = [int(index) for index in results.samples["index"][top]]
+    labels = [results.label(index) for index in indices]
+    opposing = [opposing_label(results, index) for index in indices]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("sample", justify="right", no_wrap=True)
+    columns: list[list[str]] = [
+        [str(int(rank)) for rank in results.samples["rank"][top]],
+        [str(index) for index in indices],
+    ]
+    for heading, values in (("label", labels), ("others say", opposing)):
+        if any(value is not None for value in values):
+            table.add_column(heading, overflow="ellipsis", max_width=12, no_wrap=True)
+            columns.append(["" if value is None else value for value in values])
+    for heading, name in (
+        ("loss", "loss"),
+        ("norm", "norm"),
+        ("influence", "self_influence"),
+        ("alignment", "alignment"),
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+        columns.append(aligned(results.samples[name][top].tolist()))
+    for cells in zip(*columns, strict=True):
+        table.add_row(*(_plain(cell) for cell in cells))
+    return table
+
+
+def _plain(text: str) -> Text:
+    # A label may hold line breaks, or sequences that steer the terminal.
+    return Text(" ".join("".join(c if c.isprintable() else " " for c in text).split()))

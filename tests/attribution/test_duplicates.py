@@ -1,0 +1,83 @@
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from pergrad.attribution import near_duplicates
+from tests.attribution.gradient_cases import gradients
+
+
+def by_all_pairs(index, rows, threshold) -> dict[tuple[int, int], float]:
+    """Every pair, one at a time."""
+    norms = np.linalg.norm(rows, axis=1)
+    found = {}
+    for a in range(len(rows)):
+        for b in range(a + 1, len(rows)):
+            if min(norms[a], norms[b]) > 0:
+                cosine = rows[a] @ rows[b] / norms[a] / norms[b]
+                ratio = min(norms[a], norms[b]) / max(norms[a], norms[b])
+                if cosine >= threshold and ratio >= threshold:
+                    found[int(index[a]), int(index[b])] = cosine
+    return found
+
+
+def rows_with_copies(samples: int) -> np.ndarray:
+    """A third are copies of others with a little noise, some longer by more than the threshold allows."""
+    rows = gradients(samples, 6)
+    copied = np.random.default_rng(3).integers(0, samples, size=samples // 3)
+    rows[: len(copied)] = rows[copied] * (1 + 0.01 * gradients(len(copied), 1, seed=4))
+    rows[: len(copied)] += 0.05 * gradients(len(copied), 6, seed=5)
+    return rows
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1000])
+@pytest.mark.parametrize("threshold", [0.9, 0.99])
+def test_pairs_are_those_of_comparing_all(block, threshold) -> None:
+    rows = rows_with_copies(90)
+    index = np.arange(90) * 3 + 5
+    norm = np.linalg.norm(rows, axis=1)
+    found = near_duplicates(index, norm, rows, threshold=threshold, block=block)
+    expected = by_all_pairs(index, rows, threshold)
+    assert len(expected) > 5
+    pairs = zip(found.index_a.tolist(), found.index_b.tolist(), strict=True)
+    assert dict(zip(pairs, found.cosine, strict=True)) == pytest.approx(expected)
+    assert found.count == len(found) == len(expected)
+    assert (np.diff(found.cosine) <= 0).all()
+
+
+def test_of_too_many_pairs_the_closest_are_held_and_all_are_counted() -> None:
+    rows = rows_with_copies(90)
+    norm = np.linalg.norm(rows, axis=1)
+    options = {"threshold": 0.9, "block": 16}
+    every = near_duplicates(np.arange(90), norm, rows, **options)
+    few = near_duplicates(np.arange(90), norm, rows, limit=5, **options)
+    assert few.count == every.count > 5
+    assert few.cosine.tolist() == every.cosine[:5].tolist()
+
+
+def test_opposite_longer_and_zero_gradients_are_no_duplicates() -> None:
+    rows = np.array([[1.0, 0.0], [-1.0, 0.0], [2.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    assert len(near_duplicates(np.arange(5), np.linalg.norm(rows, axis=1), rows)) == 0
+
+
+def test_a_single_sample_has_no_duplicate() -> None:
+    assert len(near_duplicates(np.arange(1), np.ones(1), np.ones((1, 2)))) == 0
+
+
+def test_cosines_of_exact_copies_do_not_exceed_one() -> None:
+    rows = np.tile(gradients(1, 33), (5, 1)).astype(np.float32)
+    found = near_duplicates(np.arange(5), np.linalg.norm(rows, axis=1), rows)
+    assert found.count == 10
+    assert (found.cosine <= 1).all()
+
+
+def test_memory_is_bounded_by_the_block_also_when_all_are_equal() -> None:
+    rows = np.ones((3000, 4), dtype=np.float32)
+    norm = np.full(3000, 2.0)
+    tracemalloc.start()
+    found = near_duplicates(np.arange(3000), norm, rows, block=128, limit=100)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.count == 3000 * 2999 // 2
+    # All pairs at once would take 36 MB in float32.
+    assert peak < 6e6

@@ -1,0 +1,49 @@
+import numpy as np
+
+from pergrad.attribution import Samples, evidence
+from pergrad.attribution.evidence import shares_below
+
+
+def test_shares_below_count_the_smaller_finite_values() -> None:
+    values = np.array([1.0, 2.0, 2.0, np.nan, 5.0, -np.inf])
+    assert shares_below(values).tolist() == [0, 0.25, 0.25, 0, 0.75, 0]
+    assert shares_below(np.array([np.nan])).tolist() == [0]
+
+
+def test_a_share_is_never_rounded_up_to_all() -> None:
+    norm = np.arange(10_000.0)
+    samples = Samples(np.arange(10_000), np.zeros(10_000), norm, {}, np.ones((10_000, 1)))
+    words = evidence(samples, np.zeros(10_000), np.zeros(10_000))
+    assert words[-1] == ("gradient longer than that of 99.9%",)
+    assert words[5000] == ()
+
+
+def test_values_that_are_not_finite_are_said_to_be() -> None:
+    loss, norm, sketch = np.array([np.nan, 1, 1]), np.array([np.inf, 1, 1]), np.ones((3, 1))
+    sketch[1] = np.nan
+    words = evidence(Samples(np.arange(3), loss, norm, {}, sketch), np.zeros(3), np.zeros(3))
+    assert words == (
+        ("its loss is not finite", "its gradient is not finite"),
+        ("its gradient is not finite",),
+        (),
+    )
+
+
+def test_a_gradient_against_the_mean_is_said_with_its_cosine() -> None:
+    samples = Samples(np.arange(2), np.ones(2), np.ones(2), {}, np.ones((2, 1)))
+    assert evidence(samples, np.array([-0.414, 1.0]), np.ones(2)) == (
+        ("points against the mean gradient (cosine -0.41)",),
+        (),
+    )
+
+
+def test_an_unusual_layer_is_said_beside_other_evidence_alone() -> None:
+    loss = np.zeros(40)
+    loss[0] = 5.0
+    groups = {"body": np.ones(40), "head": np.full(40, 3.0)}
+    groups["body"][:2] = 9.0
+    words = evidence(
+        Samples(np.arange(40), loss, np.ones(40), groups, np.ones((40, 1))), loss * 0, loss * 0
+    )
+    assert words[0][-1] == "pulls on body more than samples usually do"
+    assert words[1] == ()

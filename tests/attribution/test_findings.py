@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+
+from pergrad.attribution import Samples, analyse, quantiles
+from tests.attribution.gradient_cases import gradients, samples_of
+
+
+def test_findings_have_one_row_a_sample_in_its_order() -> None:
+    found = analyse(samples_of(gradients(30, 6)))
+    for values in (found.alignment, found.self_influence, found.suspicion, found.evidence):
+        assert len(values) == 30
+    assert sorted(found.rank) == list(range(1, 31))
+    assert (np.diff(found.suspicion[np.argsort(found.rank)]) <= 0).all()
+    assert list(found.dominant_groups) in (["body", "head"], ["head", "body"])
+
+
+def test_top_gives_the_highest_ranked_first() -> None:
+    found = analyse(samples_of(gradients(30, 6)))
+    assert found.rank[found.top(4)].tolist() == [1, 2, 3, 4]
+    assert len(found.top(1000)) == 30
+
+
+@pytest.mark.parametrize("spoiled", ["loss", "norm", "sketch"])
+def test_a_sample_that_is_not_finite_ranks_first_and_spoils_no_other(spoiled) -> None:
+    rows = gradients(30, 6)
+    clean = samples_of(np.delete(rows, 4, axis=0))
+    dirty = samples_of(rows)
+    getattr(dirty, spoiled)[4] = np.nan
+    found, expected = analyse(dirty), analyse(clean)
+    assert found.rank[4] == 1
+    assert np.isnan(found.alignment[4])
+    assert found.suspicion[4] == np.inf
+    for name in ("alignment", "self_influence", "suspicion"):
+        np.testing.assert_allclose(np.delete(getattr(found, name), 4), getattr(expected, name))
+    assert found.noise.scale == expected.noise.scale
+
+
+def test_data_of_which_nothing_is_finite_has_findings_too() -> None:
+    nan = np.full(2, np.nan)
+    found = analyse(Samples(np.arange(2), nan, nan, {"head": nan}, np.full((2, 3), np.nan)))
+    assert found.rank.tolist() == [1, 2]
+    assert found.noise_scale is None
+    assert len(found.duplicates) == len(found.pushes) == 0
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_tiny_data_has_findings(samples) -> None:
+    found = analyse(samples_of(gradients(samples, 6)))
+    assert found.rank.max() == samples
+    assert found.critical_batch_size is None or found.critical_batch_size >= 1
+
+
+def test_equal_gradients_have_findings() -> None:
+    found = analyse(samples_of(np.ones((5, 4))))
+    assert found.duplicates.count == 10
+    assert found.rank.tolist() == [1, 2, 3, 4, 5]
+    assert found.evidence == ((),) * 5
+
+
+def test_worth_showing_are_top_ranked_duplicates_and_those_that_push() -> None:
+    rows = gradients(200, 6)
+    rows[150] = rows[3]
+    found = analyse(samples_of(rows), top=2)
+    shown = set(found.worth_showing(top=2, pairs=1).tolist())
+    assert {*found.top(2).tolist(), 3, 150, *found.pushes.other.tolist()} == shown
+
+
+def test_the_same_samples_give_the_same_findings() -> None:
+    one, two = (analyse(samples_of(gradients(50, 6))) for _ in range(2))
+    assert one.suspicion.tobytes() == two.suspicion.tobytes()
+    assert one.evidence == two.evidence
+
+
+def test_quantiles_are_of_the_finite_values() -> None:
+    values = np.array([*np.arange(101.0), np.nan])
+    found = quantiles(values)
+    assert (found["0"], found["0.05"], found["0.5"], found["1"]) == (0, 5, 50, 100)
+    assert (found["mean"], found["not_finite"]) == (50, 1)

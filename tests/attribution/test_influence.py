@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+
+from pergrad.attribution import self_influence
+from tests.attribution.gradient_cases import gradients
+
+
+def by_the_formula(rows: np.ndarray, damping: float) -> np.ndarray:
+    """One sample at a time, with an explicit inverse."""
+    samples, width = rows.shape
+    moment = sum(np.outer(row, row) for row in rows) / samples
+    inverse = np.linalg.inv(moment + damping * np.trace(moment) / width * np.eye(width))
+    return np.array([row @ inverse @ row for row in rows])
+
+
+@pytest.mark.parametrize("shape", [(40, 6), (6, 40), (1, 5), (7, 1)])
+@pytest.mark.parametrize("damping", [1.0, 0.1, 1e-3])
+def test_influence_is_that_of_the_formula(shape, damping) -> None:
+    rows = gradients(*shape)
+    np.testing.assert_allclose(
+        self_influence(rows, damping=damping), by_the_formula(rows, damping), rtol=1e-9
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-3, 1e200])
+def test_influence_has_no_unit(scale) -> None:
+    rows = gradients(20, 4)
+    np.testing.assert_allclose(self_influence(scale * rows), self_influence(rows), rtol=1e-9)
+
+
+def test_influence_does_not_depend_on_the_order_of_the_samples() -> None:
+    rows = gradients(20, 4)
+    np.testing.assert_allclose(self_influence(rows[::-1])[::-1], self_influence(rows), rtol=1e-9)
+
+
+def test_influence_is_shared_among_copies() -> None:
+    rows = np.zeros((110, 5))
+    rows[:100, :4] = gradients(100, 4)
+    rows[100:, 4] = 3.0
+    alone = np.delete(rows, range(101, 110), axis=0)
+    many, one = self_influence(rows, damping=1e-9), self_influence(alone, damping=1e-9)
+    assert one[100] / many[100] == pytest.approx(10 * 101 / 110, rel=1e-6)
+
+
+def test_influence_of_zero_gradients_is_zero() -> None:
+    assert self_influence(np.zeros((3, 4))).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_float32_sketches_give_float64_influence() -> None:
+    rows = gradients(30, 8).astype(np.float32)
+    found = self_influence(rows)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, by_the_formula(rows.astype(np.float64), 0.1), rtol=1e-5)

@@ -1,0 +1,105 @@
+"""Names of Hugging Face, with a tiny model and data set that are written to disk first."""
+
+import sys
+
+import datasets
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
+
+from pergrad.audit import AuditOptions, load_spec, run_audit
+from pergrad.errors import AuditError
+
+WORDS = ["[PAD]", "[UNK]", "good", "bad", "film", "a", "very"]
+TEXTS = ["a good film", "a very bad film", "bad", "very very good film", "a film"]
+
+
+def save_tokenizer(folder):
+    words = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, "[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]"
+    ).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """A folder with a classifier, a language model, and data with and without labels."""
+    root = tmp_path_factory.mktemp("hf")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(WORDS), "num_labels": 2, "pad_token_id": 0}
+    bert = BertConfig(
+        **sizes, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+    )
+    BertForSequenceClassification(bert).save_pretrained(root / "classifier")
+    gpt2 = GPT2Config(
+        vocab_size=len(WORDS), n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    GPT2LMHeadModel(gpt2).save_pretrained(root / "language-model")
+    for name in ("classifier", "language-model"):
+        save_tokenizer(root / name)
+    names = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])}
+    )
+    labelled = datasets.Dataset.from_dict({"text": TEXTS, "label": [1, 0, 0, 1, 1]}, features=names)
+    datasets.DatasetDict({"train": labelled}).save_to_disk(root / "labelled")
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(root / "plain")
+    datasets.Dataset.from_dict({"number": [1, 2]}).save_to_disk(root / "numbers")
+    return root
+
+
+def test_a_classifier_is_audited_by_names(local, tmp_path):
+    spec = load_spec(f"hf:{local}/classifier,{local}/labelled,train")
+    assert not spec.model.training
+    summary = run_audit(spec, tmp_path, AuditOptions(batch_size=2))
+    assert summary["samples"] == 5
+    assert spec.label is not None
+    assert [spec.label(item) for item in spec.dataset] == ["pos", "neg", "neg", "pos", "pos"]
+    assert spec.show is not None
+    assert spec.show(spec.dataset[2]) == "bad"
+
+
+def test_padding_does_not_change_the_loss_of_a_text(local):
+    for kind, data in (("classifier", "labelled"), ("language-model", "plain")):
+        spec = load_spec(f"hf:{local}/{kind},{local}/{data}")
+        assert spec.collate is not None
+        items = [spec.dataset[n] for n in range(5)]
+        with torch.no_grad():
+            together = spec.loss(spec.model, spec.collate(items))
+            alone = [spec.loss(spec.model, spec.collate([item])) for item in items]
+        assert together.shape == (5,)
+        torch.testing.assert_close(together, torch.cat(alone))
+
+
+def test_texts_without_labels_are_audited_with_a_language_model(local, tmp_path):
+    spec = load_spec(f"hf:{local}/language-model,{local}/plain")
+    assert spec.label is None
+    assert run_audit(spec, tmp_path)["samples"] == 5
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("hf:{0}/none,{0}/labelled", "the model .* cannot be loaded from this machine"),
+        ("hf:{0}/classifier,{0}/none", "the data set .* cannot be loaded from this machine"),
+        ("hf:{0}/classifier,{0}/labelled,test", "the split 'test' .* cannot be loaded"),
+        ("hf:{0}/classifier,{0}/numbers", "has no column of texts, only .'number'."),
+    ],
+)
+def test_what_is_not_on_this_machine_is_refused(local, reference, message):
+    with pytest.raises(AuditError, match=message):
+        load_spec(reference.format(local))
+
+
+@pytest.mark.parametrize("missing", ["datasets", "transformers"])
+def test_without_the_extra_it_says_what_to_install(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(AuditError, match=rf"hf: needs {missing}, .* pip install 'pergrad\[hf\]'"):
+        load_spec("hf:model,data")

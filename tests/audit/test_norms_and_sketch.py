@@ -1,0 +1,83 @@
+"""Norms and sketches made together, against those made apart."""
+
+import pytest
+import torch
+from torch import nn
+
+import pergrad
+from pergrad.audit import norms_and_sketch
+from pergrad.audit.norms_and_sketch import NormsAndSketch
+from pergrad.factors import Dense
+from pergrad.quantities import Batch
+from pergrad.reductions import CountSketch, SampleGradients
+from pergrad.testing import assert_near
+from tests.reductions.factor_cases import CASES, cast, dense_of, factors_of
+
+
+def consumed(factors, dim=7):
+    shape = factors[0].shape
+    quantity = NormsAndSketch(dim, 3)
+    quantity.begin(Batch(shape[0], {"w": torch.zeros(shape[1:], dtype=factors[0].dtype)}))
+    quantity.consume("w", SampleGradients(factors, bound=2**20))
+    quantity.end()
+    return quantity
+
+
+@pytest.mark.parametrize("piece", [2**22, 400])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+def test_every_kind_of_factor_has_the_norms_and_the_sketch_of_its_gradients(
+    name, dtype, piece, monkeypatch
+):
+    monkeypatch.setattr(norms_and_sketch, "_PIECE", piece)
+    factors = cast(factors_of(name), dtype)
+    exact = dense_of(factors)
+    quantity = consumed(factors)
+    expected = exact.reshape(len(exact), -1).square().sum(1)
+    # Of a sum in low precision, the rounding of its terms stays.
+    close = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2}[dtype]
+    torch.testing.assert_close(quantity.squares["w"], expected, rtol=close, atol=close)
+    sketch = CountSketch.of("w", exact.shape[1:], 7, 3)
+    apart = SampleGradients([Dense(exact)], bound=2**20).sketch(sketch)
+    torch.testing.assert_close(quantity.sketch.double(), apart, rtol=close, atol=10 * close)
+
+
+class Mixed(nn.Module):
+    """An embedding, convolutions with and without groups, a norm, a wide and a narrow layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, 24)
+        self.conv = nn.Conv2d(2, 4, 3, padding=1, stride=2)
+        self.grouped = nn.Conv2d(4, 4, 2, groups=2)
+        self.norm = nn.GroupNorm(2, 4)
+        self.wide = nn.Linear(4, 300)
+        self.narrow = nn.Linear(300, 3)
+        self.spare = nn.Linear(2, 2)
+
+    def forward(self, words):
+        x = self.table(words).view(len(words), 2, 4, 12)
+        x = self.norm(self.grouped(self.conv(x))).flatten(2).mean(2)
+        return self.narrow(torch.tanh(self.wide(x)))
+
+
+@pytest.mark.parametrize("dim", [5, 64])
+def test_a_model_has_the_norms_and_the_sketch_that_the_two_quantities_give(dim):
+    torch.manual_seed(0)
+    model = Mixed().double()
+    words = torch.randint(0, 11, (6, 4))
+    norms, sketch, both = pergrad.Norms(), pergrad.Projection(dim, 3), NormsAndSketch(dim, 3)
+    for _ in range(2):  # the second time by the tables of the first
+        with pergrad.record(model, norms, sketch, both):
+            model(words).square().sum().backward()
+        assert list(both.squares) == [name for name, _ in model.named_parameters()]
+        for name, found in norms.per_param.items():
+            assert_near(both.squares[name].sqrt(), found)
+        assert_near(both.sketch, sketch.result)
+
+
+def test_gradients_that_others_hold_are_left_as_they_are():
+    held = torch.randn(4, 3, dtype=torch.float64)
+    before = held.clone()
+    consumed([Dense(held)])
+    assert torch.equal(held, before)

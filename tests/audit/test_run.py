@@ -1,0 +1,256 @@
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import nn
+
+from pergrad.audit import AuditOptions, run_audit
+from pergrad.errors import AuditError, InterruptedAuditError
+from tests.audit.cases import SIZE, bad_item, batch_norm, data, losses, mlp, network
+
+FLOAT64 = AuditOptions(dtype="float64", batch_size=16, save_every=0)
+
+
+def table(folder):
+    return pq.read_table(Path(folder) / "samples.parquet")
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+def test_results_have_a_row_a_sample_and_a_summary(tmp_path):
+    spec = mlp(label=lambda item: f"class {int(item[1])}", name="blobs", known_wrong=[3, 5])
+    summary = run_audit(spec, tmp_path, AuditOptions(), command="pergrad audit x:y")
+    found = table(tmp_path)
+    assert found.column_names == [
+        *("index", "loss", "norm", "norm/0", "norm/2"),
+        *("alignment", "self_influence", "suspicion", "rank", "evidence", "label"),
+    ]
+    assert found["index"].to_pylist() == list(range(SIZE))
+    assert sorted(found["rank"].to_pylist()) == list(range(1, SIZE + 1))
+    assert found["label"].to_pylist() == [f"class {int(y)}" for _, y in data()]
+    expected = losses(spec.model, *data().tensors).detach().double()
+    np.testing.assert_allclose(found["loss"].to_numpy(), expected, rtol=1e-6)
+    assert summary == json.loads((tmp_path / "summary.json").read_text())
+    assert summary["command"] == "pergrad audit x:y"
+    assert summary["dataset"]["name"] == "blobs"
+    assert summary["grade"]["known"] == 2
+    assert summary["samples"] == summary["batch_size"] == SIZE
+    assert {group["name"] for group in summary["groups"]} == {"0", "2"}
+    assert abs(sum(group["share"] for group in summary["groups"]) - 1) < 1e-9
+
+
+def test_no_label_is_null(tmp_path):
+    run_audit(mlp(), tmp_path)
+    assert table(tmp_path)["label"].null_count == SIZE
+
+
+def test_the_model_is_left_as_it_was(tmp_path):
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    run_audit(mlp(model=model), tmp_path, AuditOptions(dtype="float64"))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(p.dtype == torch.float32 and p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("lost", ["first", "last", "middle", "most"])
+def test_a_resumed_audit_is_bit_for_bit_the_uninterrupted_one(tmp_path, lost):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    run_audit(mlp(), whole, FLOAT64)
+    shutil.copytree(whole, resumed)
+    for path in (*resumed.glob("*.parquet"), resumed / "summary.json"):
+        path.unlink()
+    chunks = sorted((resumed / "chunks").iterdir())
+    assert len(chunks) == 4
+    gone = {"first": chunks[:1], "last": chunks[-1:], "middle": chunks[1:3], "most": chunks[1:]}
+    for path in gone[lost]:
+        path.unlink()
+    run_audit(mlp(), resumed, FLOAT64)
+    for name in ("samples", "duplicates", "pushes"):
+        parts = [(folder / f"{name}.parquet").read_bytes() for folder in (whole, resumed)]
+        assert parts[0] == parts[1]
+
+
+def test_models_and_data_that_draw_are_the_same_after_a_resume(tmp_path):
+    class Noisy(list):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return x + torch.randn(6), y
+
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    spec = mlp(model=model, dataset=Noisy(data()))
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    run_audit(spec, whole, FLOAT64)
+    shutil.copytree(whole, resumed)
+    (resumed / "summary.json").unlink()
+    sorted((resumed / "chunks").iterdir())[2].unlink()
+    torch.rand(3)
+    run_audit(spec, resumed, FLOAT64)
+    assert table(whole).equals(table(resumed))
+
+
+def test_a_finished_audit_is_not_run_again(tmp_path):
+    summary = run_audit(mlp(), tmp_path, FLOAT64)
+    before = contents(tmp_path)
+    assert run_audit(mlp(), tmp_path, FLOAT64) == summary
+    assert contents(tmp_path) == before
+    shutil.rmtree(tmp_path / "chunks")  # which are for resuming alone
+    assert run_audit(mlp(), tmp_path, FLOAT64) == summary
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"model": network(seed=1)}, {}, "another model"),
+        ({"dataset": data(seed=1)}, {}, "another dataset"),
+        ({"loss": lambda model, x, y: losses(model, x, y)}, {}, "another loss"),
+        ({}, {"seed": 1}, "another seed .0, now 1"),
+        ({}, {"subset": "30"}, "another subset"),
+        ({}, {"dtype": "float32"}, "another dtype .float64, now float32"),
+        ({}, {"sketch_dim": 7}, "another sketch dim"),
+        ({}, {"batch_size": 8}, "another batch size .16, now 8"),
+        ({"groups": lambda name: "all"}, {}, "another groups"),
+    ],
+)
+def test_an_audit_of_something_else_is_refused_and_nothing_changes(
+    tmp_path, changes, options, message, finished
+):
+    began = {"dtype": "float64", "batch_size": 16}
+    run_audit(mlp(), tmp_path, AuditOptions(**began))
+    if not finished:
+        (tmp_path / "summary.json").unlink()
+    before = contents(tmp_path)
+    with pytest.raises(AuditError, match=message):
+        run_audit(mlp(**changes), tmp_path, AuditOptions(**{**began, **options}))
+    assert contents(tmp_path) == before
+
+
+def test_a_resume_keeps_the_batch_size_that_was_found(tmp_path, monkeypatch):
+    run_audit(mlp(), tmp_path, AuditOptions())
+    (tmp_path / "summary.json").unlink()
+    monkeypatch.setattr("pergrad.audit.run.free_bytes", lambda _: 1)
+    assert run_audit(mlp(), tmp_path, AuditOptions())["batch_size"] == SIZE
+
+
+def test_batch_size_is_found_from_the_memory_that_is_free(tmp_path, monkeypatch):
+    monkeypatch.setattr("pergrad.audit.run.free_bytes", lambda _: 40_000)
+    found = run_audit(mlp(), tmp_path, AuditOptions())["batch_size"]
+    assert found in (8, 16, 32)
+
+
+def test_rows_of_several_batch_sizes_are_told(tmp_path):
+    def greedy(model, x, y):
+        if len(x) > 20:
+            raise torch.OutOfMemoryError("out of memory")
+        return losses(model, x, y)
+
+    options = AuditOptions(batch_size=40)
+    # All of them are computed at one size in the end.
+    assert run_audit(mlp(size=100, loss=greedy), tmp_path / "a", options)["notes"] == []
+    calls = []
+
+    def tired(model, x, y):
+        calls.append(len(x))
+        if len(x) > 20 and len(calls) > 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return losses(model, x, y)
+
+    summary = run_audit(mlp(size=100, loss=tired), tmp_path / "b", options)
+    assert summary["batch_sizes"] == {"40": 40, "20": 60}
+    assert "40 samples in batches of 40, 60 samples in batches of 20" in summary["notes"][0]
+
+
+def test_nothing_is_kept_of_an_audit_that_failed_before_its_first_rows(tmp_path):
+    with pytest.raises(Exception, match="BatchNorm in training mode"):
+        run_audit(batch_norm(), tmp_path, AuditOptions(batch_size=16))
+    assert run_audit(mlp(), tmp_path)["samples"] == SIZE  # the spec has been put right
+
+
+def test_a_bad_item_stops_the_audit_and_keeps_the_batches_before_it(tmp_path):
+    options = AuditOptions(batch_size=16)
+    with pytest.raises(AuditError, match="item 17 of the data set has another form"):
+        run_audit(bad_item(), tmp_path, options)
+    assert [path.name for path in (tmp_path / "chunks").iterdir()] == ["0000000000-0000000016.npz"]
+
+
+def test_no_space_left_stops_the_audit_and_the_same_command_goes_on(tmp_path, monkeypatch):
+    whole, full = tmp_path / "whole", tmp_path / "full"
+    run_audit(mlp(), whole, FLOAT64)
+    write = Path.write_bytes
+
+    def filling(path, content):
+        if path.name.startswith("0000000032"):
+            write(path, content[:10])
+            raise OSError(28, "No space left on device")
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", filling)
+    with pytest.raises(InterruptedAuditError, match=r"no space left to write .*0000000032"):
+        run_audit(mlp(), full, FLOAT64)
+    assert len(os.listdir(full / "chunks")) == 2
+    monkeypatch.undo()
+    run_audit(mlp(), full, FLOAT64)
+    assert table(full).equals(table(whole))
+
+
+def test_a_corrupt_chunk_is_named_and_nothing_is_overwritten(tmp_path):
+    run_audit(mlp(), tmp_path, FLOAT64)
+    (tmp_path / "summary.json").unlink()
+    chunk = sorted((tmp_path / "chunks").iterdir())[1]
+    chunk.write_bytes(chunk.read_bytes()[:-100])
+    before = contents(tmp_path)
+    with pytest.raises(AuditError, match=f"{chunk.name} is corrupt .*: remove this file"):
+        run_audit(mlp(), tmp_path, FLOAT64)
+    assert contents(tmp_path) == before
+    chunk.unlink()
+    run_audit(mlp(), tmp_path, FLOAT64)
+
+
+@pytest.mark.parametrize(("subset", "count"), [("1", 1), ("2", 2), ("10:20", 10)])
+def test_a_subset_has_the_indices_of_the_data_set(tmp_path, subset, count):
+    summary = run_audit(mlp(), tmp_path, AuditOptions(subset=subset, batch_size=1000))
+    assert summary["samples"] == count
+    found = table(tmp_path)
+    x, y = data().tensors
+    index = found["index"].to_pylist()
+    expected = losses(network(), x[index], y[index]).detach()
+    np.testing.assert_allclose(found["loss"].to_numpy(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_of_another_type_takes_the_data_in_that_type(tmp_path, dtype):
+    summary = run_audit(mlp(model=network().to(dtype)), tmp_path)
+    assert summary["dtype"] == str(dtype).removeprefix("torch.")
+
+
+def test_items_may_be_dicts(tmp_path):
+    items = [{"x": x, "y": y} for x, y in data()]
+    spec = mlp(dataset=items, loss=lambda model, batch: losses(model, batch["x"], batch["y"]))
+    run_audit(spec, tmp_path)
+    x, y = data().tensors
+    np.testing.assert_allclose(
+        table(tmp_path)["loss"].to_numpy(), losses(network(), x, y).detach(), rtol=1e-5
+    )
+
+
+def test_gradients_that_are_not_finite_do_not_stop_the_audit(tmp_path):
+    x, y = data().tensors
+    x = x.clone()
+    x[7] = float("nan")
+    spec = mlp(dataset=torch.utils.data.TensorDataset(x, y))
+    summary = run_audit(spec, tmp_path)
+    assert summary["loss"]["not_finite"] == 1
+    assert table(tmp_path)["rank"].to_pylist()[7] == 1
+
+
+def test_what_is_known_to_be_wrong_may_lie_outside_of_the_subset(tmp_path):
+    summary = run_audit(mlp(known_wrong=[59]), tmp_path, AuditOptions(subset="0:10"))
+    assert "grade" not in summary
+    assert "no grade" in summary["notes"][0]

@@ -1,0 +1,27 @@
+import pytest
+
+from benchmarks import audit_cost
+from benchmarks.rows import Row, read
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return audit_cost.rows(batch_size=1024, sketch_dim=16, rounds=1, seed=0)
+
+
+def test_epochs_and_audits_have_a_row_each(rows: list[Row]) -> None:
+    assert [row.method for row in rows] == ["plain", "plain-64", "pass", "analysis", "audit"]
+
+
+def test_ratio_is_to_the_epoch_at_the_same_batch_size(rows: list[Row]) -> None:
+    plain = rows[0].fastest
+    assert plain is not None
+    for row in rows:
+        assert row.fastest is not None
+        assert row.ratio == row.fastest / plain
+
+
+def test_stored_rows_can_be_read() -> None:
+    stored = sorted((audit_cost.RESULTS / "audit_cost").glob("*.jsonl"))
+    assert stored
+    assert all(read(path) for path in stored)

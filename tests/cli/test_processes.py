@@ -1,0 +1,182 @@
+"""The command as a process of its own: killed, terminated, without the extra, and several at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import pergrad
+from pergrad.audit import AuditOptions, run_audit
+from tests.audit import cases
+
+ROOT = Path(__file__).parents[2]
+CASES = "tests.audit.cases"
+FLOAT64 = ("--dtype", "float64", "--batch-size", "16", "--save-every", "0")
+OPTIONS = AuditOptions(dtype="float64", batch_size=16, save_every=0)  # the same
+
+
+def environment(**changes):
+    source = str(Path(pergrad.__file__).parents[1])
+    path = os.pathsep.join([source, str(ROOT)])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **changes}
+
+
+def start(*arguments, cwd, **changes):
+    return subprocess.Popen(
+        [sys.executable, "-m", *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**changes),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process, code=0):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    return out, err
+
+
+def stop_in_the_middle(process, folder, how):
+    """Send the signal once a few chunks are there."""
+    for _ in range(1000):
+        if len(list(folder.glob("chunks/*.npz"))) >= 3:
+            break
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(how)
+    return process.communicate(timeout=60)
+
+
+def tables(folder):
+    return {path.name: path.read_bytes() for path in sorted(Path(folder).glob("*.parquet"))}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The tables of an audit that nobody has stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    run_audit(cases.slow(), folder, OPTIONS)
+    return tables(folder)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_stopped_audit_goes_on_to_the_same_tables_bit_for_bit(tmp_path, whole, how):
+    stopped = start("pergrad", "audit", f"{CASES}:slow", *FLOAT64, "-o", "out", cwd=tmp_path)
+    _, err = stop_in_the_middle(stopped, tmp_path / "out", how)
+    assert stopped.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143}[how], err
+    assert not (tmp_path / "out/summary.json").exists()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/chunks").iterdir()}
+    run_audit(cases.slow(), tmp_path / "out", OPTIONS)
+    assert tables(tmp_path / "out") == whole
+    assert len(whole) == 3
+    kept = [path for path in before if path.suffix == ".npz"]
+    assert 3 <= len(kept) < 25
+    assert all(path.stat().st_mtime_ns == before[path] for path in kept)
+
+
+@pytest.mark.slow
+def test_twenty_thousand_samples_killed_twice_give_the_same_tables_bit_for_bit(tmp_path):
+    audit = ("pergrad", "audit", f"{CASES}:twenty_thousand", *FLOAT64)
+    finish(start(*audit, "-o", "whole", cwd=tmp_path))
+    for _ in range(2):
+        process = start(*audit, "-o", "killed", cwd=tmp_path)
+        before = len(list((tmp_path / "killed").glob("chunks/*.npz")))
+        for _ in range(3000):
+            if len(list((tmp_path / "killed").glob("chunks/*.npz"))) > before + 300:
+                break
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+        assert not (tmp_path / "killed/summary.json").exists()
+    finish(start(*audit, "-o", "killed", cwd=tmp_path))
+    assert tables(tmp_path / "killed") == tables(tmp_path / "whole")
+
+
+def torchrun(count, *arguments, cwd):
+    run = ("torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "--no-python")
+    return start(*run, sys.executable, "-m", "pergrad", *arguments, cwd=cwd)
+
+
+def test_two_processes_give_the_rows_of_one(tmp_path):
+    out, _ = finish(torchrun(2, "audit", f"{CASES}:mlp", *FLOAT64, "-o", "two", cwd=tmp_path))
+    run_audit(cases.mlp(), tmp_path / "one", OPTIONS)
+    assert tables(tmp_path / "two") == tables(tmp_path / "one")
+    assert out.count("report.html") == 1
+    assert '"processes": 2' in (tmp_path / "two/summary.json").read_text()
+
+
+def test_two_processes_go_on_where_one_has_stopped(tmp_path, whole):
+    run_audit(cases.slow(), tmp_path / "out", OPTIONS)
+    for path in (tmp_path / "out/summary.json", *(tmp_path / "out/chunks").glob("*[26]-*.npz")):
+        path.unlink()
+    finish(torchrun(2, "audit", f"{CASES}:slow", *FLOAT64, "-o", "out", cwd=tmp_path))
+    assert tables(tmp_path / "out") == whole
+
+
+def test_processes_with_different_models_are_refused(tmp_path):
+    process = torchrun(2, "audit", f"{CASES}:unseeded", cwd=tmp_path)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "another model: seed whatever the reference draws" in err
+    assert not (tmp_path / "pergrad-audit/summary.json").exists()
+
+
+BLOCKED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {extra}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Block())
+sys.argv = {argv}
+from pergrad.cli import main
+main()
+"""
+EXTRA = ("typer", "rich", "pyarrow", "numpy", "jinja2", "PIL")
+
+
+def without(extra, *arguments):
+    code = BLOCKED.format(extra=extra, argv=["pergrad", *arguments])
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment()
+    )
+
+
+def test_version_needs_torch_alone():
+    done = without(EXTRA, "--version")
+    assert (done.returncode, done.stdout) == (0, f"pergrad {pergrad.__version__}\n")
+
+
+@pytest.mark.parametrize("missing", ["typer", "pyarrow"])
+def test_without_the_extra_one_line_says_what_to_install(missing):
+    done = without((missing,), "audit", "a:b")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"pergrad: the commands need {missing}, which is not installed: pip install 'pergrad[audit]'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("pergrad ", "audit"),
+        ("pergrad audit --sub", "--subset"),
+        ("pergrad audit --dtype f", "float64"),
+    ],
+)
+def test_the_shell_completes_commands_options_and_values(words, expected):
+    done = subprocess.run(
+        [sys.executable, "-m", "pergrad"],
+        capture_output=True,
+        text=True,
+        env=environment(
+            _PERGRAD_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(words.count(" "))
+        ),
+    )
+    assert expected in done.stdout.split()

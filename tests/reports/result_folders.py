@@ -1,0 +1,123 @@
+"""Results folders for the tests of reports, written as an audit writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from pergrad.attribution import Findings, Samples, analyse, grade
+
+
+def write_folder(
+    folder: Path,
+    samples: Samples,
+    *,
+    labels: Sequence[str] | None = None,
+    show: Callable[[int], Image.Image | str] | None = None,
+    known_wrong: Sequence[int] | None = None,
+    **changes: Any,
+) -> Path:
+    """The files of an audit of these samples; `changes` replace entries of the summary."""
+    findings = analyse(samples)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_tables(folder, samples, findings, labels)
+    summary = _summary(samples, findings)
+    if known_wrong is not None:
+        graded = grade(samples.index, findings.suspicion, samples.loss, known_wrong)
+        summary["grade"] = graded.as_json()
+    (folder / "summary.json").write_text(json.dumps({**summary, **changes}))
+    if show is not None:
+        (folder / "shown").mkdir(exist_ok=True)
+        for index in findings.worth_showing().tolist():
+            found = show(index)
+            if isinstance(found, str):
+                (folder / "shown" / f"{index}.txt").write_text(found, encoding="utf-8")
+            else:
+                found.save(folder / "shown" / f"{index}.png")
+    return folder
+
+
+def _write_tables(
+    folder: Path, samples: Samples, findings: Findings, labels: Sequence[str] | None
+) -> None:
+    columns = {
+        "index": samples.index,
+        "loss": samples.loss,
+        "norm": samples.norm,
+        **{f"norm/{name}": norms for name, norms in samples.group_norms.items()},
+        "alignment": findings.alignment,
+        "self_influence": findings.self_influence,
+        "suspicion": findings.suspicion,
+        "rank": findings.rank,
+        "evidence": pa.array([list(words) for words in findings.evidence], pa.list_(pa.string())),
+        "label": pa.array(labels if labels else [None] * len(samples), pa.string()),
+    }
+    pq.write_table(pa.table(columns), folder / "samples.parquet")
+    for name in ("duplicates", "pushes"):
+        found = {key: v for key, v in vars(getattr(findings, name)).items() if key != "count"}
+        pq.write_table(pa.table(found), folder / f"{name}.parquet")
+
+
+def _summary(samples: Samples, findings: Findings) -> dict[str, Any]:
+    def plain(values: Mapping[str, float]) -> dict[str, float]:
+        return dict(values)
+
+    return {
+        "format": 1,
+        "pergrad": "0.1.0",
+        "torch": "2.13.0",
+        "python": "3.11.7",
+        "device": "cpu",
+        "dtype": "float32",
+        "seed": 0,
+        "sketch_dim": samples.sketch.shape[1],
+        "batch_size": 256,
+        "samples": len(samples),
+        "model": {"name": "Sequential", "parameters": 6410, "fingerprint": "9f2c1ab34e77d0c1"},
+        "dataset": {
+            "name": "digits with flips",
+            "size": len(samples),
+            "fingerprint": "51d0b7e29a3c8846",
+            "subset": None,
+        },
+        "groups": [
+            {"name": name, "parameters": 100 * (n + 1), "share": part}
+            for n, (name, part) in enumerate(findings.dominant_groups.items())
+        ],
+        "norm": plain(findings.quantiles["norm"]),
+        "loss": plain(findings.quantiles["loss"]),
+        "noise_scale": findings.noise_scale,
+        "critical_batch_size": findings.critical_batch_size,
+        "noise": {"low": findings.noise.low, "high": findings.noise.high},
+        "duplicates": findings.duplicates.count,
+        "seconds": {"streaming": 0.31, "analysis": 0.12, "writing": 0.05},
+        "samples_per_second": 5796.8,
+        "command": "pergrad audit my_project.train:audit_spec",
+        "notes": [],
+    }
+
+
+def clustered(samples: int = 300, *, wrong: int = 15, classes: int = 4, seed: int = 0) -> Samples:
+    """Gradients of a model that has learned its classes but for a few samples that are wrong.
+
+    Those come first: sample n < `wrong` pulls against the class after its own, n % classes.
+    """
+    generator = np.random.default_rng(seed)
+    centres = 4 * generator.normal(size=(classes, 24))
+    own = np.arange(samples) % classes
+    rows = 0.05 * centres[own] + 0.1 * generator.normal(size=(samples, 24))
+    rows[:wrong] = -2 * centres[(own[:wrong] + 1) % classes] + generator.normal(size=(wrong, 24))
+    norm = np.linalg.norm(rows, axis=1)
+    groups = {
+        "conv": np.linalg.norm(rows[:, :8], axis=1),
+        "head": np.linalg.norm(rows[:, 8:], axis=1),
+    }
+    loss = 0.1 * norm * generator.uniform(0.8, 1.2, size=samples)
+    return Samples(np.arange(samples), loss, norm, groups, rows)
