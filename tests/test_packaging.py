@@ -60,11 +60,13 @@ def test_wheel_needs_torch_and_nothing_else(dist: Path) -> None:
     assert metadata["Version"] == pergrad.__version__
     always = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
     assert [re.match(r"[\w-]+", r)[0] for r in always] == ["torch"]  # type: ignore[index]
-    assert {"bench", "dev", "docs"} <= {*metadata.get_all("Provides-Extra", [])}
+    assert {"audit", "bench", "dev", "docs"} <= {*metadata.get_all("Provides-Extra", [])}
 
 
 @pytest.mark.slow
-def test_installed_wheel_imports_without_extras(dist: Path, tmp_path: Path) -> None:
+def test_installed_wheel_imports_without_extras_and_knows_its_version(
+    dist: Path, tmp_path: Path
+) -> None:
     home = tmp_path / "fresh"
     venv.create(home, with_pip=False)
     python = home / "bin" / "python"
@@ -81,6 +83,9 @@ def test_installed_wheel_imports_without_extras(dist: Path, tmp_path: Path) -> N
     path, *modules = done.stdout.split()
     assert Path(path).is_relative_to(site)
     assert {name.partition(".")[0] for name in modules}.isdisjoint(EXTRAS)
+    command = [home / "bin" / "pergrad", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["pergrad", pergrad.__version__]
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """Runs the code blocks of a page of the documentation, in order and in one namespace.
 
-A `python` block runs; a `text` block with the title "output" is what the blocks since the last one have
-printed, and where its title says that numbers vary between machines, all but the numbers must agree; a
-`console` block is a number of commands, which `commands` looks up without running them. A block of any other
-kind is refused: nothing on a page goes unchecked.
+A `python` block runs; one with the name of a file for its title is written to that file too. A `text` block
+with the title "output" is what the blocks since the last one have printed; where its title says that numbers
+vary, all but the numbers must agree. A `console` block is a number of commands, which are looked up, or run
+where they are of `pergrad` and about a file of the page. Any other block is refused: nothing goes unchecked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sybil import Document, Example, Region, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
-from tests.docs.commands import problem_of
+from tests.docs.commands import failure_of, is_about_here, problem_of
 
 __all__ = ["run"]
 
@@ -42,12 +42,21 @@ class _Blocks:
     def parse(self, document: Document) -> Iterable[Region]:
         for region in RawFencedCodeBlockLexer(re.compile(r"(?P<info>[^\n]*)\n"))(document):
             region.parsed = region.lexemes["source"]
-            region.evaluator = self._by_language.get(region.lexemes["info"].strip(), self._refuse)
+            info = region.lexemes["info"].strip()
+            is_file = re.fullmatch(r'python title="[\w.]+"', info)
+            region.evaluator = (
+                self._run_file if is_file else self._by_language.get(info, self._refuse)
+            )
             yield region
 
     def _run(self, example: Example) -> str | None:
         with redirect_stdout(self._printed):
             return self._python(example)
+
+    def _run_file(self, example: Example) -> str | None:
+        _, name, _ = example.region.lexemes["info"].split('"')
+        Path(name).write_text(str(example.parsed))
+        return self._run(example)
 
     def _compare(self, example: Example, seen: Callable[[str], str]) -> str | None:
         printed, self._printed = self._printed.getvalue(), io.StringIO()
@@ -60,7 +69,8 @@ class _Blocks:
         commands = [line[2:] for line in example.parsed.splitlines() if line.startswith("$ ")]
         if not commands:
             return "a console block without a command: begin its lines with `$ `"
-        return "\n".join(problem for c in commands if (problem := problem_of(c))) or None
+        found = (failure_of(c) if is_about_here(c) else problem_of(c) for c in commands)
+        return "\n".join(problem for problem in found if problem) or None
 
     def _refuse(self, example: Example) -> str:
         return f"unknown kind of block {example.region.lexemes['info']!r}: {[*self._by_language]}"

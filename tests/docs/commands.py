@@ -1,18 +1,26 @@
-"""Whether a command that the documentation shows is one that there is: looked up, not run."""
+"""Whether a command that the documentation shows is one that there is.
+
+Commands are looked up, not run, but for those of `pergrad` about a module in the current folder.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
-__all__ = ["problem_of"]
+from pergrad.cli import main
+
+__all__ = ["failure_of", "problem_of"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,16 +73,35 @@ def _module(command: str, name: str) -> str | None:
     return None if importlib.util.find_spec(name) else f"{command}: there is no module {name}"
 
 
+def is_about_here(command: str) -> bool:
+    """Whether it is `pergrad COMMAND module:name ...` of a module in the current folder."""
+    words = shlex.split(command, comments=True)
+    module = words[2].partition(":")[0] if len(words) > 2 else ""
+    return words[0] == "pergrad" and Path(f"{module}.py").is_file()
+
+
+def failure_of(command: str) -> str | None:
+    """Runs a command of pergrad; what went wrong, or None."""
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command, comments=True)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    return f"{command}: {done.stdout}{done.stderr}" if done.returncode else None
+
+
 @cache
 def _help(*words: str) -> str:
     """What `pergrad WORDS --help` prints; empty where it fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pergrad", *words, "--help"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200", "NO_COLOR": "1"},
-    )
-    return done.stdout if done.returncode == 0 else ""
+    printed = io.StringIO()
+    wide = {"COLUMNS": "200", "TERMINAL_WIDTH": "200", "NO_COLOR": "1"}
+    with redirect_stdout(printed), patch.dict(os.environ, wide):
+        try:
+            main([*words, "--help"])
+        except SystemExit as end:
+            return "" if end.code else printed.getvalue()
+    return printed.getvalue()
 
 
 def _pergrad(command: str, words: list[str]) -> str | None:

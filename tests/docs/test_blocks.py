@@ -64,6 +64,9 @@ def test_block_of_an_unknown_kind_is_refused(kind: str, tmp_path: Path) -> None:
         'pip install ".[docs,bench]"',
         "python examples/clipping.py",
         "python -m benchmarks.table --write docs/benchmarks.md",
+        "pergrad audit my_project:audit_spec --output results --batch-size=64",
+        "pergrad --version",
+        "torchrun --nproc-per-node 2 -m pergrad audit my_project:audit_spec",
     ],
 )
 def test_command_that_there_is_has_no_problem(command: str) -> None:
@@ -78,6 +81,9 @@ def test_command_that_there_is_has_no_problem(command: str) -> None:
         ("pip install tea", "only"),
         ("python examples/tea.py", "there is no examples/tea.py"),
         ("python -m tea", "no module tea"),
+        ("pergrad tea", "fails"),
+        ("pergrad audit my_project:audit_spec --tea", "does not name ['--tea']"),
+        ("torchrun -m pergrad audit my_project:audit_spec --tea", "does not name"),
         ("rm -rf /", "unknown kind"),
     ],
 )
@@ -88,3 +94,14 @@ def test_command_that_there_is_not_is_found(command: str, problem: str) -> None:
 def test_console_block_without_a_command_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="without a command"):
         run(page(tmp_path, "```console\nmake test\n```\n"))
+
+
+def test_command_about_a_file_of_the_page_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (
+        '```python title="here.py"\nspec = 1\n```\n\n```console\n$ pergrad explain here:spec\n```\n'
+    )
+    with pytest.raises(AssertionError, match="'here:spec' must be"):
+        run(page(tmp_path, text))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import pergrad
-from pergrad import errors, testing
+from pergrad import audit, errors, testing
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -74,7 +74,8 @@ def test_reference_has_every_public_name(site: Path) -> None:
         for target in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE)
     }
     names = {target.rpartition(".")[2] for target in shown}
-    wanted = {*pergrad.__all__, *errors.__all__, *testing.__all__} - {"__version__"}
+    modules = (pergrad, audit, errors, testing)
+    wanted = {name for module in modules for name in module.__all__} - {"__version__"}
     assert wanted <= names
     rendered = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
     for target in shown:
