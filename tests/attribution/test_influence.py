@@ -45,6 +45,8 @@ def test_influence_is_shared_among_copies() -> None:
 
 def test_influence_of_zero_gradients_is_zero() -> None:
     assert self_influence(np.zeros((3, 4))).tolist() == [0.0, 0.0, 0.0]
+    vanishing = np.full((3, 4), 1e-42, dtype=np.float32)
+    assert self_influence(vanishing).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_float32_sketches_give_float64_influence() -> None:

@@ -128,6 +128,21 @@ def test_no_space_left_is_one_line_and_exit_code_3(command, monkeypatch):
     assert re.fullmatch(r"pergrad: no space left to write pergrad-audit/\S+: free some, .*\n", err)
 
 
+def test_no_space_for_the_report_is_one_line_and_exit_code_3(command, tmp_path, monkeypatch):
+    command("audit", f"{CASES}:mlp", "-o", "out")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", "out/report.html")
+
+    with monkeypatch.context() as patched:
+        for method in ("write_text", "write_bytes"):
+            patched.setattr(Path, method, full)
+        code, _, err = command("report", "out")
+    assert code == 3
+    assert err.count("\n") == 1
+    assert "out/report.html" in err
+
+
 def test_ctrl_c_says_that_the_same_command_resumes(command, monkeypatch):
     arguments = ("audit", f"{CASES}:interrupts", "--batch-size", 16)
     monkeypatch.setenv("PRESS_CTRL_C", "1")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from pergrad.attribution.directions import directions
 from pergrad.attribution.samples import Floats
 
 __all__ = ["self_influence"]
 
-_FAR = 10.0  # times the 99th percentile of the lengths
+_FAR = 10.0  # times what 99% of the samples have
 
 
 def self_influence(sketch: Floats, *, damping: float = 0.1) -> Floats:  # (n, k) -> (n,)
@@ -20,8 +19,8 @@ def self_influence(sketch: Floats, *, damping: float = 0.1) -> Floats:  # (n, k)
     the samples it is at most N k; a sample that is copied r times has about 1/r of the influence of one
     that stands alone. λ keeps directions that no sample uses from being divided by nothing.
 
-    A gradient over 10 times as long as 99% of them counts into the matrix with that length alone: one sample
-    that explodes would make all others look alike.
+    A sketch whose largest entry is over 10 times that of 99% of the samples is shortened to that where it
+    counts into the matrix: one sample that explodes would make all others look alike.
 
     Rows must be finite. Gradients that are all zero have no influence.
 
@@ -31,18 +30,21 @@ def self_influence(sketch: Floats, *, damping: float = 0.1) -> Floats:  # (n, k)
     array([1.33, 1.33, 1.33, 4.  ])
     """
     samples, width = sketch.shape
-    units, lengths = directions(sketch)
-    limit = _FAR * float(np.quantile(lengths, 0.99)) if samples else 0.0
-    counted = np.minimum(lengths, limit) if limit > 0 else lengths
-    # Gradients of 1e200 or 1e-200 would leave float64 when squared; the result has no unit.
-    largest = float(counted.max(initial=0.0))
-    if largest == 0.0:
+    if samples == 0:
+        return np.zeros(0)
+    peaks = np.maximum(sketch.max(axis=1), -sketch.min(axis=1)).astype(np.float64)
+    if peaks.max() < np.finfo(sketch.dtype).tiny:  # zero, or without digits left
         return np.zeros(samples)
+    limit = _FAR * float(np.quantile(peaks, 0.99)) or float(peaks.max())
+    kept = np.ones(samples)
+    np.divide(limit, peaks, out=kept, where=peaks > limit)
+    # Gradients of 1e200 or 1e-200 would leave float64 when squared; the result has no unit.
+    unit = float((kept * peaks).max())
     # Products of all samples in the type of the sketch, which λ keeps well within; the rest in float64.
-    rows = units * (counted / largest).astype(units.dtype)[:, None]
+    rows = sketch * (kept / unit).astype(sketch.dtype)[:, None]
     moment = (rows.T @ rows).astype(np.float64) / samples
     scale = float(np.trace(moment)) / width
     lower = np.linalg.cholesky(moment + damping * scale * np.eye(width))
-    solved = (units @ np.linalg.inv(lower).T.astype(units.dtype)).astype(np.float64)
-    longer = np.minimum(lengths / largest, 1e150)  # whose square is finite
-    return np.einsum("nk,nk->n", solved, solved) * np.square(longer)
+    solved = rows @ np.linalg.inv(lower).T.astype(rows.dtype)
+    # The square stays finite.
+    return np.square(solved).sum(axis=1, dtype=np.float64) / np.square(np.maximum(kept, 1e-150))

@@ -16,8 +16,7 @@ from pergrad.reductions.tiles import at_once
 
 __all__ = ["NormsAndSketch"]
 
-# On the CPU a piece stays in the cache; on a GPU every piece is a launch more.
-_PIECE, _PIECE_ON_GPU = 4 * 2**20, 256 * 2**20
+_PIECE = 4 * 2**20  # bytes; what is made of a piece stays in the cache meanwhile
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,11 @@ class _Entries:
 
 
 class NormsAndSketch(Quantity):
-    """What `Norms` and `Projection` give, faster: `squares` of norms by parameter, and `sketch` (n, k).
+    """What `Norms` and `Projection` give: the `squares` of norms by parameter, and the `sketch`, (n, k).
 
-    Factors that have a quicker way than by their entries, such as those of embeddings and wide layers, and
-    gradients that are large take the ways of those two.
+    Faster than the two on the CPU, where small gradients are made once for both, piece by piece. Large ones,
+    those on a GPU, and factors that have a quicker way than by their entries, such as those of embeddings
+    and wide layers, take the ways of the two.
     """
 
     def __init__(self, dim: int, seed: int) -> None:
@@ -74,7 +74,9 @@ class NormsAndSketch(Quantity):
     def end(self) -> None: ...
 
     def _goes_by_entries(self, factor: Factor) -> bool:
-        if isinstance(factor, RowSum | ByOwner) or _bytes_each(factor) > _piece(factor):
+        if factor.device.type != "cpu" or _bytes_each(factor) > _PIECE:
+            return False
+        if isinstance(factor, RowSum | ByOwner):
             return False
         if isinstance(factor, OuterProduct):
             _, o, i = factor.shape
@@ -90,7 +92,7 @@ class NormsAndSketch(Quantity):
         to = self._entries[name, is_last]
         signs = to.signs.to(wide(factor.dtype))
         squares = []
-        step = at_once(_bytes_each(factor), _piece(factor))
+        step = at_once(_bytes_each(factor), _PIECE)
         for start in range(0, factor.shape[0], step):
             samples = slice(start, start + step)
             entries = _made(factor.part(samples), is_last)
@@ -113,7 +115,3 @@ def _made(factor: Factor, is_last: bool) -> Tensor:  # (n, entries)
 def _bytes_each(factor: Factor) -> int:
     """What the gradient of one sample takes while it is made."""
     return (prod(factor.shape[1:]) + factor.scratch) * wide(factor.dtype).itemsize
-
-
-def _piece(factor: Factor) -> int:
-    return _PIECE_ON_GPU if factor.device.type == "cuda" else _PIECE

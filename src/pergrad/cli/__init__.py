@@ -25,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0)
     try:
         from pergrad.cli.app import run  # noqa: PLC0415  # needs the extra
+    except KeyboardInterrupt:  # which loading torch leaves time for
+        sys.exit(130)
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in _EXTRA:

@@ -114,14 +114,15 @@ def audit(
     console = Console(stderr=True, quiet=not ranks.is_first)
     title = "auditing" if ranks.count == 1 else f"auditing, part 1 of {ranks.count}"
     command = shlex.join(["pergrad", *sys.argv[1:]])
-    with Progress(console, title=title) as progress, _terminable():
-        try:
+    progress = Progress(console, title=title)
+    try:
+        with progress, _terminable():
             spec = load_spec(reference)
             run_audit(spec, output, options, command=command, watch=progress)
-        except KeyboardInterrupt:
-            if ranks.is_first:
-                _complain(_where_it_stands(progress, output))
-            raise typer.Exit(INTERRUPTED) from None
+    except KeyboardInterrupt:
+        if ranks.is_first:
+            _complain(_where_it_stands(progress, output))
+        raise typer.Exit(INTERRUPTED) from None
     if ranks.is_first:
         _report(output)
 
@@ -209,6 +210,11 @@ def run(arguments: Sequence[str]) -> int:
             traceback.print_exc()
         _complain(str(error))
         return STOPPED if isinstance(error, InterruptedAuditError) else BAD_INPUT
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _complain(f"{error.filename}: {error.strerror}")
+        return STOPPED
     except Exception as error:
         if not hasattr(error, "format_message"):  # not of typer: a defect, to be seen whole
             raise
