@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pergrad.attribution.samples import Floats
+from pergrad.attribution.whitening import whitening
 
 __all__ = ["self_influence"]
 
@@ -44,7 +45,7 @@ def self_influence(sketch: Floats, *, damping: float = 0.1) -> Floats:  # (n, k)
     rows = sketch * (kept / unit).astype(sketch.dtype)[:, None]
     moment = (rows.T @ rows).astype(np.float64) / samples
     scale = float(np.trace(moment)) / width
-    lower = np.linalg.cholesky(moment + damping * scale * np.eye(width))
-    solved = rows @ np.linalg.inv(lower).T.astype(rows.dtype)
+    whitened = whitening(moment + damping * scale * np.eye(width))
+    solved = rows @ whitened.T.astype(rows.dtype)
     # The square stays finite.
     return np.square(solved).sum(axis=1, dtype=np.float64) / np.square(np.maximum(kept, 1e-150))
