@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 from pergrad.attribution import self_influence
 from tests.attribution.gradient_cases import gradients
@@ -44,6 +45,8 @@ def test_influence_is_shared_among_copies() -> None:
 
 def test_influence_of_zero_gradients_is_zero() -> None:
     assert self_influence(np.zeros((3, 4))).tolist() == [0.0, 0.0, 0.0]
+    vanishing = np.full((3, 4), 1e-42, dtype=np.float32)
+    assert self_influence(vanishing).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_float32_sketches_give_float64_influence() -> None:
@@ -51,3 +54,19 @@ def test_float32_sketches_give_float64_influence() -> None:
     found = self_influence(rows)
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, by_the_formula(rows.astype(np.float64), 0.1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("factor", [1e4, 1e30])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_exploding_sample_leaves_the_others_their_order(factor, dtype) -> None:
+    rows = (gradients(400, 8) * np.arange(1, 9)).astype(dtype)
+    exploded = rows.copy()
+    exploded[5] *= dtype(factor)
+    before, after = self_influence(rows), self_influence(exploded)
+    assert after.argmax() == 5
+    assert np.isfinite(after).all()
+    others = np.delete(np.arange(400), 5)
+    agreement = spearmanr(before[others], after[others]).statistic
+    assert agreement > 0.4
+    lengths = np.linalg.norm(rows[others].astype(np.float64), axis=1)
+    assert agreement > spearmanr(before[others], lengths).statistic

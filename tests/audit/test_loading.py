@@ -26,6 +26,20 @@ def test_batches_hold_their_samples_in_order(workers):
         assert torch.equal(batch.arguments[1], y)
 
 
+def test_tensors_cut_out_at_once_are_those_of_the_items():
+    class Plain(TensorDataset):
+        """Not taken for what it is."""
+
+    indices = np.array([3, 7, 8, 20])
+    specs = [mlp(), mlp(dataset=Plain(*data().tensors)), mlp(label=str)]
+    found = [Loader(spec, indices, 0).load(1, 4).arguments for spec in specs]
+    for arguments in found:
+        assert len(arguments) == 2
+        for one, other in zip(arguments, found[0], strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_item_of_another_form_is_named(workers):
     batches = loader(dataset=BadItem(*data().tensors)).batches([(0, 10), (10, 20)], workers)

@@ -13,6 +13,19 @@ from pergrad.audit import AuditOptions, run_audit
 from pergrad.errors import AuditError, InterruptedAuditError
 from tests.audit.cases import SIZE, bad_item, batch_norm, data, losses, mlp, network
 
+
+class Said:
+    def __init__(self):
+        self.words = []
+
+    def begin(self, samples, done): ...
+
+    def advance(self, samples): ...
+
+    def say(self, message):
+        self.words.append(message)
+
+
 FLOAT64 = AuditOptions(dtype="float64", batch_size=16, save_every=0)
 
 
@@ -98,7 +111,9 @@ def test_models_and_data_that_draw_are_the_same_after_a_resume(tmp_path):
 def test_a_finished_audit_is_not_run_again(tmp_path):
     summary = run_audit(mlp(), tmp_path, FLOAT64)
     before = contents(tmp_path)
-    assert run_audit(mlp(), tmp_path, FLOAT64) == summary
+    watch = Said()
+    assert run_audit(mlp(), tmp_path, FLOAT64, watch=watch) == summary
+    assert watch.words == [f"this audit is finished already in {tmp_path}: nothing to compute"]
     assert contents(tmp_path) == before
     shutil.rmtree(tmp_path / "chunks")  # which are for resuming alone
     assert run_audit(mlp(), tmp_path, FLOAT64) == summary

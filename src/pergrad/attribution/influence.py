@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from pergrad.attribution.samples import Floats
+from pergrad.attribution.whitening import whitening
 
 __all__ = ["self_influence"]
+
+_FAR = 10.0  # times what 99% of the samples have
 
 
 def self_influence(sketch: Floats, *, damping: float = 0.1) -> Floats:  # (n, k) -> (n,)
@@ -17,6 +20,9 @@ def self_influence(sketch: Floats, *, damping: float = 0.1) -> Floats:  # (n, k)
     the samples it is at most N k; a sample that is copied r times has about 1/r of the influence of one
     that stands alone. λ keeps directions that no sample uses from being divided by nothing.
 
+    A sketch whose largest entry is over 10 times that of 99% of the samples is shortened to that where it
+    counts into the matrix: one sample that explodes would make all others look alike.
+
     Rows must be finite. Gradients that are all zero have no influence.
 
     >>> import numpy as np
@@ -25,14 +31,21 @@ def self_influence(sketch: Floats, *, damping: float = 0.1) -> Floats:  # (n, k)
     array([1.33, 1.33, 1.33, 4.  ])
     """
     samples, width = sketch.shape
-    # Gradients of 1e200 or 1e-200 would leave float64 when squared; the result has no unit.
-    largest = np.abs(sketch).max(initial=0.0)
-    if largest == 0.0:
+    if samples == 0:
+        return np.zeros(0)
+    peaks = np.maximum(sketch.max(axis=1), -sketch.min(axis=1)).astype(np.float64)
+    if peaks.max() < np.finfo(sketch.dtype).tiny:  # zero, or without digits left
         return np.zeros(samples)
+    limit = _FAR * float(np.quantile(peaks, 0.99)) or float(peaks.max())
+    kept = np.ones(samples)
+    np.divide(limit, peaks, out=kept, where=peaks > limit)
+    # Gradients of 1e200 or 1e-200 would leave float64 when squared; the result has no unit.
+    unit = float((kept * peaks).max())
     # Products of all samples in the type of the sketch, which λ keeps well within; the rest in float64.
-    rows = sketch / largest
+    rows = sketch * (kept / unit).astype(sketch.dtype)[:, None]
     moment = (rows.T @ rows).astype(np.float64) / samples
     scale = float(np.trace(moment)) / width
-    lower = np.linalg.cholesky(moment + damping * scale * np.eye(width))
-    solved = rows @ np.linalg.inv(lower).T.astype(rows.dtype)
-    return np.square(solved).sum(axis=1, dtype=np.float64)
+    whitened = whitening(moment + damping * scale * np.eye(width))
+    solved = rows @ whitened.T.astype(rows.dtype)
+    # The square stays finite.
+    return np.square(solved).sum(axis=1, dtype=np.float64) / np.square(np.maximum(kept, 1e-150))

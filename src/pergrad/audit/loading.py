@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from pergrad.audit.spec import Spec
 from pergrad.errors import AuditError
@@ -56,6 +56,8 @@ class Loader(Dataset[Any]):
         self._collate: Callable[[list[Any]], Any] = spec.collate or default_collate
         self._indices = indices
         self._seed = seed
+        is_plain = type(spec.dataset) is TensorDataset and spec.label is None
+        self._tensors = spec.dataset.tensors if is_plain and spec.collate is None else None
 
     def batches(self, pieces: Sequence[tuple[int, int]], workers: int) -> Iterator[Loaded]:
         """The batches one after the other; the error of a bad one is raised when its turn comes."""
@@ -82,10 +84,14 @@ class Loader(Dataset[Any]):
     def load(self, start: int, stop: int) -> Loaded:
         began = time.perf_counter()
         indices = self._indices[start:stop].tolist()
-        items = self._items(indices)
-        labels = None if self._label is None else self._labels(items, indices)
-        batch = self._collated(items, indices)
-        arguments = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
+        labels: list[str] | None = None
+        if self._tensors is not None:  # cut out at once what would be taken apart and put together
+            arguments = tuple(tensor[indices] for tensor in self._tensors)
+        else:
+            items = self._items(indices)
+            labels = None if self._label is None else self._labels(items, indices)
+            batch = self._collated(items, indices)
+            arguments = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
         return Loaded(start, stop, arguments, labels, time.perf_counter() - began)
 
     def _items(self, indices: list[int]) -> list[Any]:

@@ -75,7 +75,9 @@ def run_audit(
             task = ranks.together(lambda: made_task(spec, options, ranks))
             refuse_different_ranks(task, ranks)
             batch_size = ranks.first_decides(lambda: _begun(results, task, ranks))
-            if batch_size is not None:
+            if batch_size is None:
+                watch.say(f"this audit is finished already in {results.path}: nothing to compute")
+            else:
                 _stream(results, task, ranks, batch_size, watch)
                 ranks.all_agree(None)  # all have written
                 if ranks.is_first:

@@ -65,8 +65,8 @@ def why_first(results: Results) -> str:
     if first == 0 or first == not_finite:
         return "Suspicion is spread over many samples; the ranking below still begins with the highest."
     words = (
-        f"These {share(first / len(results))} hold half of all suspicion: the model is wrong about them by "
-        "much, and their gradients pull where few others pull."
+        f"These {share(first / len(results))} hold half of all suspicion: the model is far off on them, and "
+        "their gradients pull where few others pull."
     )
     if not_finite:
         words += f" {count(not_finite, 'of them has', 'of them have')} a loss or gradient that is not finite."
@@ -164,10 +164,10 @@ def noise_words(summary: Mapping[str, Any]) -> tuple[str, ...]:
             "samples; to choose a batch size, audit a model that is still learning.",
         )
     return (
-        "The gradient noise scale cannot be told here.",
-        "The gradients of the samples cancel: their mean is smaller than even noise would leave it. This is "
-        "usual for a model that has settled on these very samples, where every batch is almost all noise; "
-        "to choose a batch size, audit a model that is still learning.",
+        "The gradients cancel each other, so that they suggest no batch size: the model has settled.",
+        "Their mean is smaller than even noise would leave it, and the noise scale cannot be told. This is "
+        "usual for a model that was trained on these very samples: every batch is almost all noise. To "
+        "choose a batch size, audit a model that is still learning.",
     )
 
 
