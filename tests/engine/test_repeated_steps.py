@@ -396,3 +396,36 @@ class _Recorded:
 
     def __exit__(self, *error: Any) -> Any:
         return self._block.__exit__(*error)
+
+
+def test_a_function_without_a_module_may_have_a_rule() -> None:
+    made: dict[str, Any] = {
+        "has_torch_function": has_torch_function,
+        "handle_torch_function": handle_torch_function,
+        "__name__": None,
+    }
+    exec(
+        "def scale(x, weight):\n"
+        "    if has_torch_function((x, weight)):\n"
+        "        return handle_torch_function(scale, (x, weight), x, weight)\n"
+        "    return x * weight\n",
+        made,
+    )
+    scale = made["scale"]
+    assert scale.__module__ is None
+
+    @pergrad.implements_per_sample_grads(scale)
+    def rule(grad_output: Tensor, x: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        return {"weight": (grad_output * x).sum(1)}
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return scale(x, self.weight)
+
+    x = torch.randn(4, 3, dtype=torch.float64)
+    found = pergrad.grads(Scale(), lambda model, x: model(x).sum(1), x)
+    _assert_near(found["weight"], x)

@@ -188,7 +188,10 @@ def _products_microseconds(factor: OuterProduct) -> float:
     """What two matrices of inner products cost on an H200: to multiply, write and read them."""
     (n, o, i), t = factor.shape, factor.positions
     multiplications = n * t * t * (o + i) / (3.3e8 if factor.dtype.itemsize == 2 else 2.0e7)
-    return multiplications + n * t * t * 6 * 4 / 4e6
+    return multiplications + n * t * t * 6 * 4 / 4e6 + _MORE_LAUNCHES
+
+
+_MORE_LAUNCHES = 20.0  # microseconds: the two products, what is made of them, and their checks
 
 
 def gram_is_cheaper(t: int, o: int, i: int) -> bool:

@@ -1,0 +1,135 @@
+"""Reductions that share launches, by the kernels themselves: on a CPU, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pergrad
+from pergrad.factors import OuterProduct, PositionSum
+from pergrad.reductions import SampleGradients, SquaredNorms, norms, sums
+from pergrad.testing import loop_grads
+
+launchers = pytest.importorskip("pergrad.kernels.launchers", reason="Triton is not installed")
+
+
+class Model(nn.Module):
+    """A table, layers of several widths, a norm, and convolutions: a factor of every kind with a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 48)
+        self.layers = nn.ModuleList([nn.Linear(48, 40), nn.Linear(40, 48), nn.Linear(48, 48)])
+        self.norm = nn.LayerNorm(48)
+        self.conv = nn.Conv1d(48, 4, 3, padding=1)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, t) -> (n, 3)
+        h = self.table(x)
+        for layer in self.layers:
+            h = layer(h).tanh()
+        h = self.conv(self.norm(h).mT)
+        return self.head(h.mean(2))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that are launched, in order, on whatever device the tensors are."""
+    names: list[str] = []
+
+    class Noted:
+        def __getattr__(self, name: str) -> Any:
+            names.append(name)
+            return getattr(launchers, name)
+
+    noted = Noted()
+
+    def kernels_for(*tensors: Tensor) -> Noted | None:
+        return noted if all(t.dtype != torch.float64 and t.numel() for t in tensors) else None
+
+    monkeypatch.setattr(norms, "kernels_for", kernels_for)
+    monkeypatch.setattr(sums, "kernels_for", kernels_for)
+    return names
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _loss(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum(1)
+
+
+def test_norms_and_clipped_sums_by_kernels_are_those_of_the_loop(launched: list[str]) -> None:
+    torch.manual_seed(0)
+    model, x = Model().to(_device()), torch.randint(7, (3, 9), device=_device())
+    exact = loop_grads(model.double(), _loss, x)
+    squares = torch.stack([g.flatten(1).square().sum(1) for g in exact.values()]).sum(0)
+    bound = float(squares.sqrt().median())
+    weights = (bound / squares.sqrt()).clamp(max=1)
+    model.float()
+    with pergrad.record(model, pergrad.Norms()) as found:
+        _loss(model, x).sum().backward()
+    with pergrad.record(model, pergrad.ClippedSum(bound)) as clipped:
+        _loss(model, x).sum().backward()
+    torch.testing.assert_close(found.result.double(), squares.sqrt(), rtol=1e-5, atol=0)
+    for name, g in exact.items():
+        total = torch.einsum("n,n...->...", weights, g)
+        torch.testing.assert_close(clipped.result[name].double(), total, rtol=1e-4, atol=1e-6)
+    kernels = {"gram_squared_norms", "column_squared_norms", "table_squared_norms"}
+    assert {*kernels, "scaled_samples"} <= {*launched}
+
+
+def test_parameters_share_a_launch(launched: list[str]) -> None:
+    model = nn.Sequential(*[nn.Linear(48, 48) for _ in range(4)]).to(_device())
+    x = torch.randn(2, 9, 48, device=_device())
+    pergrad.norms(model, lambda m, x: m(x).square().sum((1, 2)), x)
+    assert launched.count("gram_squared_norms") == 1
+    assert launched.count("column_squared_norms") == 1
+
+
+def _outer(width: int, dtype: torch.dtype = torch.float32, bound: int = 2**30) -> SampleGradients:
+    g, x = (torch.randn(2, 40, w, device=_device()).to(dtype) for w in (width, 160))
+    return SampleGradients([OuterProduct(g, x)], bound=bound)
+
+
+def test_nothing_waits_beyond_the_bound_of_memory(launched: list[str]) -> None:
+    each = 2 * 40 * (160 + 160) * 4  # bytes
+    found = SquaredNorms()
+    for k in range(4):
+        found.add(str(k), _outer(160, bound=2 * each))
+    assert launched.count("gram_squared_norms") == 2
+
+
+def test_gradients_that_are_materialised_meanwhile_have_the_same_norms(launched: list[str]) -> None:
+    found, one = SquaredNorms(), _outer(160)
+    found.add("one", one)
+    gradients = one.materialize()
+    exact = gradients.double().flatten(1).square().sum(1)
+    torch.testing.assert_close(found.found()["one"], exact, rtol=1e-5, atol=0)
+
+
+def test_a_scale_multiplies_norms_that_were_found_together(launched: list[str]) -> None:
+    g = torch.randn(2, 5, 3, device=_device())
+    found = SquaredNorms()
+    found.add("plain", SampleGradients([PositionSum(g)], bound=2**30))
+    found.add("scaled", SampleGradients([PositionSum(g)], 3.0, bound=2**30))
+    squares = found.found()
+    torch.testing.assert_close(squares["scaled"], 9 * squares["plain"])
+
+
+def test_weighted_sums_of_halves_share_a_launch(launched: list[str]) -> None:
+    many = {str(width): _outer(width, torch.bfloat16) for width in (8, 16, 24)}
+    many["alone"] = _outer(8)  # in float32
+    weights = torch.tensor([0.5, 2.0], device=_device(), dtype=torch.float64)
+    exact = {name: g.weighted_sum(weights) for name, g in many.items()}
+    launched.clear()
+    found = dict(pergrad.reductions.weighted_sums(many, weights))
+    assert found.keys() == exact.keys()
+    assert not many
+    assert launched.count("weighted_outer_products") == 1
+    for name, total in exact.items():
+        torch.testing.assert_close(found[name], total, rtol=2e-2, atol=0.1)
