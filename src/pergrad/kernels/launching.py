@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from functools import wraps
+from itertools import chain
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -90,7 +92,9 @@ def aligned_rows(x: Tensor) -> Tensor:
 
 def table_of(problems: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Addresses, sizes and strides of several problems, a row each, for one launch to read."""
-    return torch.tensor(problems, dtype=torch.int64).to(device, non_blocking=True)
+    numbers = array("q", chain.from_iterable(problems))
+    table = torch.frombuffer(numbers, dtype=torch.int64).view(len(problems), -1)
+    return table.to(device, non_blocking=True)
 
 
 def power_of_two(size: int, low: int, high: int) -> int:
