@@ -7,6 +7,7 @@ __all__ = [
     "MixedSamplesError",
     "PergradError",
     "ScopeError",
+    "ToldElsewhereError",
     "UnseenUseError",
     "UnsupportedFunctionError",
 ]
@@ -42,3 +43,7 @@ class AuditError(PergradError):
 
 class InterruptedAuditError(AuditError):
     """An audit had to stop for want of space or memory; what it has written stays, and it can resume."""
+
+
+class ToldElsewhereError(AuditError):
+    """An audit in several processes has failed in another one, which says why."""

@@ -48,6 +48,12 @@ def test_tensors_of_any_type_have_a_fingerprint(dtype):
     assert len(fingerprint_of_model(model)) == 16
 
 
+def test_sparse_tensors_have_a_fingerprint():
+    model = network()
+    model.register_buffer("sparse", torch.eye(3).to_sparse())
+    assert len(fingerprint_of_model(model)) == 16
+
+
 def test_one_changed_label_among_tensors_shows():
     x, y = data(5000).tensors
     other = y.clone()

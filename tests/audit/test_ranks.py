@@ -1,7 +1,7 @@
 import pytest
 
 from pergrad.audit.ranks import Ranks, joined_ranks, ranks_from
-from pergrad.errors import AuditError
+from pergrad.errors import AuditError, ToldElsewhereError
 
 
 def test_ranks_are_read_off_the_environment():
@@ -18,7 +18,7 @@ def test_one_process_agrees_with_itself(monkeypatch):
         assert ranks.all_agree(3) == [3]
         assert ranks.first_decides(lambda: 4) == 4
         with pytest.raises(AuditError, match="no"):
-            ranks.together(lambda: (_ for _ in ()).throw(AuditError("no")))
+            ranks.together(fail)
 
 
 class Two(Ranks):
@@ -28,6 +28,12 @@ class Two(Ranks):
         return ["the disk is full", value]
 
 
-def test_an_error_of_another_rank_is_told_on_all():
-    with pytest.raises(AuditError, match="rank 0: the disk is full"):
+def fail():
+    raise AuditError("no")
+
+
+def test_where_a_rank_fails_all_do_and_the_first_of_them_says_why():
+    with pytest.raises(ToldElsewhereError, match="rank 0: the disk is full"):
         Two(1, 2).together(lambda: 3)
+    with pytest.raises(ToldElsewhereError, match="rank 0: the disk is full"):
+        Two(1, 2).together(fail)

@@ -41,6 +41,12 @@ def test_a_model_without_trainable_parameters_is_refused():
         grouped_parameters(mlp(model=network().requires_grad_(False)))
 
 
+@pytest.mark.parametrize("model", [nn.LazyLinear(3), nn.Linear(6, 3, device="meta")])
+def test_a_model_without_values_is_refused_by_the_name_of_its_parameter(model):
+    with pytest.raises(AuditError, match="parameter 'weight' has no values yet"):
+        grouped_parameters(mlp(model=model))
+
+
 def test_groups_of_the_spec_come_first():
     spec = mlp(groups=lambda name: name.rpartition(".")[2])
     assert list(grouped_parameters(spec)) == ["weight", "bias"]

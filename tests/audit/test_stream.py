@@ -160,6 +160,16 @@ def test_what_was_computed_is_kept_whatever_happens(folder, error):
     assert gaps(kept_spans(folder.chunks), SIZE) == [(32, SIZE)]
 
 
+def test_an_error_of_the_backward_names_the_samples(folder):
+    def loss(model, x, y):
+        found = losses(model, x, y)
+        found.register_hook(lambda grad: grad.view(-1, 7))
+        return found
+
+    with pytest.raises(AuditError, match=r"the backward raised RuntimeError.*\(samples 0 to 15\)"):
+        stream(folder, mlp(loss=loss)).run([(0, SIZE)], 16)
+
+
 def test_an_error_of_the_loss_names_the_samples(folder):
     def loss(model, x, y):
         return losses(model, x, y) if len(x) == 16 else losses(model, x, y).mean()

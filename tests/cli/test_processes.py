@@ -123,7 +123,11 @@ def test_processes_with_different_models_are_refused(tmp_path):
     process = torchrun(2, "audit", f"{CASES}:unseeded", cwd=tmp_path)
     _, err = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert "another model: seed whatever the reference draws" in err
+    lines = [line for line in err.splitlines() if line.startswith("pergrad: ")]
+    assert lines == [
+        "pergrad: processes 0 and 1 have another model: seed whatever the reference draws, so that every "
+        "process makes the same"
+    ]
     assert not (tmp_path / "pergrad-audit/summary.json").exists()
 
 

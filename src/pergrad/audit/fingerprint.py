@@ -85,7 +85,8 @@ def _of_probes(dataset: Any, seed: int) -> bytes:
 def _add(digest: Any, value: Any) -> None:
     """Add whatever an item may hold; of objects that are not known, the type."""
     if isinstance(value, Tensor):
-        value = value.detach().cpu().contiguous()
+        value = value.detach().cpu()
+        value = (value if value.layout == torch.strided else value.to_dense()).contiguous()
         digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
         digest.update(value.reshape(-1).view(torch.uint8).numpy() if value.numel() else b"")
     elif isinstance(value, np.ndarray):

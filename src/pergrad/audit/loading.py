@@ -36,7 +36,9 @@ def drawing_from(*seed: int) -> Iterator[None]:
     """Within, whatever is drawn by torch, NumPy and Python depends on the seed alone."""
     sequence = np.random.SeedSequence(seed).generate_state(3)
     of_python, of_numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    # Of GPUs the current one: a copy of the state of each would wait for all of them.
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(gpus):
         torch.manual_seed(int(sequence[0]))
         np.random.seed(sequence[1])
         random.seed(int(sequence[2]))

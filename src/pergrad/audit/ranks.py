@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from pergrad.errors import AuditError
+from pergrad.errors import AuditError, ToldElsewhereError
 
 __all__ = ["Ranks", "joined_ranks", "ranks_from"]
 
@@ -36,11 +36,14 @@ class Ranks:
         if self.count == 1:
             return [value]
         found: list[Any] = [None] * self.count
-        dist.all_gather_object(found, value)
+        try:
+            dist.all_gather_object(found, value)
+        except RuntimeError as error:  # a connection that was closed
+            raise ToldElsewhereError("another process has ended") from error
         return found
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do the work; where it fails on any rank, it fails on all, with the first one's error."""
+        """Do the work; where it fails on any rank, it fails on all, and the first of those says why."""
         error: AuditError | None = None
         result: T | None = None
         try:
@@ -48,8 +51,10 @@ class Ranks:
         except AuditError as found:
             error = found
         for number, other in enumerate(self.all_agree(None if error is None else str(error))):
+            if error is not None and number == self.number:
+                raise error
             if other is not None:
-                raise error or AuditError(f"rank {number}: {other}")
+                raise ToldElsewhereError(f"rank {number}: {other}")
         return result  # type: ignore[return-value]
 
     def first_decides(self, decide: Callable[[], T]) -> T:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from pergrad.errors import AuditError
 
@@ -76,7 +77,14 @@ class Spec:
 
 def grouped_parameters(spec: Spec) -> dict[str, list[str]]:
     """The names of the trainable parameters by group, groups in the order of their first parameter."""
-    sizes = {name: p.numel() for name, p in spec.model.named_parameters() if p.requires_grad}
+    trained = {name: p for name, p in spec.model.named_parameters() if p.requires_grad}
+    for name, p in trained.items():
+        if isinstance(p, UninitializedParameter) or p.is_meta:
+            raise AuditError(
+                f"parameter {name!r} has no values yet: call a lazy module once, or load the weights of one "
+                "that was made on the meta device"
+            )
+    sizes = {name: p.numel() for name, p in trained.items()}
     if not sizes:
         raise AuditError(
             "no parameter of the model requires grad, so that no sample has a gradient: unfreeze those "

@@ -16,7 +16,7 @@ from pergrad.audit.folder import ResultsFolder
 from pergrad.audit.gradients import Gradients, Rows, joined_rows
 from pergrad.audit.loading import Loaded, Loader, drawing_from
 from pergrad.audit.memory import is_out_of_memory
-from pergrad.errors import AuditError, InterruptedAuditError
+from pergrad.errors import AuditError, InterruptedAuditError, PergradError
 
 __all__ = ["Stream", "Watch", "batches_in", "shard"]
 
@@ -129,13 +129,15 @@ class Stream:
         try:
             with drawing_from(self._seed, batch.start):
                 rows = self._gradients.rows(batch.arguments, batch.stop - batch.start)
-        except AuditError as error:
-            first, last = self._indices[batch.start], self._indices[batch.stop - 1]
-            raise AuditError(f"{error} (samples {first} to {last})") from error
         except Exception as error:
-            if not is_out_of_memory(error):
+            if is_out_of_memory(error):
+                return None
+            if isinstance(error, PergradError) and not isinstance(error, AuditError):
                 raise
-            return None
+            own = isinstance(error, AuditError)
+            what = str(error) if own else f"the backward raised {type(error).__name__}: {error}"
+            first, last = self._indices[batch.start], self._indices[batch.stop - 1]
+            raise AuditError(f"{what} (samples {first} to {last})") from error
         return rows, time.perf_counter() - began
 
     def _take(self, batch: Loaded, found: tuple[Rows, float], size: int) -> None:

@@ -63,10 +63,15 @@ def made_task(spec: Spec, options: AuditOptions, ranks: Ranks) -> Task:
 
 
 def refuse_different_ranks(task: Task, ranks: Ranks) -> None:
-    for number, identity in enumerate(ranks.all_agree(task.identity)):
-        for key, value in identity.items():
-            if value != task.identity[key]:
-                raise AuditError(
-                    f"processes {ranks.number} and {number} have another {key}: seed whatever the "
-                    "reference draws, so that every process makes the same"
-                )
+    identities = ranks.all_agree(task.identity)
+
+    def compare() -> None:
+        for number, identity in enumerate(identities):
+            for key, value in identity.items():
+                if value != task.identity[key]:
+                    raise AuditError(
+                        f"processes {ranks.number} and {number} have another {key}: seed whatever the "
+                        "reference draws, so that every process makes the same"
+                    )
+
+    ranks.together(compare)

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from pergrad.audit.dtypes import Dtype
 from pergrad.audit.ranks import ranks_from
 from pergrad.audit.trial import first_batch
 from pergrad.cli.progress import Progress
-from pergrad.errors import InterruptedAuditError, PergradError
+from pergrad.errors import InterruptedAuditError, PergradError, ToldElsewhereError
 from pergrad.reports import overview, write_report
 
 __all__ = ["app", "run"]
@@ -208,7 +209,10 @@ def run(arguments: Sequence[str]) -> int:
     except PergradError as error:
         if os.environ.get("PERGRAD_TRACEBACK"):
             traceback.print_exc()
-        _complain(str(error))
+        if isinstance(error, ToldElsewhereError):
+            time.sleep(1)  # torchrun ends the others when the first one ends: let that one say it
+        else:
+            _complain(str(error))
         return STOPPED if isinstance(error, InterruptedAuditError) else BAD_INPUT
     except OSError as error:
         if error.filename is None:
