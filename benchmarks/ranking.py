@@ -1,9 +1,9 @@
 """How well suspicion finds flipped labels beside loss alone, over stages of training.
 
 Run as ``python -m benchmarks.ranking``, with ``--epochs`` and ``--seeds`` for a part of it. The convnet of
-the demo is trained on scikit-learn's digits with a share of the labels flipped, at random or each to the class
-after its own, which is harder: then wrong samples resemble each other. The seeds are others than those the
-demo is graded by, as the formula was chosen with these.
+the demo is trained on scikit-learn's digits with a share of the labels flipped, at random or each to the
+class after its own, which is harder: then wrong samples resemble each other. The seeds are others than those
+the demo is graded by, as the formula was chosen with these.
 """
 
 from __future__ import annotations
