@@ -31,6 +31,12 @@ def test_a_folder_of_something_else_is_refused_and_stays_as_it_is(tmp_path):
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
+def test_what_a_killed_process_was_writing_does_not_make_a_folder_foreign(tmp_path):
+    (tmp_path / ".123.unfinished").touch()
+    (tmp_path / "audit.json.123.unfinished").write_text("{")
+    assert ResultsFolder(tmp_path).open() is None
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

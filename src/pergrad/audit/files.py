@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pergrad.errors import AuditError, InterruptedAuditError
 
-__all__ = ["made_folder", "replacing", "write_whole"]
+__all__ = ["is_unfinished", "made_folder", "replacing", "write_whole"]
 
 _SUFFIX = ".unfinished"
 
@@ -36,6 +36,11 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether it is what a process is writing at the moment, or was when it was killed."""
+    return path.name.endswith(_SUFFIX)
 
 
 def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:

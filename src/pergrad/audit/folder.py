@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from pergrad.audit.files import made_folder, write_whole
+from pergrad.audit.files import is_unfinished, made_folder, write_whole
 from pergrad.errors import AuditError
 
 if sys.platform != "win32":
@@ -64,7 +64,8 @@ class ResultsFolder:
         """
         made_folder(self.path)
         if not self._about.exists():
-            others = sorted(p.name for p in self.path.iterdir() if p.name != ".lock")
+            found = [p for p in self.path.iterdir() if not is_unfinished(p)]
+            others = sorted(p.name for p in found if p.name != ".lock")
             if others:
                 raise AuditError(
                     f"the results folder {self.path} is not empty and holds no audit "
