@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.fastest import fastest, fastest_rows
 from benchmarks.rows import RESULTS, Row, file_name, provenance, write
 from pergrad.attribution import Samples, analyse
 from pergrad.audit import AuditOptions, Spec, run_audit
@@ -90,45 +91,20 @@ def steps(spec: Spec, batch_size: int, sketch_dim: int) -> dict[str, Callable[[]
     }
 
 
-def fastest(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Seconds of the fastest of `rounds` runs of each, in turns, after one to warm up."""
-    best = dict.fromkeys(functions, float("inf"))
-    for number in range(-1, rounds):
-        for name, function in functions.items():
-            start = time.process_time()
-            function()
-            taken = time.process_time() - start
-            if number >= 0:
-                best[name] = min(best[name], taken)
-    return best
-
-
 def rows(batch_size: int, sketch_dim: int, rounds: int, seed: int) -> list[Row]:
     """A row for each of what is timed; `ratio` is to the plain epoch at the same batch size."""
     made = provenance(torch.device("cpu"), of_commit=None, rounds=rounds, steps=1, seed=seed)
-    times = fastest(steps(trained_spec(seed), batch_size, sketch_dim), rounds)
-    return [
-        Row(
-            size="digits",
-            precision="float32",
-            model="digits-convnet",
-            model_title=f"convnet on 1797 digits, B={batch_size}",
-            method=name,
-            method_title=_TITLES[name],
-            quantity="audit",
-            status="ok",
-            note=f"the fastest; sketches of {sketch_dim}",
-            seconds=seconds,
-            seconds_iqr=None,
-            fastest=seconds,
-            ratio=seconds / times["plain"],
-            ratio_iqr=None,
-            peak_bytes=None,
-            memory_ratio=None,
-            provenance=made,
-        )
-        for name, seconds in times.items()
-    ]
+    timed = steps(trained_spec(seed), batch_size, sketch_dim)
+    return fastest_rows(
+        fastest(timed, rounds, warm_up=1, clock=time.process_time),
+        _TITLES,
+        size="digits",
+        model="digits-convnet",
+        model_title=f"convnet on 1797 digits, B={batch_size}",
+        quantity="audit",
+        note=f"the fastest; sketches of {sketch_dim}",
+        provenance=made,
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

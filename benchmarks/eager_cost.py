@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import pergrad
-from benchmarks.rows import RESULTS, Provenance, Row, commit, machine, versions, write
+from benchmarks.fastest import fastest, fastest_rows
+from benchmarks.rows import RESULTS, Row, provenance, write
 
 _WORDS = 64
 
@@ -87,52 +88,24 @@ def steps(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Callable[[]
     return {"plain": plain, "pergrad": recorded}
 
 
-def fastest(functions: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Seconds of the fastest of `rounds` runs of each, in turns, after a tenth as many to warm up."""
-    best = dict.fromkeys(functions, float("inf"))
-    for number in range(-(rounds // 10), rounds):
-        for name, function in functions.items():
-            start = time.thread_time()
-            function()
-            taken = time.thread_time() - start
-            if number >= 0:
-                best[name] = min(best[name], taken)
-    return best
-
-
 def rows(rounds: int, seed: int) -> list[Row]:
     """Plain and pergrad for each model."""
-    made: list[Row] = []
-    head, dirty = commit()
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    device = torch.device("cpu")
-    provenance = Provenance(head, dirty, date, versions(), machine(device), rounds, 1, seed)
+    found: list[Row] = []
+    made = provenance(torch.device("cpu"), of_commit=None, rounds=rounds, steps=1, seed=seed)
     for name, (title, make) in MODELS.items():
         torch.manual_seed(seed)
-        times = fastest(steps(*make()), rounds)
-        made += [
-            Row(
-                size="tiny",
-                precision="float32",
-                model=name,
-                model_title=title,
-                method=method,
-                method_title=method,
-                quantity="grads",
-                status="ok",
-                note="the fastest step; `ratio` is of the fastest",
-                seconds=seconds,
-                seconds_iqr=None,
-                fastest=seconds,
-                ratio=seconds / times["plain"],
-                ratio_iqr=None,
-                peak_bytes=None,
-                memory_ratio=None,
-                provenance=provenance,
-            )
-            for method, seconds in times.items()
-        ]
-    return made
+        timed = steps(*make())
+        found += fastest_rows(
+            fastest(timed, rounds, warm_up=rounds // 10, clock=time.thread_time),
+            {method: method for method in timed},
+            size="tiny",
+            model=name,
+            model_title=title,
+            quantity="grads",
+            note="the fastest step; `ratio` is of the fastest",
+            provenance=made,
+        )
+    return found
 
 
 def main(arguments: list[str] | None = None) -> None:
