@@ -164,6 +164,13 @@ def _report(folder: Path) -> None:
     console.print(f"report: {path}", highlight=False, soft_wrap=True)
 
 
+def _one_batch(reference: str, options: AuditOptions) -> tuple[Any, ...]:
+    """(model, loss, *arguments) of the first samples."""
+    spec = load_spec(reference)
+    model, arguments = first_batch(spec, options)
+    return (model, spec.loss, *arguments)
+
+
 @app.command()
 def verify(
     reference: Reference,
@@ -173,10 +180,9 @@ def verify(
     seed: Seed = AuditOptions.seed,
 ) -> None:
     """Check the per-sample gradients of one batch against samples run alone; exit code 1 if one is wrong."""
-    spec = load_spec(reference)
     options = AuditOptions(device=device, batch_size=samples, dtype=dtype, seed=seed)
-    model, arguments = first_batch(spec, options)
-    found = pergrad.verify(model, spec.loss, *arguments, quiet=True)
+    looked_at = _one_batch(reference, options)
+    found = pergrad.verify(*looked_at, quiet=True)
     print(found)
     if not found.ok:
         raise typer.Exit(FAILED_CHECK)
@@ -191,10 +197,9 @@ def explain(
     seed: Seed = AuditOptions.seed,
 ) -> None:
     """Show how the gradients of each parameter come about, and what they cost."""
-    spec = load_spec(reference)
     options = AuditOptions(device=device, batch_size=samples, dtype=dtype, seed=seed)
-    model, arguments = first_batch(spec, options)
-    print(pergrad.explain(model, spec.loss, *arguments))
+    looked_at = _one_batch(reference, options)
+    print(pergrad.explain(*looked_at))
 
 
 def _complain(message: str) -> None:
