@@ -19,6 +19,7 @@ from pergrad.kernels.launching import (
     INTERPRETED,
     float32_precision,
     operation,
+    pair_count,
     power_of_two,
     same_dtype,
 )
@@ -252,8 +253,7 @@ def convolution_by_gram(
     is_half = g.dtype != torch.float32
     block = power_of_two(sizes["P"], 16, 64)
     columns = power_of_two(channels, 16, 64 if is_half else 32)
-    blocks = -(-sizes["P"] // block)
-    pairs = blocks * (blocks + 1) // 2
+    pairs = pair_count(sizes["P"], block)
     parts = torch.empty(len(g), groups * pairs, device=g.device, dtype=torch.float64)
     _gram_kernel[(parts.numel(),)](
         g,
@@ -276,8 +276,7 @@ def convolution_by_gram(
 def convolution_gram_is_cheaper(positions: int, outputs: int, columns: int) -> bool:
     """Whether pairs of positions cost less than the (outputs, columns) gradient, at the rates of an H200."""
     block = power_of_two(positions, 16, 64)
-    blocks = -(-positions // block)
-    of_pairs = blocks * (blocks + 1) // 2 * block**2 * (outputs + columns)
+    of_pairs = pair_count(positions, block) * block**2 * (outputs + columns)
     of_tiles = positions * max(outputs, 16) * max(columns, 16)
     return of_pairs / _PAIR_RATES[block] < of_tiles / _TILE_RATE
 

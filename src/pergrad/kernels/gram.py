@@ -20,6 +20,7 @@ from pergrad.kernels.launching import (
     aligned_rows,
     float32_precision,
     operation,
+    pair_count,
     power_of_two,
     table_of,
 )
@@ -88,8 +89,7 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
     # The longest first: the shorter ones fill up what is left at the end.
     for k in sorted(range(len(gs)), key=lambda k: -gs[k].shape[2] - xs[k].shape[2]):
         g, x = aligned[k]
-        blocks = -(-g.shape[1] // block)
-        pairs = blocks * (blocks + 1) // 2
+        pairs = pair_count(g.shape[1], block)
         most = max(most, pairs)
         sizes = (g.shape[1], g.shape[2], x.shape[2], *g.stride()[:2], *x.stride()[:2])
         rows.append((g.data_ptr(), x.data_ptr(), *sizes, k, pairs, programs))
@@ -118,8 +118,7 @@ def gram_microseconds(
 ) -> float:
     """What it costs on an H200; alone, its last programs leave the others idle."""
     block = _blocks(t, dtype)[0]
-    blocks = -(-t // block)
-    waves = n * blocks * (blocks + 1) // 2 / MULTIPROCESSORS
+    waves = n * pair_count(t, block) / MULTIPROCESSORS
     return (ceil(waves) if is_alone else waves) * block**2 * (o + i) / _RATES[dtype.itemsize]
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "aligned_rows",
     "float32_precision",
     "operation",
+    "pair_count",
     "power_of_two",
     "same_dtype",
     "table_of",
@@ -95,6 +96,12 @@ def table_of(problems: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     numbers = array("q", chain.from_iterable(problems))
     table = torch.frombuffer(numbers, dtype=torch.int64).view(len(problems), -1)
     return table.to(device, non_blocking=True)
+
+
+def pair_count(positions: int, block: int) -> int:
+    """Pairs of blocks of positions, mirrored ones once."""
+    blocks = -(-positions // block)
+    return blocks * (blocks + 1) // 2
 
 
 def power_of_two(size: int, low: int, high: int) -> int:

@@ -128,24 +128,21 @@ def launch_of(factors: Sequence[Factor], bound: int) -> Launch | None:
     if len(factors) != 1:
         return None
     factor = factors[0]
-    tensors: tuple[Tensor, ...]
-    if isinstance(factor, PositionSum):
-        tensors, kernel = (factor.grad_output,), "column_squared_norms"
-    elif isinstance(factor, ElementProduct | OuterProduct):
-        tensors = (factor.grad_output, factor.input)
-        is_outer = isinstance(factor, OuterProduct)
-        kernel = "gram_squared_norms" if is_outer else "column_squared_norms"
-    else:
+    if not isinstance(factor, OuterProduct | ElementProduct | PositionSum):
         return None
+    tensors = [factor.grad_output]
+    if not isinstance(factor, PositionSum):
+        tensors.append(factor.input)
     kernels = kernels_for(*tensors)
     if kernels is None:
         return None
-    if isinstance(factor, OuterProduct) and not _gram_kernel_is_cheapest(factor, kernels, bound):
-        return None
-    dtypes = tuple(t.dtype for t in tensors)
-    if isinstance(factor, OuterProduct):
-        return Launch(kernel, factor.shape[0], dtypes)
-    return Launch(kernel, factor.shape[0], dtypes, kernels.neighbours_in(_flat_columns(tensors)))
+    samples, dtypes = factor.shape[0], tuple(t.dtype for t in tensors)
+    if not isinstance(factor, OuterProduct):
+        neighbours = kernels.neighbours_in(_flat_columns(tensors))
+        return Launch("column_squared_norms", samples, dtypes, neighbours)
+    if _gram_kernel_is_cheapest(factor, kernels, bound):
+        return Launch("gram_squared_norms", samples, dtypes)
+    return None
 
 
 def squared_norms_in_one_launch(launch: Launch, factors: Sequence[Any]) -> Tensor:
