@@ -1,6 +1,7 @@
 """What must hold on a GPU too: the contract, every family of rules, recurrent networks, mixed precision."""
 
 import gc
+from itertools import pairwise
 
 import pytest
 import torch
@@ -256,6 +257,65 @@ def test_compiled_step_gives_what_the_recorded_one_gives(name: str) -> None:
             p.mul_(1.1)
     step(x)
     assert not torch.allclose(norms.result, expected[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["attention", "convolutions"])
+def test_cuda_graph_of_a_step_gives_what_the_recorded_one_gives(name: str) -> None:
+    model, x = build(name)
+    model, x = model.float(), x.float()
+    others = [torch.randn_like(x) for _ in range(3)]
+    norms, clipped = pergrad.Norms(), pergrad.ClippedSum(1.0)
+    step = pergrad.compiled(model, loss, norms, clipped, cuda_graphs=True)
+    found = []
+    for batch in (x, x, x, *others):  # recorded, compiled, captured, replayed
+        losses = step(batch)
+        found.append((batch, losses, norms.result, flat(clipped.result)))
+    for batch, losses, n, c in found:  # none has been overwritten by the next
+        with pergrad.record(model, pergrad.Norms(), pergrad.ClippedSum(1.0)) as (norms, clipped):
+            expected = loss(model, batch)
+            expected.sum().backward()
+        assert_near(losses, expected.detach(), "losses")
+        assert_near(n, norms.result, "norms")
+        assert_near(c, flat(clipped.result), "clipped sum")
+
+
+def test_cuda_graph_sees_weights_that_change_or_lie_elsewhere() -> None:
+    model, x = nn.Linear(8, 3, device=DEVICE), torch.randn(5, 8, device=DEVICE)
+    norms = pergrad.Norms()
+    step = pergrad.compiled(model, loss, norms, cuda_graphs=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for k in range(8):
+        step(x)
+        assert_near(norms.result, pergrad.norms(model, loss, x), f"step {k}")
+        loss(model, x).sum().backward()
+        optimizer.step()
+        if k == 5:
+            elsewhere = {key: 2 * t for key, t in model.state_dict().items()}
+            model.load_state_dict(elsewhere, assign=True)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert step.graphs == 1
+
+
+def test_cuda_graph_draws_fresh_numbers_and_updates_buffers_once_a_call() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+            self.linear = nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls.add_(1)
+            return F.dropout(self.linear(x))
+
+    model = Counting().to(DEVICE)
+    x, norms = torch.randn(4, 64, device=DEVICE), pergrad.Norms()
+    step = pergrad.compiled(model, loss, norms, cuda_graphs=True)
+    seen = []
+    for _ in range(6):
+        step(x)
+        seen.append(norms.result)
+    assert float(model.calls) == 6
+    assert all(not torch.equal(a, b) for a, b in pairwise(seen))
 
 
 @pytest.mark.parametrize("name", [n for n in MODELS if n != "reentrant checkpoint"])

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from pergrad.engine.options import Options
 from pergrad.engine.recording import check_module, check_quantities
+from pergrad.engine.replay import Replayed, check_devices
 from pergrad.engine.rewriting import rewrite_input_gradients
 from pergrad.engine.scopes import run_recorded
 from pergrad.quantities import Quantity
@@ -34,6 +35,7 @@ def compiled(
     loss_fn: Callable[..., Tensor],
     *quantities: Quantity,
     max_graphs: int = 8,
+    cuda_graphs: bool = False,
     **options: Unpack[RecordOptions],
 ) -> CompiledStep:
     """A step, called as step(*batch), that computes the quantities and returns the loss, compiled.
@@ -54,6 +56,9 @@ def compiled(
             mean, as `loss_reduction` says.
         quantities: what to compute; the results are in them after each call.
         max_graphs: how many signatures to compile; further ones run uncompiled, with one warning.
+        cuda_graphs: launch a compiled step at once, as a CUDA graph, from its third call on: for models whose
+            kernels are over before the host has launched the next. Each signature then holds the memory of
+            a step for as long as the step lives, and results are copied.
         options: those of `pergrad.record` but `verify`.
 
     >>> import torch, pergrad
@@ -65,7 +70,7 @@ def compiled(
     """
     check_module(model)
     check_quantities(quantities)
-    return CompiledStep(model, loss_fn, quantities, Options(**options), max_graphs)
+    return CompiledStep(model, loss_fn, quantities, Options(**options), max_graphs, cuda_graphs)
 
 
 class CompiledStep:
@@ -78,12 +83,14 @@ class CompiledStep:
         quantities: Sequence[Quantity],
         options: Options,
         max_graphs: int,
+        cuda_graphs: bool,
     ) -> None:
         self._model = model
         self._loss_fn = loss_fn
         self._quantities = quantities
         self._options = options
         self._max_graphs = max_graphs
+        self._cuda_graphs = cuda_graphs
         self._graphs: dict[Any, _Graph | None] = {}  # None: seen once
         self._why_not: str | None = None  # the reason to stay uncompiled
         self._is_warned = False  # of too many graphs
@@ -94,12 +101,15 @@ class CompiledStep:
 
     def __call__(self, *batch: Any) -> Tensor:
         flat, spec = pytree.tree_flatten(batch)
-        state = _state(self._model)
+        state, training = _state(self._model)
+        if self._cuda_graphs:
+            check_devices(_inputs(state, flat))
         key = (
             spec,
             *map(_signature, flat),
             *map(_signature, state.values()),
-            *_surroundings(self._model),
+            _autocast(state),
+            training,
         )
         if self._why_not is not None or not self._wants_graph(key):
             return self._run(self._model, self._quantities, batch)
@@ -169,7 +179,7 @@ class CompiledStep:
         graph.recompile()
         with torch.no_grad():
             call: Any = compile_fx(graph, inputs)
-        return _Graph(call, place)
+        return _Graph(Replayed(call, len(names)) if self._cuda_graphs else call, place)
 
 
 @dataclass(frozen=True)
@@ -244,9 +254,24 @@ def _taken_apart(
     return _Place(attributes), results
 
 
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, each once."""
-    return dict([*model.named_parameters(), *model.named_buffers()])
+def _state(model: nn.Module) -> tuple[dict[str, Tensor], tuple[bool, ...]]:
+    """Parameters and buffers, each once, and of each module whether it is in training.
+
+    In one pass over the modules: by their own iterators it takes as long as to launch a hundred kernels.
+    """
+    state: dict[str, Tensor] = {}
+    seen: set[Any] = {model}
+    modules = [("", model)]
+    for prefix, module in modules:
+        for name, t in (*module._parameters.items(), *module._buffers.items()):
+            if t is not None and id(t) not in seen:
+                seen.add(id(t))
+                state[prefix + name] = t
+        for name, child in module._modules.items():
+            if child is not None and child not in seen:
+                seen.add(child)
+                modules.append((f"{prefix}{name}.", child))
+    return state, tuple(module.training for _, module in modules)
 
 
 def _inputs(state: dict[str, Tensor], flat: Sequence[Any]) -> list[Tensor]:
@@ -261,14 +286,13 @@ def _signature(value: Any) -> Any:
     return (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
 
 
-def _surroundings(model: nn.Module) -> tuple[Any, ...]:
-    """What else changes what a step does."""
-    devices = {t.device.type for t in model.parameters()} or {"cpu"}
-    autocast = tuple(
+def _autocast(state: dict[str, Tensor]) -> tuple[Any, ...]:
+    """What autocast does on the devices of the model."""
+    devices = {t.device.type for t in state.values()} or {"cpu"}
+    return tuple(
         (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
         for device in sorted(devices)
     )
-    return (autocast, tuple(m.training for m in model.modules()))
 
 
 @contextmanager

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.kernels.launching import TYPES, operation, power_of_two, table_of
+from pergrad.kernels.launching import TYPES, operation, power_of_two
 from pergrad.kernels.pairs import problem_of
+from pergrad.kernels.tables import table_of
 
 __all__ = ["column_squared_norms", "neighbours_in"]
 

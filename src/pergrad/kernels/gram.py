@@ -22,9 +22,9 @@ from pergrad.kernels.launching import (
     operation,
     pair_count,
     power_of_two,
-    table_of,
 )
 from pergrad.kernels.pairs import inner_products, pair_of, problem_of
+from pergrad.kernels.tables import table_of
 
 __all__ = ["gram_microseconds", "gram_squared_norms"]
 

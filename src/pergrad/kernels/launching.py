@@ -1,11 +1,9 @@
-"""What every launcher needs: to be an operation of torch, and tables of problems for one launch."""
+"""What every launcher needs: to be an operation of torch, and tensors as kernels can read them."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
-from itertools import chain
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -27,7 +25,6 @@ __all__ = [
     "pair_count",
     "power_of_two",
     "same_dtype",
-    "table_of",
 ]
 
 Precision = Literal["tf32x3", "ieee"]
@@ -89,13 +86,6 @@ def aligned_rows(x: Tensor) -> Tensor:
     if is_aligned and not (x.stride(0) | x.stride(1) | x.shape[2]) % alignment:
         return x
     return F.pad(x, (0, -x.shape[2] % alignment)).contiguous()
-
-
-def table_of(problems: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Addresses, sizes and strides of several problems, a row each, for one launch to read."""
-    numbers = array("q", chain.from_iterable(problems))
-    table = torch.frombuffer(numbers, dtype=torch.int64).view(len(problems), -1)
-    return table.to(device, non_blocking=True)
 
 
 def pair_count(positions: int, block: int) -> int:

@@ -18,9 +18,9 @@ from pergrad.kernels.launching import (
     float32_precision,
     operation,
     power_of_two,
-    table_of,
 )
 from pergrad.kernels.pairs import problem_of
+from pergrad.kernels.tables import table_of
 
 __all__ = ["weighted_outer_products"]
 
