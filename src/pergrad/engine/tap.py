@@ -30,6 +30,8 @@ class Use:
         self, grads: tuple[Tensor | None, ...], kept: tuple[Tensor, ...]
     ) -> list[Tensor | None]:
         """Give every weight its factor; what is left to flow to the weights' anchors."""
+        if not torch._C._is_any_autocast_enabled():
+            return self._give_factors(grads, kept)
         with without_autocast(self.weights[0].value.device):
             return self._give_factors(grads, kept)
 
