@@ -109,16 +109,21 @@ def test_gradients_that_are_materialised_meanwhile_have_the_same_norms(launched:
     found.add("one", one)
     gradients = one.materialize()
     exact = gradients.double().flatten(1).square().sum(1)
-    torch.testing.assert_close(found.found()["one"], exact, rtol=1e-5, atol=0)
+    names, squares = found.found()
+    assert names == ["one"]
+    assert squares is not None
+    torch.testing.assert_close(squares[0], exact, rtol=1e-5, atol=0)
 
 
 def test_a_scale_multiplies_norms_that_were_found_together(launched: list[str]) -> None:
     g = torch.randn(2, 5, 3, device=_device())
-    found = SquaredNorms()
-    found.add("plain", SampleGradients([PositionSum(g)], bound=2**30))
-    found.add("scaled", SampleGradients([PositionSum(g)], 3.0, bound=2**30))
-    squares = found.found()
-    torch.testing.assert_close(squares["scaled"], 9 * squares["plain"])
+    plain, scaled = SquaredNorms(), SquaredNorms()
+    for name in "ab":
+        plain.add(name, SampleGradients([PositionSum(g)], bound=2**30))
+        scaled.add(name, SampleGradients([PositionSum(g)], 3.0, bound=2**30))
+    (_, squares), (_, more) = plain.found(), scaled.found()
+    assert squares is not None
+    torch.testing.assert_close(more, 9 * squares)
 
 
 def test_weighted_sums_of_halves_share_a_launch(launched: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
@@ -53,9 +52,9 @@ class Ledger:
         self._bound = default_bound(batch.device) if max_bytes is None else max_bytes
         self.passes = max(q.passes for q in quantities)
         self._pass = 0
-        self._uses: Counter[str] = Counter()
-        self._uses_to_recompute: Counter[str] = Counter()
-        self._arrived: Counter[str] = Counter()
+        self._uses: dict[str, int] = {}
+        self._uses_to_recompute: dict[str, int] = {}
+        self._arrived: dict[str, int] = {}
         self._reduced: set[str] = set()
         self._factors: dict[str, list[Factor]] = {}
         self._is_open = False
@@ -65,11 +64,11 @@ class Ledger:
         # A use seen inside a backward is a checkpoint's recomputation: the first one was counted,
         # or, if it ran without gradients, its factor is reduced as it comes.
         if torch._C._current_graph_task_id() == -1:
-            self._uses[name] += 1
+            self._uses[name] = self._uses.get(name, 0) + 1
 
     def expect_in_recomputation(self, name: str) -> None:
         """A call without gradients: a reentrant checkpoint will repeat it in the backward, or nobody."""
-        self._uses_to_recompute[name] += 1
+        self._uses_to_recompute[name] = self._uses_to_recompute.get(name, 0) + 1
 
     @property
     def is_empty(self) -> bool:
@@ -92,6 +91,7 @@ class Ledger:
             self._is_paused = was
 
     def add(self, name: str, factor: Factor) -> None:
+        """Take in a factor, outside of autocast."""
         if self._is_paused:
             return
         if not self._is_open:
@@ -101,16 +101,12 @@ class Ledger:
                 "that the call returned"
             )
         self._factors.setdefault(name, []).append(factor)
-        self._arrived[name] += 1
-        if self._arrived[name] >= self._uses[name] and name not in self._uses_to_recompute:
+        arrived = self._arrived[name] = self._arrived.get(name, 0) + 1
+        if arrived >= self._uses.get(name, 0) and name not in self._uses_to_recompute:
             self._reduce(name)
 
     def _reduce(self, name: str) -> None:
-        with without_autocast(self._batch.device):
-            self._consume(name, self._factors.pop(name))
-
-    def _consume(self, name: str, factors: Sequence[Factor]) -> None:
-        gradients = SampleGradients(factors, self._scale, bound=self._bound)
+        gradients = SampleGradients(self._factors.pop(name), self._scale, bound=self._bound)
         for quantity in self._quantities:
             if self._pass < self.passes - quantity.passes:
                 continue
@@ -125,9 +121,10 @@ class Ledger:
 
     def end_recomputation(self) -> None:
         """A reentrant checkpoint's own backward is over: what only it uses is complete."""
-        for name in list(self._factors):
-            if self._uses_to_recompute[name] == 1 and not self._uses[name]:
-                self._reduce(name)
+        with without_autocast(self._batch.device):
+            for name in list(self._factors):
+                if self._uses_to_recompute.get(name) == 1 and name not in self._uses:
+                    self._reduce(name)
 
     def end_pass(self) -> None:
         """A backward that is not the last is over."""
@@ -145,8 +142,9 @@ class Ledger:
 
     def _reduce_all(self) -> None:
         """Reduce what is left: uses that the loss did not reach never arrive."""
-        for name in list(self._factors):
-            self._reduce(name)
+        with without_autocast(self._batch.device):
+            for name in list(self._factors):
+                self._reduce(name)
 
     def close(self) -> None:
         """Reduce what is left and end the quantities."""

@@ -22,10 +22,11 @@ class Plan:
 
     rule: Rule
     function: Callable[..., Any]
-    tensors: tuple[str, ...]  # the arguments that are tensors, in the order of the call
+    names: tuple[str, ...]  # of the arguments, in the order of the call
+    tensors: tuple[int, ...]  # the places of those that are tensors
+    kept: Mapping[str, int]  # those of them that the rule needs in the backward, and their places
     weights: tuple[str, ...]  # those of them that are weights
-    kept: tuple[str, ...]  # those that the rule needs in the backward
-    shapes: Mapping[str, ShapeOnly | None]  # what stands for the tensors that are not kept
+    arguments: Mapping[str, Any]  # all, as the rule sees them, but for the tensors that are kept
     layouts: Mapping[str, Samples | Owners]  # of the arguments that carry samples
     dims: Mapping[str, int]  # where they carry them, as a rule's check is told
     by_owner: Owners | None  # of the arguments, where rows are told by their owners
@@ -43,7 +44,7 @@ def plan_of(
 ) -> Plan | None:
     """The plan for a call; None where the rule does not cover it."""
     bound = rule.bind(args, kwargs)
-    names = tuple(name for name, value in bound.items() if isinstance(value, Tensor))
+    names = [name for name, value in bound.items() if isinstance(value, Tensor)]
     if len(names) != len(tensors) or len(bound) != len(args) + len(kwargs):
         return None  # tensors inside of lists, or arguments that the rule has no name for
     if any(t.is_complex() for t in tensors) or any(isinstance(tag, Lost) for tag in tags):
@@ -54,14 +55,19 @@ def plan_of(
     if not layouts or not _covers(rule, weights, layouts):
         return None
     saves = rule.saves(weights)
-    kept = tuple(name for name in names if saves is None or name in saves)
+    places = {name: place for place, name in enumerate(bound)}
+    kept = {name: places[name] for name in names if saves is None or name in saves}
+    stand_ins = {
+        name: ShapeOnly(bound[name].shape) if name in weights else None for name in names
+    }
     return Plan(
         rule=rule,
         function=func,
-        tensors=names,
-        weights=weights,
+        names=tuple(bound),
+        tensors=tuple(places[name] for name in names),
         kept=kept,
-        shapes={name: ShapeOnly(bound[name].shape) if name in weights else None for name in names},
+        weights=weights,
+        arguments={**bound, **stand_ins},
         layouts=layouts,
         dims={  # of a single sample, any will do
             name: 0 if layout.scope.count == 1 else layout.dim for name, layout in layouts.items()

@@ -114,7 +114,7 @@ class Recorder(TorchFunctionMode):
             if torch.is_grad_enabled():
                 plan = planned(signature)
                 if plan is not None:
-                    output = call_by_plan(plan, args, kwargs, tracker, tensors, tags, signature)
+                    output = call_by_plan(plan, args, kwargs, tracker, tags, signature)
                     if output is not NotImplemented:
                         self._note(func, args, kwargs, "rule")
                         return output

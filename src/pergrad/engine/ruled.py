@@ -46,7 +46,7 @@ def call_with_rule(
     plan = plan_of(rule, func, args, kwargs, tensors, tags)
     if plan is None:
         return NotImplemented
-    output = call_by_plan(plan, args, kwargs, tracker, tensors, tags, signature)
+    output = call_by_plan(plan, args, kwargs, tracker, tags, signature)
     if output is not NotImplemented and signature is not None:
         _PLANS.put(signature, plan)
     return output
@@ -57,44 +57,41 @@ def call_by_plan(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     tracker: Tracker,
-    tensors: list[Tensor],
     tags: list[Any],
     signature: Signature | None,
 ) -> Any:
     """The same, where all that repeats is known. The rule's own check may look at values: it is asked."""
     rule, func = plan.rule, plan.function
-    casts = rule.casts_under_autocast and torch._C._is_any_autocast_enabled()
-    arguments: dict[str, Any] = dict(zip(rule.names, args, strict=False))
-    if kwargs:
-        arguments.update(kwargs)
+    given = [*args, *kwargs.values()]
     weights: list[Weight] = []
-    values: list[Tensor] = []
-    for name, value, tag in zip(plan.tensors, tensors, tags, strict=True):
+    for place, tag in zip(plan.tensors, tags, strict=True):
         if tag.is_weight:
             weights.append(tag)
-            value = tag.value
-        if casts:
-            value = _cast(value)
-        arguments[name] = value
-        values.append(value)
-    if rule.check is not None and rule.check(arguments, plan.dims) is False:
-        return NotImplemented
+            given[place] = tag.value
+    if rule.casts_under_autocast and torch._C._is_any_autocast_enabled():
+        for place in plan.kept.values():
+            given[place] = _cast(given[place])
+    if rule.check is not None:
+        arguments = dict(zip(plan.names, given, strict=True))
+        if rule.check(arguments, plan.dims) is False:
+            return NotImplemented
 
-    given = tuple(arguments.values())
     if kwargs:
         kwargs = dict(zip(kwargs, given[len(args) :], strict=True))
-    args = given[: len(args)]
-    output = func(*args, **kwargs)
+        output = func(*given[: len(args)], **kwargs)
+    else:
+        output = func(*given)
+    values = [given[place] for place in plan.tensors]
     if not tracker.recall(signature, output):
+        args = tuple(given[: len(args)])
         tracker.propagate_from(func, args, kwargs, output, values, tags, signature)
     outputs = (output,) if isinstance(output, Tensor) else tuple(output)
     layouts = tuple([getattr(t, TAG) for t in outputs])
     for layout in layouts:
         if isinstance(layout, Lost):
             raise unsupported(func, weights, layout.reason)
-    kept = tuple([arguments[name].detach() for name in plan.kept])
-    arguments.update(plan.shapes)
-    tapped = tap(Use(plan, arguments, layouts, weights), kept, values, outputs)
+    kept = tuple([given[place].detach() for place in plan.kept.values()])
+    tapped = tap(Use(plan, layouts, weights), kept, values, outputs)
     if tapped is outputs:
         return output
     for t, layout in zip(tapped, layouts, strict=True):
@@ -103,7 +100,7 @@ def call_by_plan(
 
 
 def _cast(t: Tensor) -> Tensor:
-    """What autocast is about to cast, cast here: the function and the rule then see the same."""
+    """What autocast is about to cast, cast here: the rule then keeps the same as the function."""
     if not t.is_floating_point() or not torch.is_autocast_enabled(t.device.type):
         return t
     return t if t.dtype == torch.float64 else t.to(torch.get_autocast_dtype(t.device.type))

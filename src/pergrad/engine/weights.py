@@ -20,7 +20,7 @@ from torch import Tensor
 from pergrad.engine.layouts import Key, Scope
 from pergrad.engine.ledger import Book
 from pergrad.errors import UnseenUseError
-from pergrad.factors import Dense, Factor
+from pergrad.factors import Dense, Factor, without_autocast
 
 __all__ = [
     "Derived",
@@ -167,7 +167,7 @@ class _Arrive(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, None, None]:
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), without_autocast(gradients.device):
             ctx.book.add(ctx.name, Dense(gradients))
         return None, None, None, None
 

@@ -104,6 +104,7 @@ def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
 
 def neighbours_in(tensors: Sequence[Tensor]) -> str:
     """What lies side by side in all of them: columns, positions, or neither."""
-    if all(t.stride(2) == 1 for t in tensors):
+    strides = [t.stride() for t in tensors]
+    if all([of_column == 1 for *_, of_column in strides]):
         return "columns"
-    return "positions" if all(t.stride(1) == 1 for t in tensors) else "neither"
+    return "positions" if all([of_position == 1 for _, of_position, _ in strides]) else "neither"

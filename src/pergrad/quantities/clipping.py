@@ -140,10 +140,10 @@ class ClippedSum(Reduction[Any]):
         """The weights of a group whose norms are complete; none if no gradient reached it."""
         if group.weights is not None:
             return
-        found = group.norms.found()
-        if not found:
+        _, found = group.norms.found()
+        if found is None:
             return
-        group.squares = torch.stack(list(found.values())).sum(0)
+        group.squares = found.sum(0)
         norms = group.squares.sqrt()
         weights = self._weights(norms, group.bound)
         if not isinstance(weights, Tensor) or weights.shape != norms.shape:

@@ -27,15 +27,17 @@ class Norms(Reduction[Tensor]):
     (tensor([5.0990, 1.0000]), tensor([5., 0.]))
     """
 
-    _per_param: dict[str, Tensor] | None = None
+    _of_each: tuple[list[str], Tensor] | None = None  # parameters, and (parameters, n)
 
     @property
     def per_param(self) -> dict[str, Tensor]:
-        return self._of_ended(self._per_param)
+        names, each = self._of_ended(self._of_each)
+        found = dict(zip(names, each, strict=True))
+        return {name: found[name] for name in self._recorded}
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
-        self._per_param = None
+        self._of_each = None
 
     def clear(self) -> None:
         self._squares = SquaredNorms()
@@ -44,13 +46,20 @@ class Norms(Reduction[Tensor]):
         self._squares.add(name, gradients)
 
     def finish(self) -> Tensor:
-        batch, found = self.batch, self._squares.found()
-        zero = torch.zeros(batch.size, dtype=torch.float64, device=batch.device)
-        squares = torch.stack([found.get(name, zero) for name in batch.parameters])
+        batch = self.batch
+        names, squares = self._squares.found()
+        reached = {*names}
+        unreached = [name for name in batch.parameters if name not in reached]
+        if squares is None or unreached:
+            zeros = torch.zeros(
+                len(unreached), batch.size, dtype=torch.float64, device=batch.device
+            )
+            squares = zeros if squares is None else torch.cat([squares, zeros])
         each = batch.stored(squares.sqrt().to(batch.dtype))
-        self._per_param = dict(zip(batch.parameters, each, strict=True))
+        self._of_each = [*names, *unreached], each
         return batch.stored(squares.sum(0).sqrt().to(batch.dtype))
 
     def merge(self, other: Norms) -> None:
-        self._per_param = joined_samples(self.per_param, other.per_param)
+        joined = joined_samples(self.per_param, other.per_param)
+        self._of_each = list(joined), torch.stack(list(joined.values()))
         self._result = torch.cat([self.result, other.result])

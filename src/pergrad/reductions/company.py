@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pergrad.factors import Factor
 from pergrad.reductions.gradients import SampleGradients
 from pergrad.reductions.norms import Launch, squared_norms_in_one_launch
 from pergrad.reductions.sums import weighted_sums_in_one_launch
@@ -17,40 +16,46 @@ __all__ = ["SquaredNorms", "weighted_sums"]
 
 
 class SquaredNorms:
-    """|G_n|², (n,) in float64, of one parameter after another; `found()` has them all.
+    """|G_n|², (n,) in float64, of the parameters of one recording, which come one after another.
 
     What waits is held: never more than the bound of memory that its gradients have.
     """
 
     def __init__(self) -> None:
-        # With their factors as they are now: another quantity may turn them into gradients meanwhile.
-        self._waiting: dict[Launch, list[tuple[str, SampleGradients, Factor]]] = defaultdict(list)
+        # What a launch reads, as it is now: another quantity may turn factors into gradients meanwhile.
+        self._waiting: dict[Launch, list[tuple[str, SampleGradients, tuple[Tensor, ...]]]] = (
+            defaultdict(list)
+        )
         self._held: dict[Launch, int] = defaultdict(int)  # bytes
-        self._found: dict[str, Tensor] = {}
+        self._names: list[str] = []
+        self._found: list[Tensor] = []  # (some of the names, n)
 
     def add(self, name: str, gradients: SampleGradients) -> None:
-        launch = gradients.launch
-        if launch is None:
-            self._found[name] = gradients.squared_norms()
+        shared = gradients.launch
+        if shared is None:
+            self._names.append(name)
+            self._found.append(gradients.squared_norms().unsqueeze(0))
             return
-        factor = gradients.factors[0]
-        self._waiting[launch].append((name, gradients, factor))
-        self._held[launch] += factor.size * factor.dtype.itemsize
+        launch, tensors = shared
+        self._waiting[launch].append((name, gradients, tensors))
+        self._held[launch] += sum([t.numel() * t.itemsize for t in tensors])
         if self._held[launch] >= gradients.bound:
             self._launch(launch)
 
-    def found(self) -> dict[str, Tensor]:
-        """Those of all that were added, by name."""
+    def found(self) -> tuple[list[str], Tensor | None]:
+        """The names of all that were added, and their squared norms, (names, n)."""
         for launch in list(self._waiting):
             self._launch(launch)
-        return self._found
+        if len(self._found) > 1:
+            self._found = [torch.cat(self._found)]
+        return self._names, self._found[0] if self._found else None
 
     def _launch(self, launch: Launch) -> None:
-        waiting = self._waiting.pop(launch)
+        names, many, tensors = zip(*self._waiting.pop(launch), strict=True)
         del self._held[launch]
-        found = squared_norms_in_one_launch(launch, [f for _, _, f in waiting])
-        for (name, gradients, _), squares in zip(waiting, found.unbind(), strict=True):
-            self._found[name] = gradients.with_squared_norms(squares)
+        self._names += names
+        # Of one recording: the scale is the same for all.
+        self._found.append(many[0].scaled_squares(squared_norms_in_one_launch(launch, tensors)))
 
 
 def weighted_sums(

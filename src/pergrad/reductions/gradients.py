@@ -92,8 +92,8 @@ class SampleGradients:
         ]
 
     @property
-    def launch(self) -> Launch | None:
-        """The launch that can find the squared norms of several parameters, where there is one."""
+    def launch(self) -> tuple[Launch, tuple[Tensor, ...]] | None:
+        """The launch that can find the squared norms of several parameters, and what it reads, if any."""
         if self._squared_norms is not None:
             return None
         return launch_of(self.factors, self.bound)
@@ -101,15 +101,12 @@ class SampleGradients:
     def squared_norms(self) -> Tensor:
         """|G_n|², (n,) in float64."""
         if self._squared_norms is None:
-            return self.with_squared_norms(squared_norms(self.factors, self.bound))
+            self._squared_norms = self.scaled_squares(squared_norms(self.factors, self.bound))
         return self._squared_norms
 
-    def with_squared_norms(self, unscaled: Tensor) -> Tensor:
-        """|G_n|², from those of the factors."""
-        if not self._is_unscaled:
-            unscaled = unscaled * self._scale_of(unscaled) ** 2
-        self._squared_norms = unscaled
-        return unscaled
+    def scaled_squares(self, squares: Tensor) -> Tensor:
+        """Squared norms, (..., n), from those of factors, which are without the scale."""
+        return squares if self._is_unscaled else squares * self._scale_of(squares) ** 2
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_n weights[n] G_n; a sample of weight zero adds nothing, not even a NaN."""

@@ -10,9 +10,9 @@ Entries of a float32 gradient beyond 1e19 have infinite norms: their squares do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import singledispatch
+from functools import lru_cache, singledispatch
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,60 +117,74 @@ def _(factor: Convolution, bound: int) -> Tensor:
 class Launch(NamedTuple):
     """What can share a launch: the kernel, and all that must be the same for it."""
 
-    kernel: str
+    kernel: Literal["gram_squared_norms", "column_squared_norms"]
     samples: int
     dtypes: tuple[torch.dtype, ...]
     neighbours: str = "columns"  # what lies side by side in memory
 
 
-def launch_of(factors: Sequence[Factor], bound: int) -> Launch | None:
-    """The launch that a parameter can share with others; None where it is better off by itself."""
-    if len(factors) != 1:
-        return None
+def launch_of(
+    factors: Sequence[Factor], bound: int
+) -> tuple[Launch, tuple[Tensor, ...]] | None:
+    """The launch that a parameter can share with others, and what that reads of it, (n, t, d) each.
+
+    None where it is better off by itself.
+    """
     factor = factors[0]
-    if not isinstance(factor, OuterProduct | ElementProduct | PositionSum):
+    if len(factors) != 1 or not isinstance(factor, _SHARING):
         return None
-    tensors = [factor.grad_output]
-    if not isinstance(factor, PositionSum):
-        tensors.append(factor.input)
+    g = factor.grad_output
+    tensors = (g,) if isinstance(factor, PositionSum) else (g, factor.input)
     kernels = kernels_for(*tensors)
     if kernels is None:
         return None
-    samples, dtypes = factor.shape[0], tuple(t.dtype for t in tensors)
+    dtypes = tuple([t.dtype for t in tensors])
     if not isinstance(factor, OuterProduct):
-        neighbours = kernels.neighbours_in(_flat_columns(tensors))
-        return Launch("column_squared_norms", samples, dtypes, neighbours)
+        flat = tuple([_flat_columns(t) for t in tensors])
+        neighbours = kernels.neighbours_in(flat)
+        return Launch("column_squared_norms", len(g), dtypes, neighbours), flat
     if _gram_kernel_is_cheapest(factor, kernels, bound):
-        return Launch("gram_squared_norms", samples, dtypes)
+        return Launch("gram_squared_norms", len(g), dtypes), tensors
     return None
 
 
-def squared_norms_in_one_launch(launch: Launch, factors: Sequence[Any]) -> Tensor:
-    """|G_n|² of factors of one kind, (len(factors), n) in float64."""
-    gs = [f.grad_output for f in factors]
-    xs = [f.input for f in factors] if len(launch.dtypes) == 2 else []
+_SHARING = (OuterProduct, ElementProduct, PositionSum)
+
+
+def squared_norms_in_one_launch(launch: Launch, tensors: Sequence[tuple[Tensor, ...]]) -> Tensor:
+    """|G_n|² of the factors that are made of these, (len(tensors), n) in float64."""
+    gs, *others = [list(of_kind) for of_kind in zip(*tensors, strict=True)]
+    xs = others[0] if others else []
     kernels = kernels_for(gs[0])
     assert kernels is not None
     if launch.kernel == "gram_squared_norms":
         return kernels.gram_squared_norms(gs, xs)
-    return kernels.column_squared_norms(_flat_columns(gs), _flat_columns(xs))
+    return kernels.column_squared_norms(gs, xs)
 
 
-def _flat_columns(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _flat_columns(t: Tensor) -> Tensor:
     """(n, t, *weight) -> (n, t, d)."""
-    return [t.flatten(2) if t.dim() > 2 else t.unsqueeze(2) for t in tensors]
+    if t.dim() == 3:
+        return t
+    return t.flatten(2) if t.dim() > 2 else t.unsqueeze(2)
 
 
 def _gram_kernel_is_cheapest(factor: OuterProduct, kernels: Any, bound: int) -> bool:
     """Against tiles of the gradient, and against two whole matrices by the GPU's own library."""
-    if factor.positions == 1 or factor.input.dtype != factor.dtype:
+    g, x = factor.grad_output, factor.input
+    if g.shape[1] == 1 or x.dtype != g.dtype:
         return False
-    sizes = (factor.shape[0], factor.positions, *factor.shape[1:], factor.dtype)
-    is_alone = factor.size * factor.dtype.itemsize > bound
-    by_kernel = kernels.gram_microseconds(*sizes, is_alone=is_alone)
-    return by_kernel <= kernels.tile_microseconds(*sizes) and by_kernel <= _products_microseconds(
-        factor
-    )
+    is_alone = (g.numel() + x.numel()) * g.dtype.itemsize > bound
+    return _gram_kernel_costs_least(kernels, *g.shape, x.shape[2], g.dtype, is_alone)
+
+
+@lru_cache(maxsize=1000)
+def _gram_kernel_costs_least(
+    kernels: Any, n: int, t: int, o: int, i: int, dtype: torch.dtype, is_alone: bool
+) -> bool:
+    by_kernel = kernels.gram_microseconds(n, t, o, i, dtype, is_alone=is_alone)
+    by_tiles = kernels.tile_microseconds(n, t, o, i, dtype)
+    return bool(by_kernel <= by_tiles and by_kernel <= _products_microseconds(n, t, o, i, dtype))
 
 
 def _tile_kernel_is_cheapest(factor: OuterProduct, kernels: Any) -> bool:
@@ -178,13 +192,12 @@ def _tile_kernel_is_cheapest(factor: OuterProduct, kernels: Any) -> bool:
         return False
     sizes = (factor.shape[0], factor.positions, *factor.shape[1:], factor.dtype)
     by_kernel = kernels.tile_microseconds(*sizes)
-    return factor.input.dtype == factor.dtype and by_kernel <= _products_microseconds(factor)
+    return factor.input.dtype == factor.dtype and by_kernel <= _products_microseconds(*sizes)
 
 
-def _products_microseconds(factor: OuterProduct) -> float:
+def _products_microseconds(n: int, t: int, o: int, i: int, dtype: torch.dtype) -> float:
     """What two matrices of inner products cost on an H200: to multiply, write and read them."""
-    (n, o, i), t = factor.shape, factor.positions
-    multiplications = n * t * t * (o + i) / (3.3e8 if factor.dtype.itemsize == 2 else 2.0e7)
+    multiplications = n * t * t * (o + i) / (3.3e8 if dtype.itemsize == 2 else 2.0e7)
     return multiplications + n * t * t * 6 * 4 / 4e6 + _MORE_LAUNCHES
 
 

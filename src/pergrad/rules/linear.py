@@ -39,9 +39,10 @@ def linear(
     bias: Tensor | None = None,  # (o,)
 ) -> Gradients:
     """∂W_n = Σ_t g[n,t] ⊗ x[n,t],  ∂b_n = Σ_t g[n,t]."""
+    rows = grad_output.flatten(1, -2)
     return {
-        "weight": lambda: OuterProduct(grad_output.flatten(1, -2), input.flatten(1, -2)),
-        "bias": lambda: PositionSum(grad_output.flatten(1, -2)),
+        "weight": lambda: OuterProduct(rows, input.flatten(1, -2)),
+        "bias": lambda: PositionSum(rows),
     }
 
 

@@ -41,14 +41,13 @@ def layer_norm(
 ) -> Gradients:
     """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g."""
 
-    def positions(x: Tensor) -> Tensor:  # (n, t, *normalized_shape)
-        return x.reshape(x.shape[0], -1, *normalized_shape)
+    rows = grad_output.reshape(len(grad_output), -1, *normalized_shape)
 
     def scale() -> ElementProduct:
         normalized = F.layer_norm(input.to(grad_output.dtype), normalized_shape, eps=eps)
-        return ElementProduct(positions(grad_output), positions(normalized))
+        return ElementProduct(rows, normalized.reshape(rows.shape))
 
-    return {"weight": scale, "bias": lambda: PositionSum(positions(grad_output))}
+    return {"weight": scale, "bias": lambda: PositionSum(rows)}
 
 
 @implements_per_sample_grads(
@@ -90,12 +89,14 @@ def group_norm(
 ) -> Gradients:
     """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g, with x̂ normalised over each group of channels."""
 
-    def scale() -> ElementProduct:
-        rows = input.to(grad_output.dtype).flatten(0, 1)
-        normalized = F.group_norm(rows, num_groups, eps=eps).view(input.shape)
-        return ElementProduct(_channels_last(grad_output), _channels_last(normalized))
+    rows = _channels_last(grad_output)
 
-    return {"weight": scale, "bias": lambda: PositionSum(_channels_last(grad_output))}
+    def scale() -> ElementProduct:
+        whole = input.to(grad_output.dtype).flatten(0, 1)
+        normalized = F.group_norm(whole, num_groups, eps=eps).view(input.shape)
+        return ElementProduct(rows, _channels_last(normalized))
+
+    return {"weight": scale, "bias": lambda: PositionSum(rows)}
 
 
 def channel_affine(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
