@@ -35,3 +35,16 @@ def test_columns_need_not_be_neighbours(device: torch.device, dtype: torch.dtype
     torch.testing.assert_close(
         column_squared_norms([g], [shared])[0], _exact(g, shared), rtol=1e-5, atol=0
     )
+
+
+def test_each_tensor_may_lie_its_own_way(device: torch.device, dtype: torch.dtype) -> None:
+    def lying(way: int) -> Tensor:
+        x = torch.randn(2, 40, 40, device=device).to(dtype)
+        return (x, x.mT, torch.randn(2, 40, 80, device=device).to(dtype)[:, :, ::2])[way]
+
+    gs = [lying(k // 3) for k in range(9)]
+    xs = [lying(k % 3) for k in range(9)]
+    exact = torch.stack([_exact(g, x) for g, x in zip(gs, xs, strict=True)])
+    torch.testing.assert_close(column_squared_norms(gs, xs), exact, rtol=1e-5, atol=0)
+    alone = torch.stack([_exact(g) for g in gs])
+    torch.testing.assert_close(column_squared_norms(gs, []), alone, rtol=1e-5, atol=0)

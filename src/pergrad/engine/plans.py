@@ -57,9 +57,7 @@ def plan_of(
     saves = rule.saves(weights)
     places = {name: place for place, name in enumerate(bound)}
     kept = {name: places[name] for name in names if saves is None or name in saves}
-    stand_ins = {
-        name: ShapeOnly(bound[name].shape) if name in weights else None for name in names
-    }
+    stand_ins = {name: ShapeOnly(bound[name].shape) if name in weights else None for name in names}
     return Plan(
         rule=rule,
         function=func,

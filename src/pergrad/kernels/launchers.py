@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pergrad.kernels.columns import column_squared_norms, neighbours_in
+from pergrad.kernels.columns import column_squared_norms
 from pergrad.kernels.convolution import (
     convolution_by_gram,
     convolution_by_tiles,
@@ -22,7 +22,6 @@ __all__ = [
     "convolution_gram_is_cheaper",
     "gram_microseconds",
     "gram_squared_norms",
-    "neighbours_in",
     "rank_one_squared_norms",
     "scaled_samples",
     "table_squared_norms",

@@ -191,8 +191,8 @@ class SampleGradients:
         return scale.view(-1, *[1] * (like.dim() - 1)) if scale.dim() else scale
 
 
-# How many times the memory of the factors gradients may take, to be kept in their place. On a CPU, to make them
-# once beats norms of factors, and then the sum: a clipped sum of the benchmark's transformer takes 1.19
+# How many times the memory of the factors gradients may take, to be kept in their place. On a CPU, to make
+# them once beats norms of factors, and then the sum: a clipped sum of the benchmark's transformer takes 1.19
 # plain steps instead of 1.29. On a GPU kernels find the norms of a convolution's factors, and one call its
 # sum, in a quarter of the time that the gradients take: made where they save much memory.
 _PAID_ON_CPU = 1.7

@@ -120,12 +120,9 @@ class Launch(NamedTuple):
     kernel: Literal["gram_squared_norms", "column_squared_norms"]
     samples: int
     dtypes: tuple[torch.dtype, ...]
-    neighbours: str = "columns"  # what lies side by side in memory
 
 
-def launch_of(
-    factors: Sequence[Factor], bound: int
-) -> tuple[Launch, tuple[Tensor, ...]] | None:
+def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tensor, ...]] | None:
     """The launch that a parameter can share with others, and what that reads of it, (n, t, d) each.
 
     None where it is better off by itself.
@@ -141,8 +138,7 @@ def launch_of(
     dtypes = tuple([t.dtype for t in tensors])
     if not isinstance(factor, OuterProduct):
         flat = tuple([_flat_columns(t) for t in tensors])
-        neighbours = kernels.neighbours_in(flat)
-        return Launch("column_squared_norms", len(g), dtypes, neighbours), flat
+        return Launch("column_squared_norms", len(g), dtypes), flat
     if _gram_kernel_is_cheapest(factor, kernels, bound):
         return Launch("gram_squared_norms", len(g), dtypes), tensors
     return None
