@@ -17,7 +17,8 @@ def rewrite_input_gradients(graph: Graph) -> None:
     """Gradients of inputs of convolutions become convolutions, for which the compiler chooses the layout.
 
     It lets convolutions have channels last, and all that lies between them, but takes their backward as
-    it was traced: each would convert what it is given, and its result again.
+    it was traced: each would convert what it is given, and its result again. They come right after what
+    they are given, since whoever reads a tensor first decides on its layout.
     """
     graph.eliminate_dead_code()
     for node in list(
@@ -25,7 +26,7 @@ def rewrite_input_gradients(graph: Graph) -> None:
     ):
         if node.args[-1] == [True, False, False]:
             (gradient,) = node.users
-            with graph.inserting_before(node):
+            with graph.inserting_after(_last(graph, node.args[0], node.args[2])):
                 gradient.replace_all_uses_with(_as_convolution(graph, node))
     graph.eliminate_dead_code()
 
@@ -48,6 +49,11 @@ def _as_convolution(graph: Graph, node: Node) -> Node:
     )
     gradient.meta["val"] = x.meta["val"]
     return gradient
+
+
+def _last(graph: Graph, *nodes: Any) -> Node:
+    """The one that comes last in the graph."""
+    return next(node for node in reversed(graph.nodes) if node in nodes)
 
 
 def _sizes(node: Node) -> Sequence[int]:

@@ -33,23 +33,24 @@ Launch = TypeVar("Launch", bound=Callable[..., Any])
 # The interpreter multiplies bfloat16 as if it were integers: there, and only there, kernels widen first.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 MULTIPROCESSORS = 132  # of the GPU that costs were fitted on; others have the same order of choices
+_library = torch.library.Library("pergrad", "DEF")
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 def operation(name: str, result: Callable[..., Any]) -> Callable[[Launch], Launch]:
     """Makes a launcher `torch.ops.pergrad.<name>`, which a compiled step calls; `result` gives its shape.
 
-    Outside of a trace the launcher is called as it is: a dispatch costs more than the launch.
+    Its tags: strides may be whatever the compiler has chosen. Outside of a trace it is called as it is.
     """
 
     def register(launch: Launch) -> Launch:
-        op: Any = torch.library.custom_op(
-            f"pergrad::{name}",
-            launch,
-            mutates_args=(),
-            tags=(torch.Tag.flexible_layout,),  # whatever strides the compiler has chosen
-        )
-        op.register_fake(result)
+        # Not `custom_op`, which takes longer to call a launcher than a launcher takes.
+        schema = name + torch.library.infer_schema(launch, mutates_args=())
+        _library.define(schema, tags=(torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag))
+        for device in ("CUDA", "CPU"):  # there in the interpreter
+            _library.impl(name, launch, device)
+        torch.library.register_fake(f"pergrad::{name}", result, lib=_library)
+        op: Any = getattr(torch.ops.pergrad, name).default
 
         @wraps(launch)
         def call(*arguments: Any) -> Any:
