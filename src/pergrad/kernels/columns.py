@@ -5,7 +5,7 @@ A program sums up some columns over all positions of a sample, and then their sq
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import triton
@@ -94,16 +94,16 @@ def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
         G_TYPE=TYPES[gs[0].dtype],
         X_TYPE=TYPES[others[0].dtype],
         HAS_X=bool(xs),
-        NEIGHBOURS=neighbours_in([*gs, *xs]),
+        NEIGHBOURS=neighbours_in([t.stride() for t in (*gs, *xs)]),
         POSITIONS=positions,
         COLUMNS=columns,
     )
     return parts.sum(2)
 
 
-def neighbours_in(tensors: Sequence[Tensor]) -> str:
-    """What lies side by side in all of them: columns, positions, or neither."""
-    strides = [t.stride() for t in tensors]
-    if all([of_column == 1 for *_, of_column in strides]):
+def neighbours_in(strides: Iterable[Sequence[int]]) -> str:
+    """What lies side by side in all tensors of these strides: columns, positions, or neither."""
+    _, of_positions, of_columns = zip(*strides, strict=True)
+    if {*of_columns} == {1}:
         return "columns"
-    return "positions" if all([of_position == 1 for _, of_position, _ in strides]) else "neither"
+    return "positions" if {*of_positions} == {1} else "neither"

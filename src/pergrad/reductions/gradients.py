@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pergrad.factors import Dense, Factor, add_up, joined, wide
+from pergrad.factors import ByOwner, Dense, Factor, add_up, joined, wide
 from pergrad.reductions.dots import dots
 from pergrad.reductions.gram import gram, gram_against
 from pergrad.reductions.moments import squares_about, sum_of_squares
@@ -21,7 +21,7 @@ from pergrad.reductions.sketches import (
 )
 from pergrad.reductions.sums import one_launch_is_cheaper, weighted_sum
 
-__all__ = ["SampleGradients"]
+__all__ = ["SampleGradients", "scaled_squares"]
 
 
 class SampleGradients:
@@ -36,7 +36,7 @@ class SampleGradients:
         self, factors: Sequence[Factor], scale: Tensor | float = 1.0, *, bound: int
     ) -> None:
         self._factors = list(factors)
-        self._is_joined = False
+        self._is_joined = len(factors) == 1 and not isinstance(factors[0], ByOwner)
         self._scale = scale
         self.bound = bound
         self._squared_norms: Tensor | None = None
@@ -101,12 +101,14 @@ class SampleGradients:
     def squared_norms(self) -> Tensor:
         """|G_n|², (n,) in float64."""
         if self._squared_norms is None:
-            self._squared_norms = self.scaled_squares(squared_norms(self.factors, self.bound))
+            found = squared_norms(self.factors, self.bound)
+            self._squared_norms = scaled_squares(found, self._scale)
         return self._squared_norms
 
-    def scaled_squares(self, squares: Tensor) -> Tensor:
-        """Squared norms, (..., n), from those of factors, which are without the scale."""
-        return squares if self._is_unscaled else squares * self._scale_of(squares) ** 2
+    @property
+    def scale(self) -> Tensor | float:
+        """What the factors, as they are now, are to be multiplied by: (n,), or one number for all."""
+        return self._scale
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_n weights[n] G_n; a sample of weight zero adds nothing, not even a NaN."""
@@ -189,6 +191,13 @@ class SampleGradients:
         """The scale, to multiply (n, ...) with."""
         scale = self._scale_of(like, dtype)
         return scale.view(-1, *[1] * (like.dim() - 1)) if scale.dim() else scale
+
+
+def scaled_squares(squares: Tensor, scale: Tensor | float) -> Tensor:
+    """Squared norms, (..., n), from those of factors, which are without the scale."""
+    if isinstance(scale, Tensor):
+        return squares * scale.to(squares) ** 2
+    return squares if scale == 1 else squares * scale**2
 
 
 # On a CPU, to make the gradients once and to keep them beats making norms of factors, and then the sum: a
