@@ -75,14 +75,17 @@ def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
     """Of some g (n, t, d), of one type, and as many x, or none: (len(gs), n) in float64."""
     device, n = gs[0].device, len(gs[0])
     others = xs or gs
-    positions = power_of_two(max(g.shape[1] for g in gs), 16, 256)
-    columns = power_of_two(max(g.shape[2] for g in gs), 16, 32)
+    sizes = [g.shape[1:] for g in gs]
+    positions = power_of_two(max([t for t, _ in sizes]), 16, 256)
+    columns = power_of_two(max([d for _, d in sizes]), 16, 32)
+    of_g, of_x = [g.stride() for g in gs], [x.stride() for x in others]
     rows, programs, most = [], 0, 1
-    for g, x in zip(gs, others, strict=True):
-        tiles = -(-g.shape[2] // columns)
+    for g, x, (t, d), g_strides, x_strides in zip(gs, others, sizes, of_g, of_x, strict=True):
+        tiles = -(-d // columns)
         most = max(most, tiles)
-        addresses = (g.data_ptr(), x.data_ptr(), g.shape[1], g.shape[2])
-        rows.append((*addresses, *g.stride(), *x.stride(), tiles, programs))
+        rows.append(
+            (g.data_ptr(), x.data_ptr(), t, d, *g_strides, *x_strides, tiles, programs)
+        )
         programs += n * tiles
     parts = torch.zeros(len(gs), n, most, device=device, dtype=torch.float64)
     _columns_kernel[(programs,)](
@@ -94,7 +97,7 @@ def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
         G_TYPE=TYPES[gs[0].dtype],
         X_TYPE=TYPES[others[0].dtype],
         HAS_X=bool(xs),
-        NEIGHBOURS=neighbours_in([t.stride() for t in (*gs, *xs)]),
+        NEIGHBOURS=neighbours_in([*of_g, *of_x]),
         POSITIONS=positions,
         COLUMNS=columns,
     )

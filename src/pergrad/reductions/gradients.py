@@ -32,15 +32,16 @@ class SampleGradients:
     the windows of one sample's convolution.
     """
 
+    _squared_norms: Tensor | None = None
+    _total: Tensor | None = None
+
     def __init__(
         self, factors: Sequence[Factor], scale: Tensor | float = 1.0, *, bound: int
     ) -> None:
         self._factors = list(factors)
-        self._is_joined = len(factors) == 1 and not isinstance(factors[0], ByOwner)
+        self._is_joined = len(factors) == 1 and type(factors[0]) is not ByOwner
         self._scale = scale
         self.bound = bound
-        self._squared_norms: Tensor | None = None
-        self._total: Tensor | None = None
         self.dtype = factors[0].dtype  # the coarsest type that the gradients are computed from
         for factor in factors[1:]:
             if torch.finfo(factor.dtype).eps > torch.finfo(self.dtype).eps:
