@@ -73,7 +73,8 @@ def norm_way(shape: Shape, layer: str, place: Place) -> str:
             torch.empty(shape.batch, shape.length, inputs, dtype=place.dtype, device="meta"),
         )
         kernels = import_module("pergrad.kernels.launchers")
-        if norms._gram_kernel_is_cheapest(factor, kernels, tiles._ENOUGH_ON_GPU):
+        sizes = shape.batch, shape.length, outputs, inputs
+        if norms._gram_kernel_is_cheapest(kernels, sizes, place.dtype, tiles._ENOUGH_ON_GPU):
             return "gram kernel"
         if norms._tile_kernel_is_cheapest(factor, kernels):
             return "tile kernel"

@@ -91,9 +91,11 @@ def test_parameters_share_a_launch(launched: list[str]) -> None:
     assert launched.count("column_squared_norms") == 1
 
 
-def _outer(width: int, dtype: torch.dtype = torch.float32, bound: int = 2**30) -> SampleGradients:
+def _outer(
+    width: int, dtype: torch.dtype = torch.float32, bound: int = 2**30, scale: float = 1.0
+) -> SampleGradients:
     g, x = (torch.randn(2, 40, w, device=_device()).to(dtype) for w in (width, 160))
-    return SampleGradients([OuterProduct(g, x)], bound=bound)
+    return SampleGradients([OuterProduct(g, x)], scale, bound=bound)
 
 
 def test_nothing_waits_beyond_the_bound_of_memory(launched: list[str]) -> None:
@@ -105,7 +107,7 @@ def test_nothing_waits_beyond_the_bound_of_memory(launched: list[str]) -> None:
 
 
 def test_gradients_that_are_materialised_meanwhile_have_the_same_norms(launched: list[str]) -> None:
-    found, one = SquaredNorms(), _outer(160)
+    found, one = SquaredNorms(), _outer(160, scale=3.0)
     found.add("one", one)
     gradients = one.materialize()
     exact = gradients.double().flatten(1).square().sum(1)

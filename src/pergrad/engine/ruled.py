@@ -101,9 +101,10 @@ def call_by_plan(
 
 def _cast(t: Tensor) -> Tensor:
     """What autocast is about to cast, cast here: the rule then keeps the same as the function."""
-    if not t.is_floating_point() or not torch.is_autocast_enabled(t.device.type):
+    if t.dtype == torch.float64 or not t.is_floating_point():
         return t
-    return t if t.dtype == torch.float64 else t.to(torch.get_autocast_dtype(t.device.type))
+    device = t.device.type
+    return t.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else t
 
 
 def written(func: Callable[..., Any]) -> str:

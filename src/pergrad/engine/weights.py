@@ -74,6 +74,8 @@ class Weight:
 class Root(Weight):
     """A recorded parameter."""
 
+    _carrier: Tensor | None = None
+
     def __init__(
         self, scope: Scope, name: str, parameter: Tensor, book: Book, anchor: Tensor
     ) -> None:
@@ -81,7 +83,6 @@ class Root(Weight):
         self.may_hook = book.passes == 1  # an earlier pass goes to the anchors alone
         self._book = book
         self._anchor = anchor
-        self._carrier: Tensor | None = None
 
     @property
     def anchor(self) -> Tensor:

@@ -19,7 +19,7 @@ __all__ = ["ALL", "Dense", "Factor"]
 ALL = slice(None)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen, which takes three times as long to make; nobody changes one
 class Factor(ABC):
     """The gradients of one use of a weight, one for each sample, in structured form."""
 
@@ -67,7 +67,7 @@ class Factor(ABC):
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Dense(Factor):
     """G_n as it is.
 

@@ -17,7 +17,7 @@ from pergrad.factors.products import OuterProduct
 __all__ = ["Convolution"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Convolution(Factor):
     """G_n[o, i, k] = Σ_{r,p} g[n,r,o,p] x[n,r,i, stride·p + dilation·k - padding].
 

@@ -15,7 +15,7 @@ from pergrad.factors.precision import bmm
 __all__ = ["ElementProduct", "OuterProduct", "PositionSum"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class OuterProduct(Factor):
     """G_n = Σ_t g[n,t] ⊗ x[n,t], of shape (o, i).
 
@@ -52,7 +52,7 @@ class OuterProduct(Factor):
         return OuterProduct(self.input.to(self.dtype), self.grad_output)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class PositionSum(Factor):
     """G_n = Σ_t g[n,t], of the shape of one position."""
 
@@ -74,7 +74,7 @@ class PositionSum(Factor):
         return PositionSum(g if rows == ALL else g[:, :, rows])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ElementProduct(Factor):
     """G_n = Σ_t g[n,t] ⊙ x[n,t], of the shape of one position."""
 

@@ -14,7 +14,7 @@ from pergrad.factors.products import ElementProduct, PositionSum
 __all__ = ["ByOwner", "RowSum"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RowSum(Factor):
     """G_n[r] = Σ_t g[n,t] [index[n,t] = r], of shape (rows, i): the gradient of a table look-up."""
 
@@ -58,7 +58,7 @@ class RowSum(Factor):
         return RowSum(rows, torch.zeros_like(g).scatter_add_(1, slot, g), self.rows)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ByOwner(Factor):
     """G_n = Σ_r F_r [owner[r] = n]: rows of another factor, each belonging to some sample."""
 

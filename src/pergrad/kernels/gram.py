@@ -83,16 +83,20 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
     """Of some g (n, t, o) and x (n, t, i), all of one type: (len(gs), n) in float64."""
     device, dtype, n = gs[0].device, gs[0].dtype, len(gs[0])
     alignment = 16 // dtype.itemsize
-    block, columns, warps, stages = _blocks(max(g.shape[1] for g in gs), dtype)
     aligned = [(aligned_rows(g), aligned_rows(x)) for g, x in zip(gs, xs, strict=True)]
+    problems = []
+    for place, (g, x) in enumerate(aligned):
+        _, t, o = g.shape
+        (g_n, g_t, _), (x_n, x_t, _) = g.stride(), x.stride()
+        strides = (g_n, g_t, x_n, x_t)
+        problems.append((g.data_ptr(), x.data_ptr(), t, o, x.shape[2], *strides, place))
+    block, columns, warps, stages = _blocks(max([p[2] for p in problems]), dtype)
     rows, programs, most = [], 0, 1
     # The longest first: the shorter ones fill up what is left at the end.
-    for k in sorted(range(len(gs)), key=lambda k: -gs[k].shape[2] - xs[k].shape[2]):
-        g, x = aligned[k]
-        pairs = pair_count(g.shape[1], block)
+    for problem in sorted(problems, key=lambda p: -p[3] - p[4]):
+        pairs = pair_count(problem[2], block)
         most = max(most, pairs)
-        sizes = (g.shape[1], g.shape[2], x.shape[2], *g.stride()[:2], *x.stride()[:2])
-        rows.append((g.data_ptr(), x.data_ptr(), *sizes, k, pairs, programs))
+        rows.append((*problem, pairs, programs))
         programs += n * pairs
     parts = torch.zeros(len(gs), n, most, device=device, dtype=torch.float64)
     _gram_kernel[(programs,)](

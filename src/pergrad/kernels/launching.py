@@ -83,10 +83,12 @@ def same_dtype(*tensors: Tensor) -> list[Tensor]:
 def aligned_rows(x: Tensor) -> Tensor:
     """With rows that begin where wide loads can: else a copy, which costs less than narrow loads."""
     alignment = 16 // x.element_size()
-    is_aligned = x.stride(2) == 1 and x.data_ptr() % 16 == 0
-    if is_aligned and not (x.stride(0) | x.stride(1) | x.shape[2]) % alignment:
+    of_samples, of_rows, of_columns = x.stride()
+    width = x.shape[2]
+    is_aligned = of_columns == 1 and x.data_ptr() % 16 == 0
+    if is_aligned and not (of_samples | of_rows | width) % alignment:
         return x
-    return F.pad(x, (0, -x.shape[2] % alignment)).contiguous()
+    return F.pad(x, (0, -width % alignment)).contiguous()
 
 
 def pair_count(positions: int, block: int) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from pergrad.reductions.gradients import SampleGradients
+from pergrad.reductions.gradients import SampleGradients, scaled_squares
 from pergrad.reductions.norms import Launch, squared_norms_in_one_launch
 from pergrad.reductions.sums import weighted_sums_in_one_launch
 
@@ -22,11 +23,7 @@ class SquaredNorms:
     """
 
     def __init__(self) -> None:
-        # What a launch reads, as it is now: another quantity may turn factors into gradients meanwhile.
-        self._waiting: dict[Launch, list[tuple[str, SampleGradients, tuple[Tensor, ...]]]] = (
-            defaultdict(list)
-        )
-        self._held: dict[Launch, int] = defaultdict(int)  # bytes
+        self._waiting: dict[Launch, _Waiting] = {}
         self._names: list[str] = []
         self._found: list[Tensor] = []  # (some of the names, n)
 
@@ -37,9 +34,14 @@ class SquaredNorms:
             self._found.append(gradients.squared_norms().unsqueeze(0))
             return
         launch, tensors = shared
-        self._waiting[launch].append((name, gradients, tensors))
-        self._held[launch] += sum([t.numel() * t.itemsize for t in tensors])
-        if self._held[launch] >= gradients.bound:
+        waiting = self._waiting.get(launch)
+        if waiting is None:
+            waiting = self._waiting[launch] = _Waiting(gradients.scale)
+        waiting.names.append(name)
+        waiting.tensors.append(tensors)
+        for t in tensors:
+            waiting.bytes += t.nbytes
+        if waiting.bytes >= gradients.bound:
             self._launch(launch)
 
     def found(self) -> tuple[list[str], Tensor | None]:
@@ -51,11 +53,20 @@ class SquaredNorms:
         return self._names, self._found[0] if self._found else None
 
     def _launch(self, launch: Launch) -> None:
-        names, many, tensors = zip(*self._waiting.pop(launch), strict=True)
-        del self._held[launch]
-        self._names += names
-        # Of one recording: the scale is the same for all.
-        self._found.append(many[0].scaled_squares(squared_norms_in_one_launch(launch, tensors)))
+        waiting = self._waiting.pop(launch)
+        found = squared_norms_in_one_launch(launch, waiting.tensors)
+        self._names += waiting.names
+        self._found.append(scaled_squares(found, waiting.scale))
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Parameters for one launch, and what it reads, as it was: factors may turn into gradients meanwhile."""
+
+    scale: Tensor | float  # the same for all of one recording
+    names: list[str] = field(default_factory=list)
+    tensors: list[tuple[Tensor, ...]] = field(default_factory=list)
+    bytes: int = 0
 
 
 def weighted_sums(

@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pergrad.factors import Convolution, Dense, Factor, add_up, joined, wide
+from pergrad.factors import ByOwner, Convolution, Dense, Factor, add_up, joined, wide
 from pergrad.reductions.dots import dots
 from pergrad.reductions.gram import gram, gram_against
 from pergrad.reductions.moments import squares_about, sum_of_squares
@@ -21,7 +21,7 @@ from pergrad.reductions.sketches import (
 )
 from pergrad.reductions.sums import one_launch_is_cheaper, weighted_sum
 
-__all__ = ["SampleGradients"]
+__all__ = ["SampleGradients", "scaled_squares"]
 
 
 class SampleGradients:
@@ -32,15 +32,16 @@ class SampleGradients:
     the windows of one sample's convolution.
     """
 
+    _squared_norms: Tensor | None = None
+    _total: Tensor | None = None
+
     def __init__(
         self, factors: Sequence[Factor], scale: Tensor | float = 1.0, *, bound: int
     ) -> None:
         self._factors = list(factors)
-        self._is_joined = False
+        self._is_joined = len(factors) == 1 and type(factors[0]) is not ByOwner
         self._scale = scale
         self.bound = bound
-        self._squared_norms: Tensor | None = None
-        self._total: Tensor | None = None
         self.dtype = factors[0].dtype  # the coarsest type that the gradients are computed from
         for factor in factors[1:]:
             if torch.finfo(factor.dtype).eps > torch.finfo(self.dtype).eps:
@@ -101,12 +102,14 @@ class SampleGradients:
     def squared_norms(self) -> Tensor:
         """|G_n|², (n,) in float64."""
         if self._squared_norms is None:
-            self._squared_norms = self.scaled_squares(squared_norms(self.factors, self.bound))
+            found = squared_norms(self.factors, self.bound)
+            self._squared_norms = scaled_squares(found, self._scale)
         return self._squared_norms
 
-    def scaled_squares(self, squares: Tensor) -> Tensor:
-        """Squared norms, (..., n), from those of factors, which are without the scale."""
-        return squares if self._is_unscaled else squares * self._scale_of(squares) ** 2
+    @property
+    def scale(self) -> Tensor | float:
+        """What the factors, as they are now, are to be multiplied by: (n,), or one number for all."""
+        return self._scale
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_n weights[n] G_n; a sample of weight zero adds nothing, not even a NaN."""
@@ -189,6 +192,13 @@ class SampleGradients:
         """The scale, to multiply (n, ...) with."""
         scale = self._scale_of(like, dtype)
         return scale.view(-1, *[1] * (like.dim() - 1)) if scale.dim() else scale
+
+
+def scaled_squares(squares: Tensor, scale: Tensor | float) -> Tensor:
+    """Squared norms, (..., n), from those of factors, which are without the scale."""
+    if isinstance(scale, Tensor):
+        return squares * scale.to(squares) ** 2
+    return squares if scale == 1 else squares * scale**2
 
 
 # How many times the memory of the factors gradients may take, to be kept in their place. On a CPU, to make

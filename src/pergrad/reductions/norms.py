@@ -130,21 +130,34 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
     factor = factors[0]
     if len(factors) != 1 or not isinstance(factor, _SHARING):
         return None
-    g = factor.grad_output
-    tensors = (g,) if isinstance(factor, PositionSum) else (g, factor.input)
-    kernels = kernels_for(*tensors)
+    parts = (factor.grad_output,)
+    if not isinstance(factor, PositionSum):
+        parts += (factor.input,)
+    kernels = kernels_for(*parts)
     if kernels is None:
         return None
-    dtypes = tuple([t.dtype for t in tensors])
-    if not isinstance(factor, OuterProduct):
-        flat = tuple([_flat_columns(t) for t in tensors])
-        return Launch("column_squared_norms", len(g), dtypes), flat
-    if _gram_kernel_is_cheapest(factor, kernels, bound):
-        return Launch("gram_squared_norms", len(g), dtypes), tensors
-    return None
+    tensors = tuple([t if t.dim() == 3 else _flat_columns(t) for t in parts])
+    described = [(t.shape, t.dtype) for t in tensors]
+    launch = _launch_for(kernels, isinstance(factor, OuterProduct), bound, *described)
+    return None if launch is None else (launch, tensors)
 
 
 _SHARING = (OuterProduct, ElementProduct, PositionSum)
+
+
+@lru_cache(maxsize=1000)
+def _launch_for(
+    kernels: Any, is_outer: bool, bound: int, *described: tuple[Any, torch.dtype]
+) -> Launch | None:
+    """The same, which shapes and types decide: asked once for each layer of a kind."""
+    shapes, dtypes = zip(*described, strict=True)
+    n, t, o = shapes[0]
+    if not is_outer:
+        return Launch("column_squared_norms", n, dtypes)
+    is_one_type = dtypes[0] == dtypes[1]
+    if is_one_type and _gram_kernel_is_cheapest(kernels, (n, t, o, shapes[1][2]), dtypes[0], bound):
+        return Launch("gram_squared_norms", n, dtypes)
+    return None
 
 
 def squared_norms_in_one_launch(launch: Launch, tensors: Sequence[tuple[Tensor, ...]]) -> Tensor:
@@ -160,27 +173,20 @@ def squared_norms_in_one_launch(launch: Launch, tensors: Sequence[tuple[Tensor, 
 
 def _flat_columns(t: Tensor) -> Tensor:
     """(n, t, *weight) -> (n, t, d)."""
-    if t.dim() == 3:
-        return t
     return t.flatten(2) if t.dim() > 2 else t.unsqueeze(2)
 
 
-def _gram_kernel_is_cheapest(factor: OuterProduct, kernels: Any, bound: int) -> bool:
-    """Against tiles of the gradient, and against two whole matrices by the GPU's own library."""
-    g, x = factor.grad_output, factor.input
-    if g.shape[1] == 1 or x.dtype != g.dtype:
-        return False
-    is_alone = (g.numel() + x.numel()) * g.dtype.itemsize > bound
-    return _gram_kernel_costs_least(kernels, *g.shape, x.shape[2], g.dtype, is_alone)
-
-
-@lru_cache(maxsize=1000)
-def _gram_kernel_costs_least(
-    kernels: Any, n: int, t: int, o: int, i: int, dtype: torch.dtype, is_alone: bool
+def _gram_kernel_is_cheapest(
+    kernels: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype, bound: int
 ) -> bool:
-    by_kernel = kernels.gram_microseconds(n, t, o, i, dtype, is_alone=is_alone)
-    by_tiles = kernels.tile_microseconds(n, t, o, i, dtype)
-    return bool(by_kernel <= by_tiles and by_kernel <= _products_microseconds(n, t, o, i, dtype))
+    """Against tiles of the gradient, and against two whole matrices by the GPU's own library."""
+    n, t, o, i = sizes
+    if t == 1:
+        return False
+    is_alone = n * t * (o + i) * dtype.itemsize > bound
+    by_kernel = kernels.gram_microseconds(*sizes, dtype, is_alone=is_alone)
+    by_tiles = kernels.tile_microseconds(*sizes, dtype)
+    return bool(by_kernel <= by_tiles and by_kernel <= _products_microseconds(*sizes, dtype))
 
 
 def _tile_kernel_is_cheapest(factor: OuterProduct, kernels: Any) -> bool:
