@@ -279,6 +279,26 @@ def test_cuda_graph_of_a_step_gives_what_the_recorded_one_gives(name: str) -> No
         assert_near(c, flat(clipped.result), "clipped sum")
 
 
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_compiled_clipped_sum_leaves_out_what_is_not_finite(cuda_graphs: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 33)).to(DEVICE)
+    x = torch.randn(6, 40, 64, device=DEVICE)
+    bad = x.clone()
+    bad[2, 5, 7] = float("nan")
+    clipped = pergrad.ClippedSum(1.0)
+    step = pergrad.compiled(model, loss, clipped, cuda_graphs=cuda_graphs)
+    for batch in (x, x, x, bad, x):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            step(batch)
+        kept = batch[[0, 1, 3, 4, 5]] if batch is bad else batch
+        with pergrad.record(model, pergrad.ClippedSum(1.0)) as expected:
+            loss(model, kept).sum().backward()
+        found, exact = flat(clipped.result), flat(expected.result)
+        assert (found - exact).norm() < 0.02 * exact.norm()
+    assert step.graphs == 1
+
+
 def test_cuda_graph_sees_weights_that_change_or_lie_elsewhere() -> None:
     model, x = nn.Linear(8, 3, device=DEVICE), torch.randn(5, 8, device=DEVICE)
     norms = pergrad.Norms()

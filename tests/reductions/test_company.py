@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import pergrad
 from pergrad.factors import OuterProduct, PositionSum
 from pergrad.reductions import SampleGradients, SquaredNorms, norms, sums
+from pergrad.reductions.company import weighted_sums
 from pergrad.testing import loop_grads
 
 launchers = pytest.importorskip("pergrad.kernels.launchers", reason="Triton is not installed")
@@ -140,3 +142,26 @@ def test_weighted_sums_of_halves_share_a_launch(launched: list[str]) -> None:
     assert launched.count("weighted_outer_products") == 1
     for name, total in exact.items():
         torch.testing.assert_close(found[name], total, rtol=2e-2, atol=0.1)
+
+
+@pytest.mark.parametrize("bound", [1, 2**30])
+def test_traced_sums_leave_out_what_is_not_finite(launched: list[str], bound: int) -> None:
+    weights = torch.tensor([0.0, 0.7], dtype=torch.float64, device=_device())
+    many = {str(w): _outer(w, torch.bfloat16, bound) for w in (24, 320)}
+    pairs = [(f.grad_output, f.input) for m in many.values() for f in m.factors]  # type: ignore[attr-defined]
+    for g, x in pairs:
+        g[0, 0], x[0, 1] = float("nan"), float("inf")
+
+    def sums(weights: Tensor, *tensors: Tensor) -> list[Tensor]:
+        factors = [OuterProduct(g, x) for g, x in zip(tensors[::2], tensors[1::2], strict=True)]
+        given = {str(k): SampleGradients([f], bound=bound) for k, f in enumerate(factors)}
+        return [t for _, t in sorted(weighted_sums(given, weights))]
+
+    flat = [weights, *(t for pair in pairs for t in pair)]
+    traced = make_fx(sums, tracing_mode="fake")(*flat)
+    traced.graph.eliminate_dead_code()  # as a compiled step does: it is no dead code
+    traced.recompile()
+    assert str(traced.code).count("pergrad.mend_weighted_outer") == (2 if bound == 1 else 1)
+    for (g, x), found in zip(pairs, traced(*flat), strict=True):
+        exact = 0.7 * g[1].double().T @ x[1].double()
+        assert (found - exact).norm() <= 1e-2 * exact.norm()

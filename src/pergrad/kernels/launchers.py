@@ -13,7 +13,7 @@ from pergrad.kernels.rank_one import rank_one_squared_norms
 from pergrad.kernels.scaled import scaled_samples
 from pergrad.kernels.table import table_squared_norms
 from pergrad.kernels.tile import tile_microseconds, tile_squared_norms
-from pergrad.kernels.weighted_sum import weighted_outer_products
+from pergrad.kernels.weighted_sum import mend_weighted_outer_products, weighted_outer_products
 
 __all__ = [
     "column_squared_norms",
@@ -22,6 +22,7 @@ __all__ = [
     "convolution_gram_is_cheaper",
     "gram_microseconds",
     "gram_squared_norms",
+    "mend_weighted_outer_products",
     "rank_one_squared_norms",
     "scaled_samples",
     "table_squared_norms",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Literal, TypeVar, cast
 
@@ -37,7 +37,9 @@ _library = torch.library.Library("pergrad", "DEF")
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
-def operation(name: str, result: Callable[..., Any]) -> Callable[[Launch], Launch]:
+def operation(
+    name: str, result: Callable[..., Any], mutates_args: Sequence[str] = ()
+) -> Callable[[Launch], Launch]:
     """Makes a launcher `torch.ops.pergrad.<name>`, which a compiled step calls; `result` gives its shape.
 
     Its tags: strides may be whatever the compiler has chosen. Outside of a trace it is called as it is.
@@ -45,7 +47,7 @@ def operation(name: str, result: Callable[..., Any]) -> Callable[[Launch], Launc
 
     def register(launch: Launch) -> Launch:
         # Not `custom_op`, which takes longer to call a launcher than a launcher takes.
-        schema = name + torch.library.infer_schema(launch, mutates_args=())
+        schema = name + torch.library.infer_schema(launch, mutates_args=mutates_args)
         _library.define(schema, tags=(torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag))
         for device in ("CUDA", "CPU"):  # there in the interpreter
             _library.impl(name, launch, device)

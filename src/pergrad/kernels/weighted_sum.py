@@ -2,6 +2,9 @@
 
 A program sums up one tile of one parameter: sample by sample, each times its weight in float32. A sample of
 weight zero is not read: it adds nothing, whatever is in it.
+
+The same kernel mends sums that were made otherwise, where the numbers of a sample that is left out have
+finite them: it looks, and in all other cases that is all it does.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from pergrad.kernels.launching import (
 from pergrad.kernels.pairs import problem_of
 from pergrad.kernels.tables import table_of
 
-__all__ = ["weighted_outer_products"]
+__all__ = ["mend_weighted_outer_products", "weighted_outer_products"]
 
 _FIELDS = tl.constexpr(12)
 
@@ -38,6 +41,8 @@ def _weighted_sum_kernel(  # type: ignore[no-untyped-def]
     BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
     POSITIONS: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    ONLY_MENDS: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
@@ -61,8 +66,21 @@ def _weighted_sum_kernel(  # type: ignore[no-untyped-def]
     o_at = tl.max_contiguous(tl.multiple_of(tl.where(o < O, o, 0), ALIGNMENT), ALIGNMENT)
     i_at = tl.max_contiguous(tl.multiple_of(tl.where(i < I, i, 0), ALIGNMENT), ALIGNMENT)
     t = tl.arange(0, POSITIONS)
+    out_at = out + o[:, None].to(tl.int64) * I + i[None, :]
+    is_stored = (o < O)[:, None] & (i < I)[None, :]
+    samples = N
+    if ONLY_MENDS:
+        left_out = 0
+        for first in range(0, N, SAMPLES):
+            n = first + tl.arange(0, SAMPLES)
+            left_out += tl.sum((tl.load(weights + n, mask=n < N, other=1.0) == 0.0).to(tl.int32), 0)
+        is_stored = is_stored & (left_out > 0)
+        before = tl.load(out_at, mask=is_stored, other=0.0)
+        finite = tl.sum(tl.sum((tl.abs(before) < float("inf")).to(tl.int32), 1), 0)
+        is_stored = is_stored & (finite < BLOCK_O * BLOCK_I)
+        samples = tl.where(finite < BLOCK_O * BLOCK_I, N, 0)
     total = tl.zeros((BLOCK_O, BLOCK_I), dtype=tl.float32)
-    for n in range(0, N):
+    for n in range(0, samples):
         weight = tl.load(weights + n).to(tl.float32)
         length = tl.where(weight != 0.0, T, 0)
         of_sample = tl.zeros((BLOCK_O, BLOCK_I), dtype=tl.float32)
@@ -76,8 +94,7 @@ def _weighted_sum_kernel(  # type: ignore[no-untyped-def]
                 b = b.to(tl.float32)
             of_sample = tl.dot(tl.trans(a), b, of_sample, input_precision=PRECISION)
         total += of_sample * weight
-    at = o[:, None].to(tl.int64) * I + i[None, :]
-    tl.store(out + at, total, mask=(o < O)[:, None] & (i < I)[None, :])
+    tl.store(out_at, total, mask=is_stored)
 
 
 @operation(
@@ -89,16 +106,32 @@ def _weighted_sum_kernel(  # type: ignore[no-untyped-def]
 )
 def weighted_outer_products(gs: list[Tensor], xs: list[Tensor], weights: Tensor) -> list[Tensor]:
     """Of some g (n, t, o) and x (n, t, i), all of one type, and weights (n,): (o, i) in float32 each."""
-    device, dtype = gs[0].device, gs[0].dtype
-    alignment = 16 // dtype.itemsize
-    side = 128 if dtype.itemsize == 2 else 64
-    block_o = power_of_two(max(g.shape[2] for g in gs), 16, side)
-    block_i = power_of_two(max(x.shape[2] for x in xs), 16, side)
-    positions = power_of_two(max(g.shape[1] for g in gs), 16, 64 if dtype.itemsize == 2 else 32)
     sums = [
-        torch.empty(g.shape[2], x.shape[2], device=device, dtype=torch.float32)
+        torch.empty(g.shape[2], x.shape[2], device=g.device, dtype=torch.float32)
         for g, x in zip(gs, xs, strict=True)
     ]
+    _launch(sums, gs, xs, weights, only_mends=False)
+    return sums
+
+
+@operation(
+    "mend_weighted_outer_products", lambda sums, gs, xs, weights: None, mutates_args=("sums",)
+)
+def mend_weighted_outer_products(
+    sums: list[Tensor], gs: list[Tensor], xs: list[Tensor], weights: Tensor
+) -> None:
+    """Compute again, in place, what is not finite in `sums`, if any sample has the weight zero."""
+    _launch(sums, gs, xs, weights, only_mends=True)
+
+
+def _launch(
+    sums: list[Tensor], gs: list[Tensor], xs: list[Tensor], weights: Tensor, *, only_mends: bool
+) -> None:
+    device, dtype = gs[0].device, gs[0].dtype
+    side = 128 if dtype.itemsize == 2 else 64
+    block_o = power_of_two(max([g.shape[2] for g in gs]), 16, side)
+    block_i = power_of_two(max([x.shape[2] for x in xs]), 16, side)
+    positions = power_of_two(max([g.shape[1] for g in gs]), 16, 64 if dtype.itemsize == 2 else 32)
     aligned = [[aligned_rows(t) for t in pair] for pair in zip(gs, xs, strict=True)]
     rows, programs = [], 0
     for (g, x), total in zip(aligned, sums, strict=True):
@@ -114,13 +147,14 @@ def weighted_outer_products(gs: list[Tensor], xs: list[Tensor], weights: Tensor)
         weights,
         len(weights),
         TYPE=TYPES[dtype],
-        ALIGNMENT=alignment,
+        ALIGNMENT=16 // dtype.itemsize,
         BLOCK_O=block_o,
         BLOCK_I=block_i,
         POSITIONS=positions,
+        SAMPLES=power_of_two(len(weights), 16, 1024),
+        ONLY_MENDS=only_mends,
         PRECISION=float32_precision(),
         WIDEN=INTERPRETED,
         num_warps=8 if block_o * block_i >= 128 * 128 else 4,
         num_stages=3,
     )
-    return sums

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pergrad.reductions.gradients import SampleGradients, scaled_squares
 from pergrad.reductions.norms import Launch, squared_norms_in_one_launch
-from pergrad.reductions.sums import weighted_sums_in_one_launch
+from pergrad.reductions.sums import weighted_sums_in_company
 
 __all__ = ["SquaredNorms", "weighted_sums"]
 
@@ -74,16 +74,15 @@ def weighted_sums(
 ) -> Iterator[tuple[str, Tensor]]:
     """(name, Σ_n weights[n] G_n) of every parameter of one recording, each let go of when it is done."""
     together: dict[torch.dtype, dict[str, SampleGradients]] = defaultdict(dict)
-    for name in [name for name, gradients in many.items() if gradients.can_be_summed_in_company]:
+    for name in [name for name, gradients in many.items() if gradients.is_summed_in_company]:
         gradients = many.pop(name)
         together[gradients.dtype][name] = gradients
     while together:
         _, some = together.popitem()
         factors = [gradients.factors[0] for gradients in some.values()]
-        scaled = next(iter(some.values())).scaled_weights(
-            weights
-        )  # of one recording: the same for all
-        yield from zip(some, weighted_sums_in_one_launch(factors, scaled), strict=True)
+        first = next(iter(some.values()))  # of one recording: scale and bound are the same for all
+        sums = weighted_sums_in_company(factors, first.scaled_weights(weights), first.bound)
+        yield from zip(some, sums, strict=True)
     while many:
         name, gradients = many.popitem()
         yield name, gradients.weighted_sum(weights)

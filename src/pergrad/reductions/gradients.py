@@ -19,7 +19,7 @@ from pergrad.reductions.sketches import (
     count_sketch,
     two_sided_sketch,
 )
-from pergrad.reductions.sums import one_launch_is_cheaper, weighted_sum
+from pergrad.reductions.sums import is_summed_in_company, weighted_sum
 
 __all__ = ["SampleGradients", "scaled_squares"]
 
@@ -121,9 +121,9 @@ class SampleGradients:
         return weights if self._is_unscaled else weights * self._scale_of(weights)
 
     @property
-    def can_be_summed_in_company(self) -> bool:
-        """Whether one launch may compute the weighted sums of this and of others."""
-        return one_launch_is_cheaper(self.factors, self.bound)
+    def is_summed_in_company(self) -> bool:
+        """Whether weighted sums of this and of others are best computed together."""
+        return is_summed_in_company(self.factors, self.bound)
 
     def total(self) -> Tensor:
         """Σ_n G_n."""

@@ -130,7 +130,7 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
     factor = factors[0]
     if len(factors) != 1 or not isinstance(factor, _SHARING):
         return None
-    parts = (factor.grad_output,)
+    parts: tuple[Tensor, ...] = (factor.grad_output,)
     if not isinstance(factor, PositionSum):
         parts += (factor.input,)
     kernels = kernels_for(*parts)
@@ -192,9 +192,10 @@ def _gram_kernel_is_cheapest(
 def _tile_kernel_is_cheapest(factor: OuterProduct, kernels: Any) -> bool:
     if factor.dtype == torch.float32:  # the GPU's own products are faster
         return False
-    sizes = (factor.shape[0], factor.positions, *factor.shape[1:], factor.dtype)
-    by_kernel = kernels.tile_microseconds(*sizes)
-    return factor.input.dtype == factor.dtype and by_kernel <= _products_microseconds(*sizes)
+    (n, o, i), t = factor.shape, factor.positions
+    by_kernel = kernels.tile_microseconds(n, t, o, i, factor.dtype)
+    by_products = _products_microseconds(n, t, o, i, factor.dtype)
+    return factor.input.dtype == factor.dtype and by_kernel <= by_products
 
 
 def _products_microseconds(n: int, t: int, o: int, i: int, dtype: torch.dtype) -> float:

@@ -25,7 +25,7 @@ from pergrad.factors import (
 from pergrad.kernels import kernels_for
 from pergrad.reductions.tiles import wide_dtype
 
-__all__ = ["one_launch_is_cheaper", "weighted_sum", "weighted_sums_in_one_launch"]
+__all__ = ["is_summed_in_company", "weighted_sum", "weighted_sums_in_company"]
 
 
 def weighted_sum(factors: Sequence[Factor], scale: Tensor | None) -> Tensor:
@@ -37,28 +37,53 @@ def weighted_sum(factors: Sequence[Factor], scale: Tensor | None) -> Tensor:
     return reduce(add, (weighted_sum_of(factor, scale, dtype) for factor in factors))
 
 
-def one_launch_is_cheaper(factors: Sequence[Factor], bound: int) -> bool:
-    """Whether a parameter is summed up faster with others, by a kernel, than by the GPU's own product.
-
-    The kernel itself is not: on an H200 it takes 350 µs for a block of GPT-2, where scaling and products
-    take 256. But it is one launch for all parameters, where those are four for each; in a compiled step,
-    where launches cost little, they win.
-    """
+def is_summed_in_company(factors: Sequence[Factor], bound: int) -> bool:
+    """Whether a parameter is summed up faster with others: outer products of halves, on a GPU."""
     factor = factors[0]
     if len(factors) > 1 or not isinstance(factor, OuterProduct):
         return False
     g, x = factor.grad_output, factor.input
-    if g.dtype != x.dtype or g.dtype.itemsize != 2 or factor.positions < 32 or is_traced(g):
+    if g.dtype != x.dtype or g.dtype.itemsize != 2 or factor.positions < 32:
         return False
-    return kernels_for(g, x) is not None and factor.size * g.dtype.itemsize <= bound
+    is_small_enough = is_traced(g) or factor.size * g.dtype.itemsize <= bound
+    return is_small_enough and kernels_for(g, x) is not None
 
 
-def weighted_sums_in_one_launch(factors: Sequence[Any], scale: Tensor) -> list[Tensor]:
-    """Σ_n scale[n] G_n of each, of outer products of one type in half precision."""
-    gs, xs = [f.grad_output for f in factors], [f.input for f in factors]
-    kernels = kernels_for(gs[0])
+def weighted_sums_in_company(factors: Sequence[Any], scale: Tensor, bound: int) -> list[Tensor]:
+    """Σ_n scale[n] G_n of each, of outer products of one type in half precision.
+
+    The kernel is slower than the GPU's own product: on an H200 it takes 350 µs for a block of GPT-2, where
+    scaling and products take 256. But it is one launch for all parameters, where those are four for each.
+    In a compiled step, where launches cost little, it only looks after the products: whether a sample that is
+    left out has spoilt them.
+    """
+    kernels = kernels_for(factors[0].grad_output)
     assert kernels is not None
-    return kernels.weighted_outer_products(gs, xs, scale)
+    if not is_traced(factors[0].grad_output):
+        gs, xs = [f.grad_output for f in factors], [f.input for f in factors]
+        found: list[Tensor] = kernels.weighted_outer_products(gs, xs, scale)
+        return found
+    sums: list[Tensor] = []
+    waiting: list[tuple[Tensor, Tensor, Tensor]] = []  # their products and factors
+    held = 0
+    for factor in factors:
+        g, x = aligned(factor.grad_output), aligned(factor.input)
+        waiting.append((_product(g, x, scale), g, x))
+        sums.append(waiting[-1][0][: factor.shape[1], : factor.shape[2]])
+        held += g.nbytes + x.nbytes
+        if held >= bound or factor is factors[-1]:
+            kernels.mend_weighted_outer_products(*map(list, zip(*waiting, strict=True)), scale)
+            waiting, held = [], 0
+    return sums
+
+
+def _product(g: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+    """Σ_n scale[n] Σ_t g[n,t] ⊗ x[n,t], spoilt by what is not finite in either."""
+    if x.shape[2] < g.shape[2]:
+        x = _scaled(x, scale)
+    else:
+        g = _scaled(g, scale)
+    return mm(g.flatten(0, 1).T, x.flatten(0, 1), torch.float32)
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
