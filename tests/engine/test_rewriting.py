@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pergrad.engine.rewriting import rewrite_input_gradients
+from pergrad.engine.rewriting import rewrite
 
 _BACKWARD = torch.ops.aten.convolution_backward.default
 
@@ -35,7 +37,7 @@ def test_input_gradients_are_convolutions_with_the_same_result(
 
     traced = make_fx(gradient)(x)
     assert traced.graph.find_nodes(op="call_function", target=_BACKWARD)
-    rewrite_input_gradients(traced.graph)
+    rewrite(traced.graph)
     traced.recompile()
     assert not traced.graph.find_nodes(op="call_function", target=_BACKWARD)
     torch.testing.assert_close(traced(x), gradient(x))
@@ -50,7 +52,62 @@ def test_gradients_of_kernels_stay_as_they_are() -> None:
 
     kernel = torch.randn(4, 3, 2, 2)
     traced = make_fx(gradient)(kernel)
-    rewrite_input_gradients(traced.graph)
+    rewrite(traced.graph)
     traced.recompile()
     assert traced.graph.find_nodes(op="call_function", target=_BACKWARD)
     torch.testing.assert_close(traced(kernel), gradient(kernel))
+
+
+def _calls(traced: GraphModule, target: object) -> int:
+    return len(traced.graph.find_nodes(op="call_function", target=target))
+
+
+def test_what_is_padded_for_one_product_is_padded_for_all() -> None:
+    def products(x: Tensor, weight: Tensor) -> list[Tensor]:
+        g = (x * 2).flatten(0, 1)  # (10, 13)
+        three = g.unflatten(0, (2, 5))
+        padded = F.pad(three, (0, 3))
+        return [
+            padded @ padded.mT,
+            g @ weight,
+            F.pad(three, (0, 3)).flatten(0, 1),
+            F.pad(g, (1, 3)),
+        ]
+
+    x, weight = torch.randn(2, 5, 13).double(), torch.randn(13, 7).double()
+    traced = make_fx(products, tracing_mode="fake")(x, weight)
+    rewrite(traced.graph)
+    traced.recompile()
+    # Of g, of the weight, and the last, which is another one.
+    assert _calls(traced, torch.ops.aten.constant_pad_nd.default) == 3
+    torch.testing.assert_close(traced(x, weight), products(x, weight))
+
+
+def test_inputs_are_padded_where_they_are_used() -> None:
+    def padded(x: Tensor, y: Tensor) -> Tensor:
+        return F.pad(x, (0, 3)) @ y
+
+    x, y = torch.randn(4, 5), torch.randn(8, 2)
+    traced = make_fx(padded, tracing_mode="fake")(x, y)
+    rewrite(traced.graph)
+    traced.recompile()
+    torch.testing.assert_close(traced(x, y), padded(x, y))
+
+
+def test_what_is_written_to_is_read_when_it_was() -> None:
+    def results(g: Tensor, x: Tensor, kernel: Tensor) -> list[Tensor]:
+        g = g * 2
+        before = F.pad(g, (0, 3))
+        g.view(-1).mul_(3)
+        after = F.pad(g, (0, 3))
+        geometry = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        of_input, _, _ = torch.ops.aten.convolution_backward(
+            g, x, kernel, None, *geometry, [True, False, False]
+        )
+        return [before, after, of_input]
+
+    inputs = torch.randn(1, 3, 4, 4), torch.randn(1, 2, 5, 5), torch.randn(3, 2, 2, 2)
+    traced = make_fx(results, tracing_mode="fake")(*inputs)
+    rewrite(traced.graph)
+    traced.recompile()
+    torch.testing.assert_close(traced(*inputs), results(*inputs))

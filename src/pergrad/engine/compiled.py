@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from pergrad.engine.options import Options
 from pergrad.engine.recording import check_module, check_quantities
 from pergrad.engine.replay import Replayed, check_devices
-from pergrad.engine.rewriting import rewrite_input_gradients
+from pergrad.engine.rewriting import rewrite
 from pergrad.engine.scopes import run_recorded
 from pergrad.quantities import Quantity
 
@@ -175,7 +175,7 @@ class CompiledStep:
         with _no_autocast_cache():
             graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
         assert place is not None
-        rewrite_input_gradients(graph.graph)
+        rewrite(graph.graph)
         graph.recompile()
         with torch.no_grad():
             call: Any = compile_fx(graph, inputs)

@@ -6,29 +6,53 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-__all__ = ["rewrite_input_gradients"]
+__all__ = ["rewrite"]
 
 _aten = torch.ops.aten
+_pad = _aten.constant_pad_nd.default
 
 
-def rewrite_input_gradients(graph: Graph) -> None:
+def rewrite(graph: Graph) -> None:
+    """All of it, in place."""
+    graph.eliminate_dead_code()
+    written = _written(graph)
+    _make_input_gradients_convolutions(graph, written)
+    _share_padding(graph, written)
+    graph.eliminate_dead_code()
+
+
+def _written(graph: Graph) -> set[int]:
+    """The storages that some call writes to: nothing that reads them may be moved."""
+    found: set[int] = set()
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+            continue
+        for k, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = node.args[k] if k < len(node.args) else node.kwargs.get(argument.name)
+                found.update(map(_storage, given if isinstance(given, list | tuple) else [given]))
+    return found
+
+
+def _storage(node: Any) -> int:
+    return node.meta["val"].untyped_storage()._cdata if isinstance(node, Node) else 0
+
+
+def _make_input_gradients_convolutions(graph: Graph, written: set[int]) -> None:
     """Gradients of inputs of convolutions become convolutions, for which the compiler chooses the layout.
 
     It lets convolutions have channels last, and all that lies between them, but takes their backward as
     it was traced: each would convert what it is given, and its result again. They come right after what
     they are given, since whoever reads a tensor first decides on its layout.
     """
-    graph.eliminate_dead_code()
-    for node in list(
-        graph.find_nodes(op="call_function", target=_aten.convolution_backward.default)
-    ):
-        if node.args[-1] == [True, False, False]:
+    for node in _calls(graph, _aten.convolution_backward.default):
+        if node.args[-1] == [True, False, False] and _storage(node.args[0]) not in written:
             (gradient,) = node.users
             with graph.inserting_after(_last(graph, node.args[0], node.args[2])):
                 gradient.replace_all_uses_with(_as_convolution(graph, node))
-    graph.eliminate_dead_code()
 
 
 def _as_convolution(graph: Graph, node: Node) -> Node:
@@ -49,6 +73,58 @@ def _as_convolution(graph: Graph, node: Node) -> Node:
     )
     gradient.meta["val"] = x.meta["val"]
     return gradient
+
+
+def _share_padding(graph: Graph, written: set[int]) -> None:
+    """What is padded for one product is padded once, for all: the compiler would write a copy for each.
+
+    The gradient of logits is: its rows are as long as the vocabulary, mostly an odd number.
+    """
+    padded: dict[tuple[Node, int], Node] = {}
+    for node in _calls(graph, _pad):
+        arguments: Any = node.args
+        x, sides, *value = arguments
+        whole = _with_all_rows(x)
+        if len(sides) != 2 or sides[0] or any(value):
+            continue
+        if whole.op == "placeholder" or _storage(whole) in written:
+            continue
+        if (whole, sides[1]) not in padded:
+            with graph.inserting_after(whole):
+                padded[whole, sides[1]] = graph.call_function(_pad, (whole, *arguments[1:]))
+        with graph.inserting_before(node):
+            shape = list(node.meta["val"].shape)
+            view = graph.call_function(_aten.view.default, (padded[whole, sides[1]], shape))
+            node.replace_all_uses_with(view)
+    for node in _calls(graph, _aten.mm.default):
+        arguments = node.args
+        rows, matrix = arguments
+        for (whole, missing), longer in padded.items():
+            if _with_all_rows(rows) is whole:
+                count, length = rows.meta["val"].shape
+                with graph.inserting_before(node):
+                    left = graph.call_function(
+                        _aten.view.default, (longer, [count, length + missing])
+                    )
+                    right = graph.call_function(_pad, (matrix, [0, 0, 0, missing], 0.0))
+                node.args = (left, right)
+                break
+
+
+def _with_all_rows(node: Node) -> Node:
+    """The tensor that this one is a view of, with rows of the same length."""
+    views = (_aten.view.default, _aten._unsafe_view.default)
+    while node.target in views:
+        (source, _) = node.args
+        assert isinstance(source, Node)
+        if source.meta["val"].shape[-1] != node.meta["val"].shape[-1]:
+            break
+        node = source
+    return node
+
+
+def _calls(graph: Graph, target: Any) -> list[Node]:
+    return list(graph.find_nodes(op="call_function", target=target))
 
 
 def _last(graph: Graph, *nodes: Any) -> Node:
