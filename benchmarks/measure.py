@@ -112,7 +112,7 @@ def check(entry: Entry, setting: Setting) -> str | None:
 
 def prepare(entry: Entry, setting: Setting) -> None:
     """Check the method, count its memory, and leave it ready to be timed or stopped."""
-    missing = entry.method.missing()
+    missing = entry.method.missing(setting.device)
     if missing is not None:
         entry.stop("skipped", missing)
         return
@@ -126,8 +126,9 @@ def prepare(entry: Entry, setting: Setting) -> None:
         if wrong is not None:
             entry.stop("wrong", wrong)
             return
-        own = step_peak_bytes(step, setting.device) if counted is None else 0
-        entry.peak = task.resident_bytes() + own if counted is None else counted
+        if counted is None and not entry.method.graphs:
+            counted = task.resident_bytes() + step_peak_bytes(step, setting.device)
+        entry.peak = counted
         clear(task.model)
     except Exception as error:  # a peer may fail in any way; it is shown, not hidden
         entry.stop("failed", first_line(error))

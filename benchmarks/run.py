@@ -15,6 +15,8 @@ import time
 import warnings
 from pathlib import Path
 
+import torch
+
 from benchmarks import rows, table
 from benchmarks.arguments import add_run_arguments, parsed_run
 from benchmarks.measure import Setting, measure, progress, results
@@ -25,13 +27,15 @@ from benchmarks.turns import Turns
 GPU_BUDGET = 540.0  # seconds
 
 
-def methods_of(quantities: list[Quantity], *, is_compiled: bool) -> list[str]:
+def methods_of(quantities: list[Quantity], device: torch.device, *, is_compiled: bool) -> list[str]:
     """The methods to those quantities, and those that every table shows."""
     return [
         method.name
         for quantity in (*BASES, *quantities)
         for method in METHODS.values()
-        if method.quantity == quantity and method.compiled <= is_compiled
+        if method.quantity == quantity
+        and method.compiled <= is_compiled
+        and method.graphs <= (device.type == "cuda")
     ]
 
 
@@ -70,7 +74,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if options.budget is None and options.size == "gpu":
         options.budget = GPU_BUDGET
     if options.methods is None:
-        options.methods = methods_of(options.quantity, is_compiled=options.compiled)
+        options.methods = methods_of(options.quantity, options.device, is_compiled=options.compiled)
     for name in options.methods:
         if METHODS[name].compiled and not options.compiled:
             parser.error(f"--methods {name} contradicts --no-compiled")

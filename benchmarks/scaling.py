@@ -137,12 +137,12 @@ class _Run:
 
 def _prepare(run: _Run, quantity: str, make: Callable[[], Task], precision: str) -> None:
     method = METHODS[QUANTITIES[quantity]]
-    missing = method.missing()
-    if missing is not None:
-        run.status, run.note = "skipped", missing
-        return
     try:
         task = make()
+        missing = method.missing(task.inputs.device)
+        if missing is not None:
+            run.status, run.note = "skipped", missing
+            return
         step, _ = prepared(method, task, precision)
         step()  # what the first step alone does is no part of the peak
         clear(task.model)

@@ -70,6 +70,19 @@ def pergrad_clipped_compiled(task: Task) -> Step:
     return compiled_by_pergrad(task, pergrad.ClippedSum(clip_bound(task)))
 
 
+@method(
+    "pergrad-clipped-graphs",
+    "pergrad.compiled, CUDA graphs",
+    quantity="clipped",
+    requires="pergrad",
+    compiled=True,
+    graphs=True,
+)
+def pergrad_clipped_graphs(task: Task) -> Step:
+    pergrad = importlib.import_module("pergrad")
+    return compiled_by_pergrad(task, pergrad.ClippedSum(clip_bound(task)), cuda_graphs=True)
+
+
 @method("opacus-ghost", "Opacus ghost, two passes", quantity="clipped", requires="opacus")
 def opacus_ghost(task: Task) -> Step:
     """As `DPLossFastGradientClipping` does it; noise is what its optimizer would add after."""

@@ -49,20 +49,24 @@ def pergrad_record(task: Task) -> Step:
     return step
 
 
-def compiled_by_pergrad(task: Task, quantity: Any) -> Callable[[], Any]:
+def compiled_by_pergrad(
+    task: Task, quantity: Any, *, cuda_graphs: bool = False
+) -> Callable[[], Any]:
     """A step of `pergrad.compiled`, which gives the quantity's result; it is compiled when this returns.
 
     A step that cannot be compiled would go on as it is, with a warning: here that is an error.
     """
     pergrad = importlib.import_module("pergrad")
     loss = lambda model, x, y: task.loss(model(x), y)  # noqa: E731
-    step = pergrad.compiled(task.model, loss, quantity)
+    step = pergrad.compiled(task.model, loss, quantity, cuda_graphs=cuda_graphs)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="pergrad.compiled")
-        for _ in range(2):  # the first call with a signature is not compiled
+        for _ in range(
+            3
+        ):  # the first call with a signature is not compiled, the second not captured
             step(task.inputs, task.targets)
     if step.graphs != 1:
-        raise RuntimeError(f"two calls of pergrad.compiled made {step.graphs} graphs, expected 1")
+        raise RuntimeError(f"three calls of pergrad.compiled made {step.graphs} graphs, expected 1")
 
     def run() -> Any:
         step(task.inputs, task.targets)

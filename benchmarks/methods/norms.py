@@ -66,6 +66,20 @@ def pergrad_norms_compiled(task: Task) -> Step:
     return lambda: {"norms": run()}
 
 
+@method(
+    "pergrad-norms-graphs",
+    "pergrad.compiled, CUDA graphs",
+    quantity="norms",
+    requires="pergrad",
+    compiled=True,
+    graphs=True,
+)
+def pergrad_norms_graphs(task: Task) -> Step:
+    pergrad = importlib.import_module("pergrad")
+    run = compiled_by_pergrad(task, pergrad.Norms(), cuda_graphs=True)
+    return lambda: {"norms": run()}
+
+
 @method("opacus-ghost-norms", "Opacus ghost", quantity="norms", requires="opacus")
 def opacus_ghost_norms(task: Task) -> Step:
     extra = importlib.import_module("opacus.grad_sample")

@@ -48,9 +48,12 @@ class Method:
     prepare: Callable[[Task], Step]
     requires: str | None = None
     compiled: bool = False
+    graphs: bool = False  # by CUDA graphs: on a GPU alone, and its memory is not that of one step
 
-    def missing(self) -> str | None:
+    def missing(self, device: torch.device) -> str | None:
         """The note to show where this method cannot be run, else None."""
+        if self.graphs and device.type != "cuda":
+            return "needs a GPU"
         if self.requires is None or importlib.util.find_spec(self.requires) is not None:
             return None
         return f"{self.requires} is not installed"
@@ -67,6 +70,7 @@ def method(
     quantity: Quantity,
     requires: str | None = None,
     compiled: bool = False,
+    graphs: bool = False,
 ) -> Callable[[Callable[[Task], Step]], Callable[[Task], Step]]:
     """Registers the function as the method `name`; the table calls it `title`."""
     full = f"{TITLES[quantity]}: {title}" if quantity in TITLES else title
@@ -74,7 +78,7 @@ def method(
     def register(prepare: Callable[[Task], Step]) -> Callable[[Task], Step]:
         if name in METHODS:
             raise ValueError(f"method {name!r} is registered twice")
-        METHODS[name] = Method(name, full, quantity, prepare, requires, compiled)
+        METHODS[name] = Method(name, full, quantity, prepare, requires, compiled, graphs)
         return prepare
 
     return register
@@ -91,11 +95,11 @@ def clear(model: nn.Module) -> None:
             parameter.grad_sample = None
 
 
-def whole_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+def whole_graph(function: Callable[..., Any], mode: str | None = None) -> Callable[..., Any]:
     """The function by torch.compile, each shape for itself and whole, or an error.
 
     All models share the code that is compiled: past the default limit of 8 versions of it torch would run the
     rest uncompiled, and by default it would compile the second model's for sizes that vary.
     """
     torch._dynamo.config.recompile_limit = 64
-    return torch.compile(function, dynamic=False, fullgraph=True)
+    return torch.compile(function, dynamic=False, fullgraph=True, mode=mode)

@@ -25,17 +25,33 @@ def plain(task: Task) -> Step:
     return step
 
 
-@method("plain-compiled", "plain, torch.compile", quantity="training", compiled=True)
-def plain_compiled(task: Task) -> Step:
-    @whole_graph
+def _compiled(task: Task, mode: str | None = None) -> Step:
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return task.loss(task.model(x), y)
 
+    run = whole_graph(loss, mode)
+
     def step() -> dict[str, Tensor]:
-        loss(task.inputs, task.targets).backward()
+        run(task.inputs, task.targets).backward()
         return _gradients(task.model)
 
     return step
+
+
+@method("plain-compiled", "plain, torch.compile", quantity="training", compiled=True)
+def plain_compiled(task: Task) -> Step:
+    return _compiled(task)
+
+
+@method(
+    "plain-graphs",
+    "plain, torch.compile, CUDA graphs",
+    quantity="training",
+    compiled=True,
+    graphs=True,
+)
+def plain_graphs(task: Task) -> Step:
+    return _compiled(task, mode="reduce-overhead")
 
 
 @method("inputs", "input gradients only", quantity="floor")
