@@ -57,8 +57,8 @@ def compiled(
         quantities: what to compute; the results are in them after each call.
         max_graphs: how many signatures to compile; further ones run uncompiled, with one warning.
         cuda_graphs: launch a compiled step at once, as a CUDA graph, from its third call on: for models whose
-            kernels are over before the host has launched the next. Each signature then holds the memory of
-            a step for as long as the step lives, and results are copied.
+            kernels are over before the host has launched the next. It holds the memory of one run for as long
+            as the step lives, and results are copied.
         options: those of `pergrad.record` but `verify`.
 
     >>> import torch, pergrad
@@ -91,6 +91,7 @@ class CompiledStep:
         self._options = options
         self._max_graphs = max_graphs
         self._cuda_graphs = cuda_graphs
+        self._pool: Any = None  # the memory of CUDA graphs
         self._graphs: dict[Any, _Graph | None] = {}  # None: seen once
         self._why_not: str | None = None  # the reason to stay uncompiled
         self._is_warned = False  # of too many graphs
@@ -179,7 +180,10 @@ class CompiledStep:
         graph.recompile()
         with torch.no_grad():
             call: Any = compile_fx(graph, inputs)
-        return _Graph(Replayed(call, len(names)) if self._cuda_graphs else call, place)
+        if self._cuda_graphs:
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            call = Replayed(call, len(names), self._pool)
+        return _Graph(call, place)
 
 
 @dataclass(frozen=True)

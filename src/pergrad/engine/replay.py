@@ -18,12 +18,13 @@ class Replayed:
 
     The first `state` inputs are read and written where they lie; where they lie elsewhere, as after
     `load_state_dict(assign=True)`, another graph is captured. The others are copied to where the graph reads
-    them, and the results from where it writes them.
+    them, and the results from where it writes them: graphs that share a `pool` of memory never run at once.
     """
 
-    def __init__(self, call: Callable[..., Sequence[Any]], state: int) -> None:
+    def __init__(self, call: Callable[..., Sequence[Any]], state: int, pool: Any) -> None:
         self._call = call
         self._state = state
+        self._pool = pool
         self._is_warm = False  # the first call does what a capture must not see: it loads kernels
         self._captured: _Captured | None = None
 
@@ -34,13 +35,17 @@ class Replayed:
         state, batch = inputs[: self._state], inputs[self._state :]
         if self._captured is None or not self._captured.reads(state):
             self._captured = None  # its memory is free before another one needs as much
-            self._captured = _Captured(self._call, state, batch)
+            self._captured = _Captured(self._call, state, batch, self._pool)
         return self._captured.run(batch)
 
 
 class _Captured:
     def __init__(
-        self, call: Callable[..., Sequence[Any]], state: Sequence[Tensor], batch: Sequence[Tensor]
+        self,
+        call: Callable[..., Sequence[Any]],
+        state: Sequence[Tensor],
+        batch: Sequence[Tensor],
+        pool: Any,
     ) -> None:
         self._addresses = [t.data_ptr() for t in state]
         self._batch = [t.clone() for t in batch]
@@ -49,7 +54,7 @@ class _Captured:
             # Relaxed: other threads, such as one that pins memory for a loader, go on meanwhile.
             with (
                 kept_tables() as self._tables,
-                torch.cuda.graph(self._graph, capture_error_mode="relaxed"),
+                torch.cuda.graph(self._graph, pool, capture_error_mode="relaxed"),
             ):
                 self._results = call(*state, *self._batch)
         except RuntimeError as error:
