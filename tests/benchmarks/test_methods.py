@@ -66,7 +66,9 @@ def test_method_to_compile_agrees_with_a_loop_over_the_samples(
     model: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph, inputs: graph)
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda graph, inputs, **options: graph
+    )
     need(method)
     assert check(Entry(model, METHODS[method]), TINY) is None
 

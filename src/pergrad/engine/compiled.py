@@ -179,7 +179,8 @@ class CompiledStep:
         rewrite(graph.graph)
         graph.recompile()
         with torch.no_grad():
-            call: Any = compile_fx(graph, inputs)
+            # In the order in which it was traced: whoever reads a tensor first decides on its layout.
+            call: Any = compile_fx(graph, inputs, config_patches={"reorder_for_locality": False})
         if self._cuda_graphs:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             call = Replayed(call, len(names), self._pool)

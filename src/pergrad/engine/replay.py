@@ -34,7 +34,7 @@ class Replayed:
             return self._call(*inputs)
         state, batch = inputs[: self._state], inputs[self._state :]
         if self._captured is None or not self._captured.reads(state):
-            self._captured = None  # its memory is free before another one needs as much
+            # Meanwhile the last one is kept: a pool whose last graph is gone takes no other.
             self._captured = _Captured(self._call, state, batch, self._pool)
         return self._captured.run(batch)
 

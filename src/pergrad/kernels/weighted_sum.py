@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pergrad.kernels.launching import (
     INTERPRETED,
+    MULTIPROCESSORS,
     TYPES,
     aligned_rows,
     float32_precision,
@@ -36,6 +37,7 @@ def _weighted_sum_kernel(  # type: ignore[no-untyped-def]
     count,
     weights,
     N,
+    TILES,
     TYPE: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     BLOCK_O: tl.constexpr,
@@ -46,55 +48,58 @@ def _weighted_sum_kernel(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    program = tl.program_id(0)
-    row = problems + problem_of(program, problems, count, _FIELDS) * _FIELDS
-    g = tl.multiple_of(tl.load(row).to(tl.pointer_type(TYPE)), 16)
-    x = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(TYPE)), 16)
-    out = tl.load(row + 2).to(tl.pointer_type(tl.float32))
-    T = tl.load(row + 3).to(tl.int32)
-    O = tl.load(row + 4).to(tl.int32)
-    I = tl.load(row + 5).to(tl.int32)
-    g_n = tl.multiple_of(tl.load(row + 6), ALIGNMENT)
-    g_t = tl.multiple_of(tl.load(row + 7), ALIGNMENT)
-    x_n = tl.multiple_of(tl.load(row + 8), ALIGNMENT)
-    x_t = tl.multiple_of(tl.load(row + 9), ALIGNMENT)
-    tiles_i = tl.load(row + 10).to(tl.int32)
-    tile = program - tl.load(row + 11).to(tl.int32)
-    o = (tile // tiles_i) * BLOCK_O + tl.arange(0, BLOCK_O)
-    i = (tile % tiles_i) * BLOCK_I + tl.arange(0, BLOCK_I)
-    # Beyond the last row or column whatever lies there is read, and never stored.
-    o_at = tl.max_contiguous(tl.multiple_of(tl.where(o < O, o, 0), ALIGNMENT), ALIGNMENT)
-    i_at = tl.max_contiguous(tl.multiple_of(tl.where(i < I, i, 0), ALIGNMENT), ALIGNMENT)
-    t = tl.arange(0, POSITIONS)
-    out_at = out + o[:, None].to(tl.int64) * I + i[None, :]
-    is_stored = (o < O)[:, None] & (i < I)[None, :]
-    samples = N
+    tiles = TILES
     if ONLY_MENDS:
         left_out = 0
-        for first in range(0, N, SAMPLES):
-            n = first + tl.arange(0, SAMPLES)
-            left_out += tl.sum((tl.load(weights + n, mask=n < N, other=1.0) == 0.0).to(tl.int32), 0)
-        is_stored = is_stored & (left_out > 0)
-        before = tl.load(out_at, mask=is_stored, other=0.0)
-        finite = tl.sum(tl.sum((tl.abs(before) < float("inf")).to(tl.int32), 1), 0)
-        is_stored = is_stored & (finite < BLOCK_O * BLOCK_I)
-        samples = tl.where(finite < BLOCK_O * BLOCK_I, N, 0)
-    total = tl.zeros((BLOCK_O, BLOCK_I), dtype=tl.float32)
-    for n in range(0, samples):
-        weight = tl.load(weights + n).to(tl.float32)
-        length = tl.where(weight != 0.0, T, 0)
-        of_sample = tl.zeros((BLOCK_O, BLOCK_I), dtype=tl.float32)
-        for first in range(0, length, POSITIONS):
-            at = (first + t).to(tl.int64)[:, None]
-            is_position = at < T
-            a = tl.load(g + n * g_n + at * g_t + o_at[None, :], mask=is_position, other=0.0)
-            b = tl.load(x + n * x_n + at * x_t + i_at[None, :], mask=is_position, other=0.0)
-            if WIDEN:
-                a = a.to(tl.float32)
-                b = b.to(tl.float32)
-            of_sample = tl.dot(tl.trans(a), b, of_sample, input_precision=PRECISION)
-        total += of_sample * weight
-    tl.store(out_at, total, mask=is_stored)
+        for one in range(0, N, SAMPLES):
+            some = one + tl.arange(0, SAMPLES)
+            given = tl.load(weights + some, mask=some < N, other=1.0)
+            left_out += tl.sum((given == 0.0).to(tl.int32), 0)
+        tiles = tl.where(left_out > 0, TILES, 0)
+    for program in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row = problems + problem_of(program, problems, count, _FIELDS) * _FIELDS
+        g = tl.multiple_of(tl.load(row).to(tl.pointer_type(TYPE)), 16)
+        x = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(TYPE)), 16)
+        out = tl.load(row + 2).to(tl.pointer_type(tl.float32))
+        T = tl.load(row + 3).to(tl.int32)
+        O = tl.load(row + 4).to(tl.int32)
+        I = tl.load(row + 5).to(tl.int32)
+        g_n = tl.multiple_of(tl.load(row + 6), ALIGNMENT)
+        g_t = tl.multiple_of(tl.load(row + 7), ALIGNMENT)
+        x_n = tl.multiple_of(tl.load(row + 8), ALIGNMENT)
+        x_t = tl.multiple_of(tl.load(row + 9), ALIGNMENT)
+        tiles_i = tl.load(row + 10).to(tl.int32)
+        tile = program - tl.load(row + 11).to(tl.int32)
+        o = (tile // tiles_i) * BLOCK_O + tl.arange(0, BLOCK_O)
+        i = (tile % tiles_i) * BLOCK_I + tl.arange(0, BLOCK_I)
+        # Beyond the last row or column whatever lies there is read, and never stored.
+        o_at = tl.max_contiguous(tl.multiple_of(tl.where(o < O, o, 0), ALIGNMENT), ALIGNMENT)
+        i_at = tl.max_contiguous(tl.multiple_of(tl.where(i < I, i, 0), ALIGNMENT), ALIGNMENT)
+        t = tl.arange(0, POSITIONS)
+        out_at = out + o[:, None].to(tl.int64) * I + i[None, :]
+        is_stored = (o < O)[:, None] & (i < I)[None, :]
+        samples = N
+        if ONLY_MENDS:
+            before = tl.load(out_at, mask=is_stored, other=0.0)
+            finite = tl.sum(tl.sum((tl.abs(before) < float("inf")).to(tl.int32), 1), 0)
+            samples = tl.where(finite < BLOCK_O * BLOCK_I, N, 0)
+            is_stored = is_stored & (samples > 0)
+        total = tl.zeros((BLOCK_O, BLOCK_I), dtype=tl.float32)
+        for n in range(0, samples):
+            weight = tl.load(weights + n).to(tl.float32)
+            length = tl.where(weight != 0.0, T, 0)
+            of_sample = tl.zeros((BLOCK_O, BLOCK_I), dtype=tl.float32)
+            for first in range(0, length, POSITIONS):
+                at = (first + t).to(tl.int64)[:, None]
+                is_position = at < T
+                a = tl.load(g + n * g_n + at * g_t + o_at[None, :], mask=is_position, other=0.0)
+                b = tl.load(x + n * x_n + at * x_t + i_at[None, :], mask=is_position, other=0.0)
+                if WIDEN:
+                    a = a.to(tl.float32)
+                    b = b.to(tl.float32)
+                of_sample = tl.dot(tl.trans(a), b, of_sample, input_precision=PRECISION)
+            total += of_sample * weight
+        tl.store(out_at, total, mask=is_stored)
 
 
 @operation(
@@ -133,19 +138,22 @@ def _launch(
     block_i = power_of_two(max([x.shape[2] for x in xs]), 16, side)
     positions = power_of_two(max([g.shape[1] for g in gs]), 16, 64 if dtype.itemsize == 2 else 32)
     aligned = [[aligned_rows(t) for t in pair] for pair in zip(gs, xs, strict=True)]
-    rows, programs = [], 0
+    rows, tiles = [], 0
     for (g, x), total in zip(aligned, sums, strict=True):
         o, i = total.shape
         tiles_i = -(-i // block_i)
         strides = (*g.stride()[:2], *x.stride()[:2])
         addresses = (g.data_ptr(), x.data_ptr(), total.data_ptr())
-        rows.append((*addresses, g.shape[1], o, i, *strides, tiles_i, programs))
-        programs += -(-o // block_o) * tiles_i
+        rows.append((*addresses, g.shape[1], o, i, *strides, tiles_i, tiles))
+        tiles += -(-o // block_o) * tiles_i
+    # Where there is most likely nothing to mend, one program for each multiprocessor looks.
+    programs = min(tiles, MULTIPROCESSORS) if only_mends else tiles
     _weighted_sum_kernel[(programs,)](
         table_of(rows, device),
         len(gs),
         weights,
         len(weights),
+        tiles,
         TYPE=TYPES[dtype],
         ALIGNMENT=16 // dtype.itemsize,
         BLOCK_O=block_o,
