@@ -38,8 +38,13 @@ class Cell(ABC):
         """The next state, and what `pull` needs."""
 
     @abstractmethod
-    def pull(self, kept: Kept, grads: State, weight: Tensor) -> tuple[Tensor, Tensor, State]:
-        """From the gradients of a step's state to those of x, of W_h h + b_h and of the state before."""
+    def pull(
+        self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, State]:
+        """From the gradients of a step's state to those of x, of W_h h + b_h and of the state before.
+
+        That of x is written to `out`, where there is one.
+        """
 
 
 class _Lstm(Cell):
@@ -58,7 +63,9 @@ class _Lstm(Cell):
         shown = after.tanh()
         return (o * shown, after), (i, f, g, o, shown, c)
 
-    def pull(self, kept: Kept, grads: State, weight: Tensor) -> tuple[Tensor, Tensor, State]:
+    def pull(
+        self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, State]:
         i, f, g, o, shown, c = kept
         of_h, of_c = grads
         of_c = of_c + _through_tanh(of_h * o, shown)
@@ -68,7 +75,7 @@ class _Lstm(Cell):
             _through_tanh(of_c * i, g),
             _through_sigmoid(of_h * shown, o),
         ]
-        both = torch.cat(of_gates, -1).to(weight.dtype)
+        both = torch.cat(of_gates, -1, out=out).to(weight.dtype)
         return both, both, (both @ weight, of_c * f)
 
 
@@ -86,13 +93,15 @@ class _Gru(Cell):
         n = (x[:, width:] + r * m).tanh_()
         return ((h - n) * z + n,), (r, z, m, n, h)
 
-    def pull(self, kept: Kept, grads: State, weight: Tensor) -> tuple[Tensor, Tensor, State]:
+    def pull(
+        self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, State]:
         r, z, m, n, h = kept
         (of_h,) = grads
         stays = of_h * z
         of_n = _through_tanh(of_h - stays, n)
         of_gates = [_through_sigmoid(of_n * m, r), _through_sigmoid(of_h * (h - n), z)]
-        of_x = torch.cat([*of_gates, of_n], -1)
+        of_x = torch.cat([*of_gates, of_n], -1, out=out)
         of_hidden = torch.cat([*of_gates, of_n * r], -1).to(weight.dtype)
         return of_x, of_hidden, (of_hidden @ weight + stays,)
 
@@ -106,8 +115,10 @@ class _Tanh(Cell):
         h = _hidden(state[0], weight, bias).add_(x).tanh_()
         return (h,), (h,)
 
-    def pull(self, kept: Kept, grads: State, weight: Tensor) -> tuple[Tensor, Tensor, State]:
-        both = _through_tanh(grads[0], kept[0]).to(weight.dtype)
+    def pull(
+        self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, State]:
+        both = torch.cat([_through_tanh(grads[0], kept[0])], out=out).to(weight.dtype)
         return both, both, (both @ weight,)
 
 
@@ -120,8 +131,10 @@ class _Relu(Cell):
         h = _hidden(state[0], weight, bias).add_(x).relu_()
         return (h,), (h,)
 
-    def pull(self, kept: Kept, grads: State, weight: Tensor) -> tuple[Tensor, Tensor, State]:
-        both = _through_relu(grads[0], kept[0], 0).to(weight.dtype)
+    def pull(
+        self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, State]:
+        both = torch.cat([_through_relu(grads[0], kept[0], 0)], out=out).to(weight.dtype)
         return both, both, (both @ weight,)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
-from pergrad.factors import without_autocast
+from pergrad.factors import is_traced, without_autocast
 from pergrad.rules.cells import Cell, Kept, State
 from pergrad.rules.linear import linear
 from pergrad.rules.registry import Gradients, implements_per_sample_grads
@@ -206,13 +206,19 @@ def _pulled_back(
     w_hr: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the projected input, of what W_h and W_r gave, and of the states to start with."""
+    to_input: Tensor | None = None
+    outs: Sequence[Tensor | None] = [None] * len(kept)
+    if not is_traced(of_output):  # a compiler would copy all of it for each step
+        shape = (*of_output.shape[:-1], w_hh.shape[0])
+        to_input = of_output.new_empty(shape, dtype=w_hh.dtype)
+        outs = steps.split(to_input)
     of_input: list[Tensor] = []
     of_hidden: list[Tensor] = []
     of_shown: list[Tensor] = []
     begun: list[State] = []  # of sequences that begin later: their start, the longest last
     alive, state = 0, _rows(of_last, 0, 0)
-    rows_and_gradients = zip(steps.rows(of_output), steps.split(of_output), kept, strict=True)
-    for rows, of_h, known in reversed([*rows_and_gradients]):
+    each = zip(steps.rows(of_output), steps.split(of_output), kept, outs, strict=True)
+    for rows, of_h, known, out in reversed([*each]):
         if rows > alive:
             state = _appended(state, _rows(of_last, alive, rows))
         elif rows < alive:
@@ -223,12 +229,13 @@ def _pulled_back(
         if w_hr is not None:
             of_shown.append(h)
             h = h.to(w_hr.dtype) @ w_hr
-        of_x, of_gates, state = cell.pull(known, (h, *state[1:]), w_hh)
+        of_x, of_gates, state = cell.pull(known, (h, *state[1:]), w_hh, out)
         of_input.append(of_x)
         of_hidden.append(of_gates)
     for others in reversed(begun):
         state = _appended(state, others)
-    to_input = steps.join(of_input[::-1])
+    if to_input is None:
+        to_input = steps.join(of_input[::-1])
     is_same = of_input[0] is of_hidden[0]
     return (
         to_input,
