@@ -1,4 +1,4 @@
-"""Recurrent networks, written as linear maps and cells, so that every weight has a rule.
+"""Recurrent networks, as layers whose weights have rules.
 
 torch hands over all layers at once: `weights` is flat, (w_ih, w_hh[, b_ih, b_hh][, w_hr]) for each
 layer and direction. Packed input comes as its rows, with the number of sequences alive at each step.
@@ -7,92 +7,52 @@ layer and direction. Packed input comes as its rows, with the number of sequence
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
 
+from pergrad.rules.cells import GRU, LSTM, RELU, TANH, Cell, State
+from pergrad.rules.recurrence import Steps, linear_over_steps, recurrent_states, unrolled
 from pergrad.rules.registry import decomposes
 from pergrad.rules.samples import carry_samples
 
-__all__ = ["gru_cell", "lstm_cell", "relu_cell", "tanh_cell"]
-
-State: TypeAlias = tuple[Tensor, ...]  # (h,) or (h, c), each (rows, features)
-Cell: TypeAlias = Callable[[Tensor, Tensor, State], State]
-
-
-def lstm_cell(x: Tensor, h: Tensor, state: State) -> State:
-    """From the gates' two halves, W_i x + b_i and W_h h + b_h, to (h, c)."""
-    if has_torch_function((x, h, *state)):
-        return handle_torch_function(lstm_cell, (x, h, *state), x, h, state)
-    i, f, g, o = (x + h).chunk(4, -1)
-    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
-
-
-def gru_cell(x: Tensor, h: Tensor, state: State) -> State:
-    """The reset gate scales the hidden half of the candidate only."""
-    if has_torch_function((x, h, *state)):
-        return handle_torch_function(gru_cell, (x, h, *state), x, h, state)
-    x_r, x_z, x_n = x.chunk(3, -1)
-    h_r, h_z, h_n = h.chunk(3, -1)
-    n = (x_n + (x_r + h_r).sigmoid() * h_n).tanh()
-    return ((state[0] - n) * (x_z + h_z).sigmoid() + n,)
-
-
-def tanh_cell(x: Tensor, h: Tensor, state: State) -> State:
-    """tanh(W_i x + b_i + W_h h + b_h)."""
-    if has_torch_function((x, h, *state)):
-        return handle_torch_function(tanh_cell, (x, h, *state), x, h, state)
-    return ((x + h).tanh(),)
-
-
-def relu_cell(x: Tensor, h: Tensor, state: State) -> State:
-    """relu(W_i x + b_i + W_h h + b_h)."""
-    if has_torch_function((x, h, *state)):
-        return handle_torch_function(relu_cell, (x, h, *state), x, h, state)
-    return ((x + h).relu(),)
+__all__: list[str] = []
 
 
 def _layer(
-    projected: Sequence[Tensor],  # W_i x + b_i for each step, in the order of time: (rows alive, o)
-    start: State,
-    w_hh: Tensor,
-    b_hh: Tensor | None,
-    w_hr: Tensor | None,
     cell: Cell,
-    reverse: bool,
-) -> tuple[list[Tensor], State]:
-    """One layer in one direction: the outputs in the order of time, and the final state."""
-    steps = projected[::-1] if reverse else projected
-    alive = len(steps[0])
-    state = tuple(s[:alive] for s in start)
-    outputs: list[Tensor] = []
-    ended: list[State] = []  # the states of sequences that are over, the shortest last
-    for x in steps:
-        if len(x) < alive:
-            ended.insert(0, tuple(s[len(x) :] for s in state))
-            state = tuple(s[: len(x)] for s in state)
-        elif len(x) > alive:
-            state = tuple(
-                torch.cat([s, s0[alive : len(x)]]) for s, s0 in zip(state, start, strict=True)
-            )
-        alive = len(x)
-        state = cell(x, F.linear(state[0], w_hh, b_hh), state)
-        if w_hr is not None:
-            state = (F.linear(state[0], w_hr), *state[1:])
-        outputs.append(state[0])
-    if ended:
-        state = tuple(torch.cat(parts) for parts in zip(state, *ended, strict=True))
-    return outputs[::-1] if reverse else outputs, state
+    steps: Steps,
+    input: Tensor,
+    states: Sequence[Tensor],  # (h0,) or (h0, c0), each (rows, features)
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+    w_hr: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """One layer in one direction: its output, and its last states."""
+    projected = F.linear(input, w_ih, b_ih)
+    like = steps.first(projected)
+    start = tuple([carry_samples(s, like) for s in states])
+
+    def value(weight: Tensor) -> Tensor:  # under autocast, as a linear map casts it
+        return weight.detach().to(projected.dtype)
+
+    w, b = value(w_hh), None if b_hh is None else value(b_hh)
+    r = None if w_hr is None else value(w_hr)
+    run, before, unprojected = unrolled(cell, steps, projected, start, w, b, r)
+    hidden = linear_over_steps(before, w_hh, b_hh, projected.detach())
+    shown = None
+    if w_hr is not None and unprojected is not None:
+        shown = linear_over_steps(unprojected, w_hr, None, carry_samples(run.output, before))
+    return recurrent_states(cell, steps, projected, start, hidden, shown, w, r, run)
 
 
 def _stack(
     cell: Cell,
-    split: Callable[[Tensor], Sequence[Tensor]],  # into steps
-    join: Callable[[list[Tensor]], Tensor],  # its inverse
+    steps: Steps,
     input: Tensor,
     states: Sequence[Tensor],  # (h0,) or (h0, c0), each (layers * directions, rows, features)
     weights: Sequence[Tensor],
@@ -102,54 +62,49 @@ def _stack(
     training: bool,
     bidirectional: bool,
 ) -> tuple[Tensor, list[Tensor]]:
-    """All layers: the last one's output, joined, and the final states of all."""
+    """All layers: the output of the last one, and the last states of all."""
     directions = 2 if bidirectional else 1
     per_layer = len(weights) // (num_layers * directions)
-    finals: list[State] = []
+    lasts: list[State] = []
     output = input
     for layer in range(num_layers):
         if layer > 0 and dropout and training:
-            output = F.dropout(output, dropout, training=True)
+            output = _dropped(output, dropout, steps)
         outputs: list[Tensor] = []
         for direction in range(directions):
             k = layer * directions + direction
             w_ih, w_hh, *rest = weights[k * per_layer : (k + 1) * per_layer]
             b_ih, b_hh = (rest.pop(0), rest.pop(0)) if bias else (None, None)
             w_hr = rest.pop() if rest else None
-            projected = split(F.linear(output, w_ih, b_ih))
-            start = tuple(carry_samples(s[k], projected[0]) for s in states)
-            steps, final = _layer(projected, start, w_hh, b_hh, w_hr, cell, reverse=direction == 1)
-            outputs.append(join(steps))
-            finals.append(final)
+            start = [s[k] for s in states]
+            order = steps._replace(reverse=direction == 1)
+            found, *last = _layer(cell, order, output, start, w_ih, w_hh, b_ih, b_hh, w_hr)
+            outputs.append(found)
+            lasts.append(tuple(last))
         output = torch.cat(outputs, -1) if bidirectional else outputs[0]
-    return output, [torch.stack(parts) for parts in zip(*finals, strict=True)]
+    return output, [torch.stack(parts) for parts in zip(*lasts, strict=True)]
 
 
-def _unpacked(cell: Cell, input: Tensor, states: Sequence[Tensor], *options: Any) -> Any:
-    *rest, batch_first = options
-    time_first = input.transpose(0, 1) if batch_first else input
-    output, finals = _stack(cell, torch.unbind, torch.stack, time_first, states, *rest)
-    return output.transpose(0, 1) if batch_first else output, finals
-
-
-def _packed(
-    cell: Cell, data: Tensor, batch_sizes: Tensor, states: Sequence[Tensor], *options: Any
-) -> Any:
-    sizes: list[int] = batch_sizes.tolist()
-    return _stack(cell, lambda x: x.split(sizes), torch.cat, data, states, *options)
+def _dropped(output: Tensor, dropout: float, steps: Steps) -> Tensor:
+    """With dropout, drawn in the order in which torch draws it: step after step."""
+    if steps.dim == 0:
+        return F.dropout(output, dropout, training=True)
+    in_order = output.transpose(0, 1).contiguous()
+    return F.dropout(in_order, dropout, training=True).transpose(0, 1)
 
 
 def _run(cell: Cell, args: Sequence[Any], states_of: Callable[[Any], Sequence[Tensor]]) -> Any:
     if isinstance(args[3], list | tuple):
         data, batch_sizes, hx, *options = args
-        return _packed(cell, data, batch_sizes, states_of(hx), *options)
-    input, hx, *options = args
-    return _unpacked(cell, input, states_of(hx), *options)
+        steps = Steps(0, False, tuple(batch_sizes.tolist()))
+        return _stack(cell, steps, data, states_of(hx), *options)
+    input, hx, *options, batch_first = args
+    return _stack(cell, Steps(1 if batch_first else 0, False), input, states_of(hx), *options)
 
 
 @decomposes(torch.lstm)
 def lstm(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    output, (h, c) = _run(lstm_cell, args, tuple)
+    output, (h, c) = _run(LSTM, args, tuple)
     return output, h, c
 
 
@@ -161,13 +116,13 @@ def _single_state(cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
     return run
 
 
-decomposes(torch.gru)(_single_state(gru_cell))
-decomposes(torch.rnn_tanh)(_single_state(tanh_cell))
-decomposes(torch.rnn_relu)(_single_state(relu_cell))
+decomposes(torch.gru)(_single_state(GRU))
+decomposes(torch.rnn_tanh)(_single_state(TANH))
+decomposes(torch.rnn_relu)(_single_state(RELU))
 
 
 def _single_step(cell: Cell, states_of: Callable[[Any], State]) -> Callable[..., Any]:
-    """The cells of torch.nn: one step, (x, hx, w_ih, w_hh, b_ih, b_hh)."""
+    """The cells of torch.nn: a layer with one step."""
 
     def run(
         input: Tensor,
@@ -177,15 +132,14 @@ def _single_step(cell: Cell, states_of: Callable[[Any], State]) -> Callable[...,
         b_ih: Tensor | None = None,
         b_hh: Tensor | None = None,
     ) -> Any:
-        projected = F.linear(input, w_ih, b_ih)
-        state = tuple(carry_samples(s, projected) for s in states_of(hx))
-        state = cell(projected, F.linear(state[0], w_hh, b_hh), state)
-        return state if len(state) > 1 else state[0]
+        steps = Steps(0, False)
+        _, *state = _layer(cell, steps, input[None], states_of(hx), w_ih, w_hh, b_ih, b_hh)
+        return tuple(state) if len(state) > 1 else state[0]
 
     return run
 
 
-decomposes(torch.lstm_cell)(_single_step(lstm_cell, tuple))
-decomposes(torch.gru_cell)(_single_step(gru_cell, lambda hx: (hx,)))
-decomposes(torch.rnn_tanh_cell)(_single_step(tanh_cell, lambda hx: (hx,)))
-decomposes(torch.rnn_relu_cell)(_single_step(relu_cell, lambda hx: (hx,)))
+decomposes(torch.lstm_cell)(_single_step(LSTM, tuple))
+decomposes(torch.gru_cell)(_single_step(GRU, lambda hx: (hx,)))
+decomposes(torch.rnn_tanh_cell)(_single_step(TANH, lambda hx: (hx,)))
+decomposes(torch.rnn_relu_cell)(_single_step(RELU, lambda hx: (hx,)))

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pergrad.rules.recurrence import linear_over_steps
 from tests.rules.cases.case import Case, data, weight
 
 __all__ = ["CASES"]
@@ -23,6 +24,20 @@ def linear() -> list[Case]:
         Case(F.linear, (), {"bias": b, "weight": w, "input": x}, samples=("input",)),
         Case(F.linear, (), {"weight": w, "input": x}, samples=("input",)),
         Case(F.linear, (x, data(6, 4), b)),  # the weight is no parameter at all
+    ]
+
+
+def stand_ins() -> list[Case]:
+    def call(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        with torch.no_grad():
+            known = F.linear(x, w, b)
+        return linear_over_steps(x, w, b, known)
+
+    x, y, w, b = data(5, 4), data(5, 3, 4), weight(6, 4), weight(6)
+    given = {"input": x, "weight": w, "bias": b, "like": data(5, 6)}
+    return [
+        Case(linear_over_steps, args, {}, (0,), call, given)
+        for args in [(x, w), (y, w), (x, w, b), (y, w, b), (y, data(6, 4), b)]
     ]
 
 
@@ -76,4 +91,4 @@ def added_products() -> list[Case]:
     return cases
 
 
-CASES = [*linear(), *bilinear(), *matrix_products(), *added_products()]
+CASES = [*linear(), *stand_ins(), *bilinear(), *matrix_products(), *added_products()]

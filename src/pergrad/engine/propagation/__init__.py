@@ -13,6 +13,7 @@ from pergrad.engine.propagation import (
     elementwise,
     indexing,
     joining,
+    recurrent,
     reducing,
     shaping,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "layouts_of_outputs",
     "mixed_samples",
     "name_of",
+    "recurrent",
     "reducing",
     "refuse_mixed_samples",
     "shaping",

@@ -26,7 +26,7 @@ ELEMENTWISE = frozenset(
     cuda requires_grad data real imag conj resolve_conj resolve_neg
     zeros_like ones_like empty_like full_like rand_like randn_like randint_like
     expand broadcast_to expand_as alias copy bucketize
-    lstm_cell gru_cell tanh_cell relu_cell are_samples
+    are_samples
 """.split()
 )
 

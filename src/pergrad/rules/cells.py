@@ -1,0 +1,141 @@
+"""The cells of recurrent networks: one step and its derivative, each in few operations.
+
+A cell gets its input already projected, x = W_i x_t + b_i. Small operations, step by step, find what they
+need in the cache: over all steps at once they took longer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["GRU", "LSTM", "RELU", "TANH", "Cell", "Kept", "State"]
+
+State: TypeAlias = tuple[Tensor, ...]  # (h,) or (h, c), each (rows, features)
+Kept: TypeAlias = tuple[Tensor, ...]
+
+_through_sigmoid = torch.ops.aten.sigmoid_backward.default  # (g, s) -> g s (1 - s)
+_through_tanh = torch.ops.aten.tanh_backward.default  # (g, s) -> g (1 - s^2)
+_through_relu = torch.ops.aten.threshold_backward.default  # (g, s, 0) -> g where s > 0
+
+
+def _hidden(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """W_h h + b_h, in the type of the weights; autocast may have left the state in a wider one."""
+    return F.linear(h.to(weight.dtype), weight, bias)
+
+
+class Cell(ABC):
+    """One step of a recurrent network."""
+
+    @abstractmethod
+    def step(
+        self, x: Tensor, state: State, weight: Tensor, bias: Tensor | None
+    ) -> tuple[State, Kept]:
+        """The next state, and what `pull` needs."""
+
+    @abstractmethod
+    def pull(
+        self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, State]:
+        """From the gradients of a step's state to those of x, of W_h h + b_h and of the state before.
+
+        That of x is written to `out`, where there is one.
+        """
+
+
+class _Lstm(Cell):
+    """c' = σ(f) c + σ(i) tanh(g),  h' = σ(o) tanh(c'),  of (i, f, g, o) = x + W_h h + b_h."""
+
+    def step(
+        self, x: Tensor, state: State, weight: Tensor, bias: Tensor | None
+    ) -> tuple[State, Kept]:
+        h, c = state
+        gates = _hidden(h, weight, bias).add_(x)
+        i, f, g, o = gates.chunk(4, -1)
+        gates[:, : 2 * i.shape[1]].sigmoid_()  # i and f
+        g.tanh_()
+        o.sigmoid_()
+        after = f * c + i * g
+        shown = after.tanh()
+        return (o * shown, after), (i, f, g, o, shown, c)
+
+    def pull(
+        self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, State]:
+        i, f, g, o, shown, c = kept
+        of_h, of_c = grads
+        of_c = of_c + _through_tanh(of_h * o, shown)
+        of_gates = [
+            _through_sigmoid(of_c * g, i),
+            _through_sigmoid(of_c * c, f),
+            _through_tanh(of_c * i, g),
+            _through_sigmoid(of_h * shown, o),
+        ]
+        both = torch.cat(of_gates, -1, out=out).to(weight.dtype)
+        return both, both, (both @ weight, of_c * f)
+
+
+class _Gru(Cell):
+    """n = tanh(x_n + σ(r) m),  h' = (h - n) σ(z) + n,  of (r, z) = x + W_h h + b_h and m, its last part."""
+
+    def step(
+        self, x: Tensor, state: State, weight: Tensor, bias: Tensor | None
+    ) -> tuple[State, Kept]:
+        (h,) = state
+        hidden = _hidden(h, weight, bias)
+        r, z, m = hidden.chunk(3, -1)
+        width = 2 * r.shape[1]
+        hidden[:, :width].add_(x[:, :width]).sigmoid_()  # r and z
+        n = (x[:, width:] + r * m).tanh_()
+        return ((h - n) * z + n,), (r, z, m, n, h)
+
+    def pull(
+        self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, State]:
+        r, z, m, n, h = kept
+        (of_h,) = grads
+        stays = of_h * z
+        of_n = _through_tanh(of_h - stays, n)
+        of_gates = [_through_sigmoid(of_n * m, r), _through_sigmoid(of_h * (h - n), z)]
+        of_x = torch.cat([*of_gates, of_n], -1, out=out)
+        of_hidden = torch.cat([*of_gates, of_n * r], -1).to(weight.dtype)
+        return of_x, of_hidden, (of_hidden @ weight + stays,)
+
+
+class _Tanh(Cell):
+    """h' = tanh(x + W_h h + b_h)."""
+
+    def step(
+        self, x: Tensor, state: State, weight: Tensor, bias: Tensor | None
+    ) -> tuple[State, Kept]:
+        h = _hidden(state[0], weight, bias).add_(x).tanh_()
+        return (h,), (h,)
+
+    def pull(
+        self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, State]:
+        both = torch.cat([_through_tanh(grads[0], kept[0])], out=out).to(weight.dtype)
+        return both, both, (both @ weight,)
+
+
+class _Relu(Cell):
+    """h' = relu(x + W_h h + b_h)."""
+
+    def step(
+        self, x: Tensor, state: State, weight: Tensor, bias: Tensor | None
+    ) -> tuple[State, Kept]:
+        h = _hidden(state[0], weight, bias).add_(x).relu_()
+        return (h,), (h,)
+
+    def pull(
+        self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, State]:
+        both = torch.cat([_through_relu(grads[0], kept[0], 0)], out=out).to(weight.dtype)
+        return both, both, (both @ weight,)
+
+
+LSTM, GRU, TANH, RELU = _Lstm(), _Gru(), _Tanh(), _Relu()

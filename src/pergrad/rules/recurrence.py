@@ -1,0 +1,245 @@
+"""One layer of a recurrent network in one direction, all steps of it as one function.
+
+The steps are run first, without gradients: `unrolled`. Then h of all steps is known, and what the hidden
+weights did to it is one linear map of all steps, with the gradients of one; `recurrent_states` gives the
+result, and in its backward, which is one pass over the steps, that map the gradient of its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.overrides import handle_torch_function, has_torch_function
+
+from pergrad.factors import is_traced, without_autocast
+from pergrad.rules.cells import Cell, Kept, State
+from pergrad.rules.linear import linear
+from pergrad.rules.registry import Gradients, implements_per_sample_grads
+
+__all__ = ["Run", "Steps", "Unrolled", "linear_over_steps", "recurrent_states", "unrolled"]
+
+
+class Steps(NamedTuple):
+    """How the steps lie in a tensor, and which one is run first."""
+
+    dim: int  # of time; the rows, each a sequence, are in the other one of the first two
+    reverse: bool
+    sizes: tuple[int, ...] | None = (
+        None  # packed: the rows of each step, fewer and fewer, in dimension 0
+    )
+
+    def rows(self, of: Tensor) -> Sequence[int]:
+        """How many sequences each step has, in the order in which they are run."""
+        if self.sizes is None:
+            return [of.shape[1 - self.dim]] * of.shape[self.dim]
+        return self.sizes[::-1] if self.reverse else self.sizes
+
+    def split(self, of: Tensor) -> Sequence[Tensor]:
+        """The steps, in the order in which they are run."""
+        steps = of.unbind(self.dim) if self.sizes is None else of.split(self.sizes)
+        return steps[::-1] if self.reverse else steps
+
+    def join(self, steps: list[Tensor]) -> Tensor:
+        """The inverse of `split`."""
+        steps = steps[::-1] if self.reverse else steps
+        return torch.stack(steps, self.dim) if self.sizes is None else torch.cat(steps)
+
+    def first(self, of: Tensor) -> Tensor:
+        """The step at time 0, which has all sequences."""
+        return of.select(self.dim, 0) if self.sizes is None else of[: self.sizes[0]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """All steps, once they are run."""
+
+    output: Tensor  # h of every step
+    last: State  # of every sequence, after its last step
+    kept: list[Kept]  # of every step, in the order in which they were run
+
+
+class Unrolled(NamedTuple):
+    """A run, and what the hidden weights were applied to in it."""
+
+    run: Run
+    before: Tensor  # h of the step before
+    unprojected: Tensor | None  # h before W_r, where there is one
+
+
+def unrolled(
+    cell: Cell,
+    steps: Steps,
+    projected: Tensor,  # W_i x + b_i
+    start: State,
+    w_hh: Tensor,
+    b_hh: Tensor | None,
+    w_hr: Tensor | None,
+) -> Unrolled:
+    """All steps, one after the other, without gradients."""
+    if has_torch_function((projected, *start)):
+        arguments = (cell, steps, projected, start, w_hh, b_hh, w_hr)
+        return handle_torch_function(unrolled, (projected, *start), *arguments)
+    output: list[Tensor] = []
+    before: list[Tensor] = []
+    unprojected: list[Tensor] = []
+    kept: list[Kept] = []
+    ended: list[State] = []  # of sequences that are over, the longest last
+    alive, state = 0, _rows(start, 0, 0)
+    with torch.no_grad():
+        for rows, x in zip(steps.rows(projected), steps.split(projected), strict=True):
+            if rows > alive:
+                state = _appended(state, _rows(start, alive, rows))
+            elif rows < alive:
+                ended.append(_rows(state, rows, alive))
+                state = _rows(state, 0, rows)
+            alive = rows
+            before.append(state[0])
+            state, known = cell.step(x, state, w_hh, b_hh)
+            if w_hr is not None:
+                unprojected.append(state[0])
+                state = (F.linear(state[0].to(w_hr.dtype), w_hr), *state[1:])
+            output.append(state[0])
+            kept.append(known)
+        for others in reversed(ended):
+            state = _appended(state, others)
+        run = Run(steps.join(output), state, kept)
+        shown = steps.join(unprojected).to(w_hh.dtype) if unprojected else None
+        return Unrolled(run, steps.join(before).to(w_hh.dtype), shown)
+
+
+def _rows(state: State, first: int, end: int) -> State:
+    return tuple([s[first:end] for s in state])
+
+
+def _appended(state: State, others: State) -> State:
+    return tuple([torch.cat(parts) for parts in zip(state, others, strict=True)])
+
+
+def linear_over_steps(input: Tensor, weight: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
+    """Something with the gradients of linear(input, weight, bias), and the values of `like`.
+
+    For where the values are not needed any more, but the gradient of the output is going to be known.
+    """
+    tensors = (input, weight, like) if bias is None else (input, weight, bias, like)
+    if has_torch_function(tensors):
+        return handle_torch_function(linear_over_steps, tensors, input, weight, bias, like)
+    if any(t.requires_grad for t in tensors):  # autograd's own gradients then
+        return F.linear(input, weight, bias)
+    return like
+
+
+@implements_per_sample_grads(linear_over_steps, weights={"weight": ("input",), "bias": ()})
+def _linear_over_steps(
+    grad_output: Tensor,  # (n, ..., o)
+    input: Tensor,  # (n, ..., i)
+    weight: Tensor,  # (o, i)
+    bias: Tensor | None,  # (o,)
+    like: Tensor,  # (n, ..., o)
+) -> Gradients:
+    """∂W_n = Σ_t g[n,t] ⊗ x[n,t],  ∂b_n = Σ_t g[n,t]."""
+    return linear(grad_output, input, weight, bias)
+
+
+def recurrent_states(
+    cell: Cell,
+    steps: Steps,
+    projected: Tensor,
+    start: State,
+    hidden: Tensor,  # stands in for W_h h + b_h
+    shown: Tensor | None,  # stands in for W_r h
+    w_hh: Tensor,
+    w_hr: Tensor | None,
+    run: Run,
+) -> tuple[Tensor, ...]:
+    """The output of a run and its last states, with gradients to the input, the start and the stand-ins."""
+    if has_torch_function((projected, *start, hidden)):
+        arguments = (cell, steps, projected, start, hidden, shown, w_hh, w_hr, run)
+        return handle_torch_function(recurrent_states, (projected, *start, hidden), *arguments)
+    found: tuple[Tensor, ...] = _Recurrence.apply(
+        cell, steps, run, w_hh, w_hr, projected, hidden, shown, *start
+    )
+    return found
+
+
+class _Recurrence(torch.autograd.Function):
+    """What a run has found; its own part is the backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        cell: Cell,
+        steps: Steps,
+        run: Run,
+        w_hh: Tensor,
+        w_hr: Tensor | None,
+        *inputs: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        ctx.cell, ctx.steps, ctx.count = cell, steps, len(run.kept)
+        ctx.save_for_backward(w_hh, w_hr, *[t for kept in run.kept for t in kept])
+        return run.output.detach(), *[s.detach() for s in run.last]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_output: Tensor, *of_last: Tensor) -> tuple[Tensor | None, ...]:
+        w_hh, w_hr, *flat = ctx.saved_tensors
+        each = len(flat) // ctx.count
+        kept = [tuple(flat[k : k + each]) for k in range(0, len(flat), each)]
+        # Its steps are nothing that a recorder should see.
+        with torch._C.DisableTorchFunction(), without_autocast(w_hh.device):
+            flow = _pulled_back(ctx.cell, ctx.steps, of_output, of_last, kept, w_hh, w_hr)
+        return None, None, None, None, None, *flow
+
+
+def _pulled_back(
+    cell: Cell,
+    steps: Steps,
+    of_output: Tensor,
+    of_last: State,
+    kept: Sequence[Kept],
+    w_hh: Tensor,
+    w_hr: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the projected input, of what W_h and W_r gave, and of the states to start with."""
+    to_input: Tensor | None = None
+    outs: Sequence[Tensor | None] = [None] * len(kept)
+    if not is_traced(of_output):  # a compiler would copy all of it for each step
+        shape = (*of_output.shape[:-1], w_hh.shape[0])
+        to_input = of_output.new_empty(shape, dtype=w_hh.dtype)
+        outs = steps.split(to_input)
+    of_input: list[Tensor] = []
+    of_hidden: list[Tensor] = []
+    of_shown: list[Tensor] = []
+    begun: list[State] = []  # of sequences that begin later: their start, the longest last
+    alive, state = 0, _rows(of_last, 0, 0)
+    each = zip(steps.rows(of_output), steps.split(of_output), kept, outs, strict=True)
+    for rows, of_h, known, out in reversed([*each]):
+        if rows > alive:
+            state = _appended(state, _rows(of_last, alive, rows))
+        elif rows < alive:
+            begun.append(_rows(state, rows, alive))
+            state = _rows(state, 0, rows)
+        alive = rows
+        h = state[0] + of_h
+        if w_hr is not None:
+            of_shown.append(h)
+            h = h.to(w_hr.dtype) @ w_hr
+        of_x, of_gates, state = cell.pull(known, (h, *state[1:]), w_hh, out)
+        of_input.append(of_x)
+        of_hidden.append(of_gates)
+    for others in reversed(begun):
+        state = _appended(state, others)
+    if to_input is None:
+        to_input = steps.join(of_input[::-1])
+    is_same = of_input[0] is of_hidden[0]
+    return (
+        to_input,
+        to_input if is_same else steps.join(of_hidden[::-1]),
+        steps.join(of_shown[::-1]) if of_shown else None,
+        *state,
+    )
