@@ -83,9 +83,7 @@ def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
     for g, x, (t, d), g_strides, x_strides in zip(gs, others, sizes, of_g, of_x, strict=True):
         tiles = -(-d // columns)
         most = max(most, tiles)
-        rows.append(
-            (g.data_ptr(), x.data_ptr(), t, d, *g_strides, *x_strides, tiles, programs)
-        )
+        rows.append((g.data_ptr(), x.data_ptr(), t, d, *g_strides, *x_strides, tiles, programs))
         programs += n * tiles
     parts = torch.zeros(len(gs), n, most, device=device, dtype=torch.float64)
     _columns_kernel[(programs,)](

@@ -123,9 +123,7 @@ class Launch(NamedTuple):
     neighbours: str = "columns"  # what lies side by side in memory
 
 
-def launch_of(
-    factors: Sequence[Factor], bound: int
-) -> tuple[Launch, tuple[Tensor, ...]] | None:
+def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tensor, ...]] | None:
     """The launch that a parameter can share with others, and what that reads of it, (n, t, d) each.
 
     None where it is better off by itself.
@@ -133,9 +131,9 @@ def launch_of(
     factor = factors[0]
     if len(factors) != 1 or not isinstance(factor, _SHARING):
         return None
-    parts = (factor.grad_output,)
+    parts = [factor.grad_output]
     if not isinstance(factor, PositionSum):
-        parts += (factor.input,)
+        parts.append(factor.input)
     kernels = kernels_for(*parts)
     if kernels is None:
         return None
@@ -195,9 +193,9 @@ def _gram_kernel_is_cheapest(
 def _tile_kernel_is_cheapest(factor: OuterProduct, kernels: Any) -> bool:
     if factor.dtype == torch.float32:  # the GPU's own products are faster
         return False
-    sizes = (factor.shape[0], factor.positions, *factor.shape[1:], factor.dtype)
-    by_kernel = kernels.tile_microseconds(*sizes)
-    return factor.input.dtype == factor.dtype and by_kernel <= _products_microseconds(*sizes)
+    (n, o, i), t, dtype = factor.shape, factor.positions, factor.dtype
+    by_kernel: float = kernels.tile_microseconds(n, t, o, i, dtype)
+    return factor.input.dtype == dtype and by_kernel <= _products_microseconds(n, t, o, i, dtype)
 
 
 def _products_microseconds(n: int, t: int, o: int, i: int, dtype: torch.dtype) -> float:

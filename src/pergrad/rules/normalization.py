@@ -40,7 +40,6 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Gradients:
     """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g."""
-
     rows = grad_output.reshape(len(grad_output), -1, *normalized_shape)
 
     def scale() -> ElementProduct:
@@ -88,7 +87,6 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Gradients:
     """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g, with x̂ normalised over each group of channels."""
-
     rows = _channels_last(grad_output)
 
     def scale() -> ElementProduct:
