@@ -19,6 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import pergrad
 from benchmarks.fastest import fastest, fastest_rows
+from benchmarks.models import transformer
 from benchmarks.rows import RESULTS, Row, provenance, write
 
 _WORDS = 64
@@ -60,6 +61,12 @@ def gpt2() -> Made:
     return _language_model(GPT2LMHeadModel(config))
 
 
+def deep_transformer() -> Made:
+    """As many calls as the transformer of the GPU's benchmark makes, of next to nothing each."""
+    task = transformer(2, 4, vocabulary=16, width=16, depth=12, heads=2)
+    return task.model, lambda: task.loss(task.model(task.inputs), task.targets)
+
+
 def mlp() -> Made:
     layers = [nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)]
     model, x = nn.Sequential(*layers), torch.randn(4, 16)
@@ -70,11 +77,20 @@ MODELS: dict[str, tuple[str, Callable[[], Made]]] = {
     "llama-64": ("Llama, 2 layers of 64, B=8 T=32", lambda: llama(64, 8, 32)),
     "llama-32": ("Llama, 2 layers of 32, B=4 T=16", lambda: llama(32, 4, 16)),
     "gpt2-tiny": ("GPT-2, 2 layers of 32, B=4 T=16", gpt2),
+    "transformer-12": ("Transformer, 12 layers of 16, B=2 T=4", deep_transformer),
     "mlp-tiny": ("MLP, 3 layers of 32, B=4", mlp),
 }
 
 
-def steps(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Callable[[], None]]:
+QUANTITIES: dict[str, Callable[[], pergrad.Quantity]] = {
+    "grads": pergrad.Grads,
+    "norms": pergrad.Norms,
+}
+
+
+def steps(
+    model: nn.Module, loss: Callable[[], Tensor], quantity: Callable[[], pergrad.Quantity]
+) -> dict[str, Callable[[], None]]:
     """A plain step and a recorded one."""
 
     def plain() -> None:
@@ -82,29 +98,30 @@ def steps(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Callable[[]
         model.zero_grad(set_to_none=True)
 
     def recorded() -> None:
-        with pergrad.record(model, pergrad.Grads()):
+        with pergrad.record(model, quantity()):
             loss().backward()
 
     return {"plain": plain, "pergrad": recorded}
 
 
 def rows(rounds: int, seed: int) -> list[Row]:
-    """Plain and pergrad for each model."""
+    """Plain and pergrad for each quantity of each model."""
     found: list[Row] = []
     made = provenance(torch.device("cpu"), of_commit=None, rounds=rounds, steps=1, seed=seed)
     for name, (title, make) in MODELS.items():
-        torch.manual_seed(seed)
-        timed = steps(*make())
-        found += fastest_rows(
-            fastest(timed, rounds, warm_up=rounds // 10, clock=time.thread_time),
-            {method: method for method in timed},
-            size="tiny",
-            model=name,
-            model_title=title,
-            quantity="grads",
-            note="the fastest step; `ratio` is of the fastest",
-            provenance=made,
-        )
+        for quantity, of_batch in QUANTITIES.items():
+            torch.manual_seed(seed)
+            timed = steps(*make(), of_batch)
+            found += fastest_rows(
+                fastest(timed, rounds, warm_up=rounds // 10, clock=time.thread_time),
+                {method: method for method in timed},
+                size="tiny",
+                model=name,
+                model_title=title,
+                quantity=quantity,
+                note="the fastest step; `ratio` is of the fastest",
+                provenance=made,
+            )
     return found
 
 
@@ -119,7 +136,8 @@ def main(arguments: list[str] | None = None) -> None:
     found = rows(options.rounds, options.seed)
     for row in found:
         assert row.seconds is not None
-        print(f"{row.model_title:24} {row.method:8} {row.seconds * 1e3:6.2f} ms {row.ratio:5.2f}x")
+        what = f"{row.model_title:38} {row.quantity:6} {row.method:8}"
+        print(f"{what} {row.seconds * 1e3:6.2f} ms {row.ratio:5.2f}x")
     if options.store:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
         path: Path = RESULTS / "eager_cost" / f"cpu-{stamp}.jsonl"  # not for the README's table

@@ -78,7 +78,9 @@ def norm_way(shape: Shape, layer: str, place: Place) -> str:
             return "gram kernel"
         if norms._tile_kernel_is_cheapest(factor, kernels):
             return "tile kernel"
-    return "gram" if norms.gram_is_cheaper(shape.length, outputs, inputs) else "gradients"
+    is_little = norms.is_little_work(shape.batch, shape.length, outputs, inputs)
+    is_gram = norms.gram_is_cheaper(shape.length, outputs, inputs) and not is_little
+    return "gram" if is_gram else "gradients"
 
 
 def norm_pieces(shape: Shape, layer: str, place: Place) -> str:

@@ -10,8 +10,13 @@ def rows() -> list[Row]:
 
 
 def test_every_model_has_a_plain_and_a_recorded_row(rows: list[Row]) -> None:
-    expected = [(name, m) for name in eager_cost.MODELS for m in ("plain", "pergrad")]
-    assert [(row.model, row.method) for row in rows] == expected
+    expected = [
+        (name, quantity, method)
+        for name in eager_cost.MODELS
+        for quantity in eager_cost.QUANTITIES
+        for method in ("plain", "pergrad")
+    ]
+    assert [(row.model, row.quantity, row.method) for row in rows] == expected
 
 
 def test_ratio_is_to_the_plain_step_of_the_same_model(rows: list[Row]) -> None:

@@ -327,6 +327,50 @@ def test_output_changed_in_place_still_has_its_gradient() -> None:
             agrees(Writes(bias).double(), data(*shape))
 
 
+def test_output_written_to_in_part_or_given_a_hook_still_has_its_gradient() -> None:
+    def write(y: Tensor) -> None:
+        y[..., 0] = 0
+        y[..., 1:3].mul_(3)
+
+    def hook(y: Tensor) -> None:
+        y.register_hook(lambda g: g * g.cos())
+
+    class Changes(nn.Module):
+        def __init__(self, change: Callable[[Tensor], None]) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+            self.change = change
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                y = layer(x)
+                self.change(y)
+                x = y.tanh()
+            return x
+
+    for change in (write, hook):
+        for shape in ((5, 4), (5, 3, 4), (5, 2, 3, 4)):
+            agrees(Changes(change).double(), data(*shape))
+
+
+def test_list_among_the_arguments_that_changes_later_changes_no_earlier_plan() -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(data(3, 2, 3))
+            self.padding = [1]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.conv1d(x, self.weight, padding=self.padding)
+
+    model, x = Padded(), data(5, 2, 6)
+    agrees(model, x)
+    earlier = model.padding
+    model.padding = [1]
+    earlier[0] = 0
+    agrees(model, x)
+
+
 def test_function_that_returns_what_it_made_before() -> None:
     """Its two results are one tensor, and yet two uses of the weight."""
     made: dict[int, tuple[Tensor, Tensor]] = {}

@@ -1,6 +1,6 @@
 """Squared norms by every way, against those of the gradients themselves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pergrad.factors import Dense, Factor, OuterProduct, PositionSum, RowSum, joined
+from pergrad.reductions import norms
 from pergrad.reductions.norms import by_gram, by_rank_one, by_tiles, gram_is_cheaper, squared_norms
 from pergrad.testing import assert_near
 from tests.reductions.factor_cases import (
@@ -25,6 +26,15 @@ from tests.reductions.factor_cases import (
     with_bad_sample,
 )
 from tests.reductions.memory import largest_tensor
+
+_LITTLE = norms._LITTLE
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_cases_go_the_ways_of_large_ones() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(norms, "_LITTLE", 0)
+        yield
 
 
 def expected(factors: list[Factor]) -> Tensor:
@@ -114,6 +124,15 @@ def test_windows_of_a_wide_convolution_are_copied_within_the_bound() -> None:
     bound = 2 * 8 * 64 * factor.positions  # two samples
     assert largest_tensor(lambda: squared_norms([factor], bound)) <= bound
     assert_near(squared_norms([factor], bound), expected([factor]))
+
+
+def test_little_work_is_done_on_the_gradients_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    factor = OuterProduct(data(N, 4, 32), data(N, 4, 64))
+    assert gram_is_cheaper(factor.positions, 32, 64)
+    assert largest_tensor(lambda: squared_norms([factor], 2**20)) < N * 32 * 64 * 8
+    monkeypatch.setattr(norms, "_LITTLE", _LITTLE)
+    assert largest_tensor(lambda: squared_norms([factor], 2**20)) == N * 32 * 64 * 8
+    assert_near(squared_norms([factor], 2**20), expected([factor]))
 
 
 # Precision

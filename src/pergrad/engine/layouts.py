@@ -150,7 +150,8 @@ def samples_first(x: Tensor, layout: Samples | Owners) -> Tensor:
     if isinstance(layout, Owners) or layout.pre == layout.post == 1:
         return x.unsqueeze(1) if dim == 0 else x.movedim(dim, 0).unsqueeze(dim + 1)
     if layout.pre == 1:
-        return x.unflatten(dim, (layout.scope.count, layout.post)).movedim(dim, 0)
+        split = x.view(*x.shape[:dim], layout.scope.count, layout.post, *x.shape[dim + 1 :])
+        return split.movedim(dim, 0) if dim else split
     split = x.unflatten(dim, (layout.pre, layout.scope.count, layout.post))
     return split.movedim(dim + 1, 0).flatten(dim + 1, dim + 2)
 

@@ -58,6 +58,9 @@ def plan_of(
     places = {name: place for place, name in enumerate(bound)}
     kept = {name: places[name] for name in names if saves is None or name in saves}
     stand_ins = {name: ShapeOnly(bound[name].shape) if name in weights else None for name in names}
+    plain = {  # a list may be changed by its owner before the next call
+        name: list(value) if isinstance(value, list) else value for name, value in bound.items()
+    }
     return Plan(
         rule=rule,
         function=func,
@@ -65,7 +68,7 @@ def plan_of(
         tensors=tuple(places[name] for name in names),
         kept=kept,
         weights=weights,
-        arguments={**bound, **stand_ins},
+        arguments={**plain, **stand_ins},
         layouts=layouts,
         dims={  # of a single sample, any will do
             name: 0 if layout.scope.count == 1 else layout.dim for name, layout in layouts.items()

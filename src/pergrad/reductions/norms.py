@@ -39,6 +39,7 @@ __all__ = [
     "by_tiles",
     "gram_is_cheaper",
     "is_cancelled",
+    "is_little_work",
     "launch_of",
     "squared_norms",
     "squared_norms_in_one_launch",
@@ -79,7 +80,8 @@ def _(factor: OuterProduct, bound: int) -> Tensor:
         )
     if kernels is not None and _tile_kernel_is_cheapest(factor, kernels):
         return kernels.tile_squared_norms(g, x)
-    if gram_is_cheaper(factor.positions, *factor.shape[1:]):
+    (n, o, i), t = factor.shape, factor.positions
+    if gram_is_cheaper(t, o, i) and not is_little_work(n, t, o, i):
         return by_gram(factor, bound)
     return by_tiles([factor], bound)
 
@@ -130,9 +132,9 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
     factor = factors[0]
     if len(factors) != 1 or not isinstance(factor, _SHARING):
         return None
-    parts: tuple[Tensor, ...] = (factor.grad_output,)
+    parts = [factor.grad_output]
     if not isinstance(factor, PositionSum):
-        parts += (factor.input,)
+        parts.append(factor.input)
     kernels = kernels_for(*parts)
     if kernels is None:
         return None
@@ -192,10 +194,9 @@ def _gram_kernel_is_cheapest(
 def _tile_kernel_is_cheapest(factor: OuterProduct, kernels: Any) -> bool:
     if factor.dtype == torch.float32:  # the GPU's own products are faster
         return False
-    (n, o, i), t = factor.shape, factor.positions
-    by_kernel = kernels.tile_microseconds(n, t, o, i, factor.dtype)
-    by_products = _products_microseconds(n, t, o, i, factor.dtype)
-    return factor.input.dtype == factor.dtype and by_kernel <= by_products
+    (n, o, i), t, dtype = factor.shape, factor.positions, factor.dtype
+    by_kernel: float = kernels.tile_microseconds(n, t, o, i, dtype)
+    return factor.input.dtype == dtype and by_kernel <= _products_microseconds(n, t, o, i, dtype)
 
 
 def _products_microseconds(n: int, t: int, o: int, i: int, dtype: torch.dtype) -> float:
@@ -210,6 +211,14 @@ _MORE_LAUNCHES = 20.0  # microseconds: the two products, what is made of them, a
 def gram_is_cheaper(t: int, o: int, i: int) -> bool:
     """Whether two (t, t) matrices of inner products cost less than the (o, i) gradient itself."""
     return t * (o + i) < o * i
+
+
+def is_little_work(n: int, t: int, o: int, i: int) -> bool:
+    """Whether the gradients themselves take no longer than the calls that inner products need more."""
+    return n * t * o * i < _LITTLE
+
+
+_LITTLE = 10**6  # multiplications; ten calls of torch
 
 
 def by_rank_one(factor: OuterProduct) -> Tensor:
