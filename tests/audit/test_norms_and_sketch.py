@@ -11,7 +11,7 @@ from pergrad.factors import Dense
 from pergrad.quantities import Batch
 from pergrad.reductions import CountSketch, SampleGradients
 from pergrad.testing import assert_near
-from tests.reductions.factor_cases import CASES, cast, dense_of, factors_of
+from tests.reductions.factor_cases import CASES, cast, data, dense_of, factors_of
 
 
 def consumed(factors, dim=7):
@@ -40,6 +40,21 @@ def test_every_kind_of_factor_has_the_norms_and_the_sketch_of_its_gradients(
     sketch = CountSketch.of("w", exact.shape[1:], 7, 3)
     apart = SampleGradients([Dense(exact)], bound=2**20).sketch(sketch)
     torch.testing.assert_close(quantity.sketch.double(), apart, rtol=close, atol=10 * close)
+
+
+def test_more_threads_give_the_same():
+    """Runs of neighbouring rows overlap in the sketch: none may be lost."""
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 4):
+            torch.set_num_threads(count)
+            found.append(consumed([Dense(data(300, 40, 60))], dim=64))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0].sketch, found[1].sketch)
+    exact = SampleGradients([Dense(data(300, 40, 60))], bound=2**20)
+    assert_near(found[1].sketch, exact.sketch(CountSketch.of("w", (40, 60), 64, 3)))
 
 
 class Mixed(nn.Module):

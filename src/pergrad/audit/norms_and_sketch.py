@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -20,22 +21,24 @@ _PIECE = 4 * 2**20  # bytes; what is made of a piece stays in the cache meanwhil
 
 
 @dataclass(frozen=True)
-class _Entries:
-    """Bucket and sign of each entry of a gradient, in the order that it is made in."""
+class _Map:
+    """The sketch of one parameter, its columns in the order of their runs."""
 
-    buckets: Tensor  # (entries,)
-    signs: Tensor  # (entries,)
+    row_signs: Tensor  # (rows,)
+    column_signs: Tensor  # (columns,)
+    runs: list[tuple[slice, Tensor]]  # columns, and (rows,) their first bucket in each row
 
     @classmethod
-    def of(cls, sketch: CountSketch, kernel: tuple[int, ...] | None) -> _Entries:
-        """In the order of the parameter, or, for a kernel (o, c, *taps), in that of (o, *taps, c)."""
-
+    def of(cls, sketch: CountSketch, shape: tuple[int, ...], dtype: torch.dtype) -> _Map:
         def arranged(columns: Tensor) -> Tensor:
-            return columns if kernel is None else columns.view(kernel[1], -1).T.flatten()
+            return columns.view(shape[1], -1).T.flatten() if len(shape) > 2 else columns
 
-        buckets = sketch.row_buckets[:, None] + arranged(sketch.column_buckets)
-        signs = sketch.row_signs[:, None] * arranged(sketch.column_signs)
-        return cls(buckets.flatten() % sketch.size, signs.flatten())
+        buckets = arranged(sketch.column_buckets)
+        runs = []
+        for start in range(0, len(buckets), sketch.size):
+            columns = slice(start, min(start + sketch.size, len(buckets)))
+            runs.append((columns, (sketch.row_buckets + buckets[start]) % sketch.size))
+        return cls(sketch.row_signs.to(dtype), arranged(sketch.column_signs).to(dtype), runs)
 
 
 class NormsAndSketch(Quantity):
@@ -51,13 +54,19 @@ class NormsAndSketch(Quantity):
         self._seed = seed
         # Kept from batch to batch.
         self._sketches: dict[str, CountSketch] = {}
-        self._entries: dict[tuple[str, bool], _Entries] = {}
+        self._maps: dict[tuple[str, torch.dtype], _Map] = {}
+        self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._unfolded = torch.empty(
+            0
+        )  # (n, 2k - 1): no run goes round from the last bucket to the first
         self.squares: dict[str, Tensor] = {}  # each (n,) in float64
         self.sketch = torch.empty(0)
 
     def begin(self, batch: Batch) -> None:
-        self.sketch = torch.zeros(batch.size, self._dim, dtype=batch.dtype, device=batch.device)
-        zero = torch.zeros(batch.size, dtype=torch.float64, device=batch.device)
+        dtype, device = batch.dtype, batch.device
+        self._unfolded = torch.zeros(batch.size, 2 * self._dim - 1, dtype=dtype, device=device)
+        self.sketch = self._unfolded[:, : self._dim]
+        zero = torch.zeros(batch.size, dtype=torch.float64, device=device)
         self.squares = dict.fromkeys(batch.parameters, zero)
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
@@ -71,7 +80,10 @@ class NormsAndSketch(Quantity):
             self.squares[name] = gradients.squared_norms()
             self.sketch += gradients.sketch(self._sketches[name])
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        self.sketch[:, :-1] += self._unfolded[:, self._dim :]
+        self.sketch = self.sketch.contiguous()
+        self._unfolded = torch.empty(0)
 
     def _goes_by_entries(self, factor: Factor) -> bool:
         if factor.device.type != "cpu" or _bytes_each(factor) > _PIECE:
@@ -85,31 +97,58 @@ class NormsAndSketch(Quantity):
 
     def _by_pieces(self, name: str, factor: Factor) -> Tensor:
         """|G_n|²; the sketches are added to those of the other parameters."""
-        is_last = isinstance(factor, Convolution) and factor.channels_last_is_cheaper
-        if (name, is_last) not in self._entries:
-            kernel = factor.shape[1:] if is_last else None
-            self._entries[name, is_last] = _Entries.of(self._sketches[name], kernel)
-        to = self._entries[name, is_last]
-        signs = to.signs.to(wide(factor.dtype))
+        key = name, wide(factor.dtype)
+        if key not in self._maps:
+            self._maps[key] = _Map.of(self._sketches[name], factor.shape[1:], key[1])
+        to = self._maps[key]
         squares = []
         step = at_once(_bytes_each(factor), _PIECE)
         for start in range(0, factor.shape[0], step):
             samples = slice(start, start + step)
-            entries = _made(factor.part(samples), is_last)
-            norms = torch.linalg.vector_norm(entries, dim=1)
+            entries = self._signed(factor.part(samples), to)
+            norms = torch.linalg.vector_norm(entries.flatten(1), dim=1)
             squares.append(norms.double().square())
-            sketch = self.sketch[samples]
-            sketch.index_add_(1, to.buckets, (entries * signs).to(sketch.dtype))
+            buckets = self._unfolded[samples]
+            for columns, first in to.runs:
+                # The windows overlap, but each row's run is added to its own after the one before it.
+                windows = buckets.unfold(1, columns.stop - columns.start, 1)
+                windows.index_add_(1, first, entries[:, :, columns].to(windows.dtype))
         return torch.cat(squares)
 
+    def _signed(self, factor: Factor, to: _Map) -> Tensor:  # (n, rows, columns)
+        """The gradients themselves with the signs of the map, columns in its order."""
+        dtype = wide(factor.dtype)
+        if isinstance(factor, OuterProduct):
+            return self._product(factor.grad_output, factor.input, to.column_signs, to, dtype)
+        if isinstance(factor, Convolution) and factor.channels_last_is_cheaper:
+            if factor.groups == 1:
+                signs = to.column_signs.view(*factor.kernel[2:], -1)
+                return self._product(factor.by_position(), factor.windows(), signs, to, dtype)
+            entries = factor.channels_last().materialize(dtype)
+        else:
+            entries = factor.materialize(dtype)
+            entries = entries.flatten(3).mT if entries.dim() > 3 else entries
+        entries = entries.reshape(factor.shape[0], len(to.row_signs), len(to.column_signs))
+        return (entries * to.row_signs[:, None]).mul_(to.column_signs)
 
-def _made(factor: Factor, is_last: bool) -> Tensor:  # (n, entries)
-    """The gradients themselves."""
-    dtype = wide(factor.dtype)
-    if is_last:
-        assert isinstance(factor, Convolution)
-        return factor.channels_last().materialize(dtype).view(factor.shape[0], -1)
-    return factor.materialize(dtype).reshape(factor.shape[0], -1)
+    def _product(
+        self, g: Tensor, x: Tensor, column_signs: Tensor, to: _Map, dtype: torch.dtype
+    ) -> Tensor:
+        """Σ_t g ⊗ x, signed, of g (n, t, rows) and x (n, t, columns), or windows that can be seen so."""
+        n, t, rows = g.shape
+        columns = len(to.column_signs)
+        signed = torch.mul(x, column_signs, out=self._held("input", x.shape, dtype))
+        g, x = g.to(dtype) * to.row_signs, signed.view(n, t, columns)
+        entries = self._held("entries", (n, rows, columns), dtype)
+        return torch.mul(g.mT, x, out=entries) if t == 1 else torch.bmm(g.mT, x, out=entries)
+
+    def _held(self, what: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory that pieces take one after the other: to be given fresh pages takes as long as a product."""
+        size = prod(shape)
+        memory = self._memory.get((what, dtype))
+        if memory is None or len(memory) < size:
+            memory = self._memory[what, dtype] = torch.empty(size, dtype=dtype)
+        return memory[:size].view(shape)
 
 
 def _bytes_each(factor: Factor) -> int:

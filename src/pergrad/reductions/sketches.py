@@ -1,11 +1,15 @@
 """Random projections of per-sample gradients that never hold a gradient or a projection matrix.
 
-A weight is seen as a matrix (rows, columns): its first dimension, and all others. Every row r and every
-column c has a random bucket h and a random sign s, and the entry (r, c) is added, with sign s(r) s(c), to
-bucket h(r) + h(c) mod k of the sketch. An outer product's sketch is then the circular convolution of
-the sketches of its two vectors, a product of Fourier transforms (Pham and Pagh's TensorSketch), and a
-row of a table is a rotation. Different kinds of factors see the same map, so that uses of one weight
-add up. The expectation of <s_n, s_m> is <G_n, G_m>.
+A weight is seen as a matrix (rows, columns): its first dimension, and all others, of a kernel the taps
+before the channels. Every row r and every column c has a bucket h and a random sign s, and the entry (r, c)
+is added, with sign s(r) s(c), to bucket h(r) + h(c) mod k of the sketch. An outer product's sketch is then
+the circular convolution of the sketches of its two vectors, a product of Fourier transforms (Pham and
+Pagh's TensorSketch), and a row of a table is a rotation. Different kinds of factors see the same map, so
+that uses of one weight add up. The expectation of <s_n, s_m> is <G_n, G_m>.
+
+The buckets of rows are random. Those of k neighbouring columns, a run, follow one another from a random one
+on: entries of one run of one row never meet, any others do with probability 1 / k, and what lies side by
+side in memory is added side by side.
 
 Buckets and signs come from integer hashes of (seed, parameter, side, index): they are the same on every
 device and for every batch.
@@ -60,11 +64,16 @@ class CountSketch:
     @classmethod
     def of(cls, name: str, shape: Sequence[int], size: int, seed: int) -> CountSketch:
         rows, columns = _as_matrix(shape)
+        order = torch.arange(columns)
+        runs = _hashed(f"{seed}/{name}/column bucket", -(-columns // size))
+        buckets = (runs[order // size] + order) % size
+        if len(shape) > 2:  # given for channels, then taps
+            buckets = buckets.view(prod(shape[2:]), shape[1]).T.flatten()
         return cls(
             size,
             _hashed(f"{seed}/{name}/row bucket", rows) % size,
             _signs(f"{seed}/{name}/row sign", rows),
-            _hashed(f"{seed}/{name}/column bucket", columns) % size,
+            buckets,
             _signs(f"{seed}/{name}/column sign", columns),
         )
 
