@@ -6,7 +6,7 @@ import numpy as np
 
 from pergrad.attribution.samples import Floats
 
-__all__ = ["directions"]
+__all__ = ["directions", "peaks"]
 
 
 def directions(rows: Floats) -> tuple[Floats, Floats]:  # (n, k) -> (n, k), (n,)
@@ -19,8 +19,13 @@ def directions(rows: Floats) -> tuple[Floats, Floats]:  # (n, k) -> (n, k), (n,)
     >>> units.round(6).tolist(), (lengths / 1e30).round(6).tolist()
     ([[0.6000000238418579, 0.800000011920929], [0.0, 0.0]], [5.0, 0.0])
     """
-    largest = np.abs(rows).max(axis=1, initial=0.0, keepdims=True)
-    scaled = np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0)
-    lengths = np.linalg.norm(scaled, axis=1, keepdims=True)
-    units = np.divide(scaled, lengths, out=scaled, where=lengths > 0)
+    largest = peaks(rows)[:, None]
+    units = rows / np.where(largest > 0, largest, 1)
+    lengths = np.sqrt(np.einsum("nk,nk->n", units, units))[:, None]
+    units /= np.where(lengths > 0, lengths, 1)
     return units, (lengths.astype(np.float64) * largest.astype(np.float64))[:, 0]
+
+
+def peaks(rows: Floats) -> Floats:  # (n, k) -> (n,)
+    """The largest entry of each row, whatever its sign."""
+    return np.maximum(rows.max(axis=1, initial=0.0), -rows.min(axis=1, initial=0.0))
