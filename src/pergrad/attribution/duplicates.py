@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pergrad.attribution.directions import directions
+from pergrad.attribution.directions import Directions, directions
 from pergrad.attribution.samples import Floats, Integers
 
 __all__ = ["Duplicates", "near_duplicates"]
@@ -34,7 +34,7 @@ class Duplicates:
 def near_duplicates(
     index: Integers,  # (n,)
     norm: Floats,  # (n,)
-    sketch: Floats,  # (n, k)
+    sketch: Floats | Directions,  # (n, k)
     *,
     threshold: float = 0.99,
     block: int = 64,
@@ -60,7 +60,7 @@ def near_duplicates(
     order = order[(norm[order] > 0) & (lengths[order] > 0)]
     norms = norm[order]
     units = units[order]
-    pairs, cosine, count = np.empty((2, 0), dtype=np.int64), np.empty(0, dtype=sketch.dtype), 0
+    pairs, cosine, count = np.empty((2, 0), dtype=np.int64), np.empty(0, dtype=units.dtype), 0
     for rows, columns in _bands(norms, threshold, block):
         cosines = units[rows] @ units[columns].T
         a, b = np.divmod(np.flatnonzero(cosines >= threshold), cosines.shape[1])

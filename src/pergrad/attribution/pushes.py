@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pergrad.attribution.directions import directions
+from pergrad.attribution.directions import Directions, directions
 from pergrad.attribution.samples import Floats, Integers
 
 __all__ = ["Pushes", "pushes"]
@@ -31,7 +31,9 @@ class Pushes:
         return len(self.index)
 
 
-def pushes(index: Integers, sketch: Floats, rows: Integers, *, each: int = 3) -> Pushes:
+def pushes(
+    index: Integers, sketch: Floats | Directions, rows: Integers, *, each: int = 3
+) -> Pushes:
     """For each of `rows`: the `each` strongest helpers, then the `each` strongest harmers, by cosine.
 
     Ordered by the cosine and not by the dot product, or else the same few samples with the largest
@@ -44,7 +46,7 @@ def pushes(index: Integers, sketch: Floats, rows: Integers, *, each: int = 3) ->
     >>> found.index, found.other, found.dot
     (array([10, 10]), array([11, 12]), array([ 2., -1.]))
     """
-    each = min(each, len(sketch))
+    each = min(each, len(index))
     if len(rows) == 0 or each == 0:
         none = np.empty(0, dtype=np.int64)
         return Pushes(none, none, np.empty(0), np.empty(0))

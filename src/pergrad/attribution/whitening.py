@@ -14,7 +14,7 @@ _BLOCK = 32
 def whitening(matrix: Floats) -> Floats:  # (k, k) -> (k, k)
     """The lower triangular W with W M W^T = I, for a symmetric, positive definite M.
 
-    LAPACK splits the factorization of a large matrix by the number of threads, and so rounds in another order:
+    LAPACK splits the factorization of a large matrix by the number of threads, and rounds in another order:
     an audit in two processes, which have one thread each, would differ from one that has two. Products of
     matrices do not, nor do factorizations of matrices too small to be split: this is made of those.
 

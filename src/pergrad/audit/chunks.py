@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import zipfile
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pergrad.audit.files import write_whole
+from pergrad.audit.files import replacing
 from pergrad.audit.gradients import Rows, joined_rows
 from pergrad.errors import AuditError
 
@@ -43,17 +42,17 @@ def write_chunk(folder: Path, chunk: Chunk) -> None:
         "batch_size": chunk.batch_size,
         "seconds": chunk.seconds,
     }
-    held = io.BytesIO()
-    np.savez(
-        held,
-        index=chunk.index,
-        loss=chunk.rows.loss,
-        norm=chunk.rows.norm,
-        group_norms=chunk.rows.group_norms,
-        sketch=chunk.rows.sketch,
-        about=np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
-    )
-    write_whole(folder / f"{chunk.start:010d}-{chunk.stop:010d}.npz", held.getvalue())
+    path = folder / f"{chunk.start:010d}-{chunk.stop:010d}.npz"
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
+        np.savez(
+            file,
+            index=chunk.index,
+            loss=chunk.rows.loss,
+            norm=chunk.rows.norm,
+            group_norms=chunk.rows.group_norms,
+            sketch=chunk.rows.sketch,
+            about=np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
+        )
 
 
 def read_chunk(path: Path) -> Chunk:
@@ -62,8 +61,8 @@ def read_chunk(path: Path) -> Chunk:
     assert named is not None
     start, stop = int(named[1]), int(named[2])
     try:
-        # From bytes, as np.load leaves the file open where it is cut off.
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as held:
+        # Opened here, as np.load leaves the file open where it is cut off.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
             about = json.loads(held["about"].tobytes())
             rows = Rows(held["loss"], held["norm"], held["group_norms"], held["sketch"])
             index = held["index"]
@@ -124,6 +123,8 @@ def read_all(folder: Path, indices: np.ndarray) -> tuple[Chunk, dict[int, int]]:
 
 
 def _joined(chunks: Sequence[Chunk]) -> Chunk:
+    if len(chunks) == 1:
+        return chunks[0]
     labels = [chunk.labels for chunk in chunks]
     seconds: dict[str, float] = {}
     for chunk in chunks:

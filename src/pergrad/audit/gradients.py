@@ -38,6 +38,8 @@ class Rows:
 
 def joined_rows(parts: Sequence[Rows]) -> Rows:
     """The rows of all parts, in order."""
+    if len(parts) == 1:
+        return parts[0]
     return Rows(
         np.concatenate([part.loss for part in parts]),
         np.concatenate([part.norm for part in parts]),

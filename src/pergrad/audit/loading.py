@@ -90,11 +90,12 @@ class Loader(Dataset[Any]):
 
     def load(self, start: int, stop: int) -> Loaded:
         began = time.perf_counter()
-        indices = self._indices[start:stop].tolist()
         labels: list[str] | None = None
         if self._tensors is not None:  # cut out at once what would be taken apart and put together
-            arguments = tuple(tensor[indices] for tensor in self._tensors)
+            chosen = torch.from_numpy(self._indices[start:stop])
+            arguments = tuple(tensor[chosen.to(tensor.device)] for tensor in self._tensors)
         else:
+            indices = self._indices[start:stop].tolist()
             items = self._items(indices)
             labels = None if self._label is None else self._labels(items, indices)
             batch = self._collated(items, indices)

@@ -18,6 +18,7 @@ from pergrad.reductions.tiles import at_once
 __all__ = ["NormsAndSketch"]
 
 _PIECE = 4 * 2**20  # bytes; what is made of a piece stays in the cache meanwhile
+_FEW = 256  # entries of a gradient that is so small that its sketch waits for those of others
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,21 @@ class NormsAndSketch(Quantity):
         # Kept from batch to batch.
         self._sketches: dict[str, CountSketch] = {}
         self._maps: dict[tuple[str, torch.dtype], _Map] = {}
+        self._joined: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}  # buckets and signs
         self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._clear()
+
+    def _clear(self) -> None:
         self._unfolded = torch.empty(
             0
         )  # (n, 2k - 1): no run goes round from the last bucket to the first
+        self._norms: dict[str, Tensor] = {}  # each (n,), as they are made
+        self._waiting: dict[str, Tensor] = {}  # each (n, entries)
         self.squares: dict[str, Tensor] = {}  # each (n,) in float64
         self.sketch = torch.empty(0)
 
     def begin(self, batch: Batch) -> None:
+        self._clear()
         dtype, device = batch.dtype, batch.device
         self._unfolded = torch.zeros(batch.size, 2 * self._dim - 1, dtype=dtype, device=device)
         self.sketch = self._unfolded[:, : self._dim]
@@ -74,16 +82,24 @@ class NormsAndSketch(Quantity):
             sketch = CountSketch.of(name, gradients.shape, self._dim, self._seed)
             self._sketches[name] = sketch.to(self.sketch.device)
         factor, *others = gradients.factors
-        if not others and self._goes_by_entries(factor):
-            self.squares[name] = self._by_pieces(name, factor)
-        else:
+        if others or not self._goes_by_entries(factor):
             self.squares[name] = gradients.squared_norms()
             self.sketch += gradients.sketch(self._sketches[name])
+        elif prod(factor.shape[1:]) <= _FEW:
+            self._let_wait(name, factor.materialize(wide(factor.dtype)))
+        else:
+            self._norms[name] = self._by_pieces(name, factor)
 
     def end(self) -> None:
-        self.sketch[:, :-1] += self._unfolded[:, self._dim :]
-        self.sketch = self.sketch.contiguous()
-        self._unfolded = torch.empty(0)
+        self._add_waiting()
+        if self._norms:
+            squares = torch.stack(list(self._norms.values())).double().square_()
+            self.squares.update(zip(self._norms, squares, strict=True))
+        sketch = self.sketch.contiguous()
+        sketch[:, :-1] += self._unfolded[:, self._dim :]
+        squares_by_name = self.squares
+        self._clear()
+        self.squares, self.sketch = squares_by_name, sketch
 
     def _goes_by_entries(self, factor: Factor) -> bool:
         if factor.device.type != "cpu" or _bytes_each(factor) > _PIECE:
@@ -95,25 +111,47 @@ class NormsAndSketch(Quantity):
             return not fourier_is_cheaper(factor.positions, o, i, self._dim)
         return True
 
+    def _let_wait(self, name: str, gradients: Tensor) -> None:
+        """Small gradients are sketched together: one by one each would cost as much as many."""
+        entries = gradients.reshape(len(gradients), prod(gradients.shape[1:]))
+        self._norms[name] = torch.linalg.vector_norm(entries, dim=1)
+        self._waiting[name] = entries
+        if sum(map(torch.numel, self._waiting.values())) * entries.itemsize > _PIECE:
+            self._add_waiting()
+
+    def _add_waiting(self) -> None:
+        names = tuple(self._waiting)
+        if not names:
+            return
+        if names not in self._joined:
+            tables = [self._sketches[name].entries() for name in names]
+            self._joined[names] = (
+                torch.cat([buckets for buckets, _ in tables]),
+                torch.cat([signs for _, signs in tables]),
+            )
+        buckets, signs = self._joined[names]
+        entries = torch.cat(list(self._waiting.values()), dim=1).to(self.sketch.dtype)
+        self.sketch.index_add_(1, buckets, entries.mul_(signs))
+        self._waiting.clear()
+
     def _by_pieces(self, name: str, factor: Factor) -> Tensor:
-        """|G_n|²; the sketches are added to those of the other parameters."""
+        """|G_n|; the sketches are added to those of the other parameters."""
         key = name, wide(factor.dtype)
         if key not in self._maps:
             self._maps[key] = _Map.of(self._sketches[name], factor.shape[1:], key[1])
         to = self._maps[key]
-        squares = []
+        norms = []
         step = at_once(_bytes_each(factor), _PIECE)
         for start in range(0, factor.shape[0], step):
             samples = slice(start, start + step)
             entries = self._signed(factor.part(samples), to)
-            norms = torch.linalg.vector_norm(entries.flatten(1), dim=1)
-            squares.append(norms.double().square())
+            norms.append(torch.linalg.vector_norm(entries.flatten(1), dim=1))
             buckets = self._unfolded[samples]
             for columns, first in to.runs:
                 # The windows overlap, but each row's run is added to its own after the one before it.
                 windows = buckets.unfold(1, columns.stop - columns.start, 1)
                 windows.index_add_(1, first, entries[:, :, columns].to(windows.dtype))
-        return torch.cat(squares)
+        return torch.cat(norms)
 
     def _signed(self, factor: Factor, to: _Map) -> Tensor:  # (n, rows, columns)
         """The gradients themselves with the signs of the map, columns in its order."""
