@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import zipfile
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pergrad.audit.files import replacing
+from pergrad.audit.files import write_whole
 from pergrad.audit.gradients import Rows, joined_rows
 from pergrad.errors import AuditError
 
@@ -42,17 +43,17 @@ def write_chunk(folder: Path, chunk: Chunk) -> None:
         "batch_size": chunk.batch_size,
         "seconds": chunk.seconds,
     }
-    path = folder / f"{chunk.start:010d}-{chunk.stop:010d}.npz"
-    with replacing(path) as unfinished, unfinished.open("wb") as file:
-        np.savez(
-            file,
-            index=chunk.index,
-            loss=chunk.rows.loss,
-            norm=chunk.rows.norm,
-            group_norms=chunk.rows.group_norms,
-            sketch=chunk.rows.sketch,
-            about=np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
-        )
+    held = io.BytesIO()
+    np.savez(
+        held,
+        index=chunk.index,
+        loss=chunk.rows.loss,
+        norm=chunk.rows.norm,
+        group_norms=chunk.rows.group_norms,
+        sketch=chunk.rows.sketch,
+        about=np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
+    )
+    write_whole(folder / f"{chunk.start:010d}-{chunk.stop:010d}.npz", held.getbuffer())
 
 
 def read_chunk(path: Path) -> Chunk:

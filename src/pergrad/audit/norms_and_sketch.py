@@ -18,7 +18,8 @@ from pergrad.reductions.tiles import at_once
 __all__ = ["NormsAndSketch"]
 
 _PIECE = 4 * 2**20  # bytes; what is made of a piece stays in the cache meanwhile
-_FEW = 256  # entries of a gradient that is so small that its sketch waits for those of others
+_AT_ONCE = 256  # samples; larger pieces bring no speed
+_FEW = 64  # entries of a gradient that is so small that its sketch waits for those of others
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class NormsAndSketch(Quantity):
             self._maps[key] = _Map.of(self._sketches[name], factor.shape[1:], key[1])
         to = self._maps[key]
         norms = []
-        step = at_once(_bytes_each(factor), _PIECE)
+        step = min(at_once(_bytes_each(factor), _PIECE), _AT_ONCE)
         for start in range(0, factor.shape[0], step):
             samples = slice(start, start + step)
             entries = self._signed(factor.part(samples), to)
