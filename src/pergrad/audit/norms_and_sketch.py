@@ -19,7 +19,8 @@ __all__ = ["NormsAndSketch"]
 
 _PIECE = 4 * 2**20  # bytes; what is made of a piece stays in the cache meanwhile
 _AT_ONCE = 256  # samples; larger pieces bring no speed
-_FEW = 64  # entries of a gradient that is so small that its sketch waits for those of others
+_MOST_JOINED = 64
+_FEW = 256  # entries of a gradient that is so small that its sketch waits for those of others
 
 
 @dataclass(frozen=True)
@@ -59,24 +60,20 @@ class NormsAndSketch(Quantity):
         self._maps: dict[tuple[str, torch.dtype], _Map] = {}
         self._joined: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}  # buckets and signs
         self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
-        self._clear()
-
-    def _clear(self) -> None:
-        self._unfolded = torch.empty(
-            0
-        )  # (n, 2k - 1): no run goes round from the last bucket to the first
+        # Of one batch. No run goes round from the last bucket to the first before the end.
+        self._unfolded = torch.empty(0)  # (n, 2k - 1)
         self._norms: dict[str, Tensor] = {}  # each (n,), as they are made
         self._waiting: dict[str, Tensor] = {}  # each (n, entries)
         self.squares: dict[str, Tensor] = {}  # each (n,) in float64
         self.sketch = torch.empty(0)
 
     def begin(self, batch: Batch) -> None:
-        self._clear()
         dtype, device = batch.dtype, batch.device
         self._unfolded = torch.zeros(batch.size, 2 * self._dim - 1, dtype=dtype, device=device)
-        self.sketch = self._unfolded[:, : self._dim]
+        self._norms, self._waiting = {}, {}
         zero = torch.zeros(batch.size, dtype=torch.float64, device=device)
         self.squares = dict.fromkeys(batch.parameters, zero)
+        self.sketch = self._unfolded[:, : self._dim]
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
         if name not in self._sketches:
@@ -87,7 +84,7 @@ class NormsAndSketch(Quantity):
             self.squares[name] = gradients.squared_norms()
             self.sketch += gradients.sketch(self._sketches[name])
         elif prod(factor.shape[1:]) <= _FEW:
-            self._let_wait(name, factor.materialize(wide(factor.dtype)))
+            self._let_wait(name, factor)
         else:
             self._norms[name] = self._by_pieces(name, factor)
 
@@ -96,11 +93,9 @@ class NormsAndSketch(Quantity):
         if self._norms:
             squares = torch.stack(list(self._norms.values())).double().square_()
             self.squares.update(zip(self._norms, squares, strict=True))
-        sketch = self.sketch.contiguous()
-        sketch[:, :-1] += self._unfolded[:, self._dim :]
-        squares_by_name = self.squares
-        self._clear()
-        self.squares, self.sketch = squares_by_name, sketch
+        self.sketch = self.sketch.contiguous()
+        self.sketch[:, :-1] += self._unfolded[:, self._dim :]
+        self._unfolded, self._norms = torch.empty(0), {}
 
     def _goes_by_entries(self, factor: Factor) -> bool:
         if factor.device.type != "cpu" or _bytes_each(factor) > _PIECE:
@@ -112,9 +107,11 @@ class NormsAndSketch(Quantity):
             return not fourier_is_cheaper(factor.positions, o, i, self._dim)
         return True
 
-    def _let_wait(self, name: str, gradients: Tensor) -> None:
+    def _let_wait(self, name: str, factor: Factor) -> None:
         """Small gradients are sketched together: one by one each would cost as much as many."""
-        entries = gradients.reshape(len(gradients), prod(gradients.shape[1:]))
+        dtype = wide(factor.dtype)
+        gradients = [factor.part(samples).materialize(dtype) for samples in _pieces(factor)]
+        entries = torch.cat(gradients).view(factor.shape[0], prod(factor.shape[1:]))
         self._norms[name] = torch.linalg.vector_norm(entries, dim=1)
         self._waiting[name] = entries
         if sum(map(torch.numel, self._waiting.values())) * entries.itemsize > _PIECE:
@@ -125,6 +122,10 @@ class NormsAndSketch(Quantity):
         if not names:
             return
         if names not in self._joined:
+            if (
+                len(self._joined) >= _MOST_JOINED
+            ):  # which ones are met may change from batch to batch
+                self._joined.clear()
             tables = [self._sketches[name].entries() for name in names]
             self._joined[names] = (
                 torch.cat([buckets for buckets, _ in tables]),
@@ -142,9 +143,7 @@ class NormsAndSketch(Quantity):
             self._maps[key] = _Map.of(self._sketches[name], factor.shape[1:], key[1])
         to = self._maps[key]
         norms = []
-        step = min(at_once(_bytes_each(factor), _PIECE), _AT_ONCE)
-        for start in range(0, factor.shape[0], step):
-            samples = slice(start, start + step)
+        for samples in _pieces(factor):
             entries = self._signed(factor.part(samples), to)
             norms.append(torch.linalg.vector_norm(entries.flatten(1), dim=1))
             buckets = self._unfolded[samples]
@@ -188,6 +187,12 @@ class NormsAndSketch(Quantity):
         if memory is None or len(memory) < size:
             memory = self._memory[what, dtype] = torch.empty(size, dtype=dtype)
         return memory[:size].view(shape)
+
+
+def _pieces(factor: Factor) -> list[slice]:
+    """Samples whose gradients are made at once."""
+    step = min(at_once(_bytes_each(factor), _PIECE), _AT_ONCE)
+    return [slice(start, start + step) for start in range(0, factor.shape[0], step)]
 
 
 def _bytes_each(factor: Factor) -> int:
