@@ -41,4 +41,4 @@ def directions(rows: Floats | Directions) -> Directions:
 
 def peaks(rows: Floats) -> Floats:  # (n, k) -> (n,)
     """The largest entry of each row, whatever its sign."""
-    return np.maximum(rows.max(axis=1, initial=0.0), -rows.min(axis=1, initial=0.0))
+    return np.maximum(rows.max(axis=1, initial=0.0), np.abs(rows.min(axis=1, initial=0.0)))
