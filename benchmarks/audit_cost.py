@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -73,30 +74,31 @@ def passed(spec: Spec, gradients: Gradients, batch_size: int) -> Samples:
     return Samples(indices, rows.loss, rows.norm, groups, rows.sketch)
 
 
-def steps(spec: Spec, batch_size: int, sketch_dim: int) -> dict[str, Callable[[], object]]:
-    """What is timed, by name."""
+def steps(
+    spec: Spec, folder: Path, batch_size: int, sketch_dim: int
+) -> dict[str, Callable[[], object]]:
+    """What is timed, by name; each audit has a folder of its own within the one given."""
     gradients = Gradients(spec.model, spec, grouped_parameters(spec), sketch_dim=sketch_dim, seed=0)
-    options = AuditOptions(batch_size=batch_size, sketch_dim=sketch_dim, shown=0)
-
-    def audit() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            run_audit(spec, folder, options)
+    options = AuditOptions(batch_size=batch_size, sketch_dim=sketch_dim)
+    folders = (folder / str(number) for number in count())
 
     return {
         "plain": lambda: epoch(spec, batch_size),
         "plain-64": lambda: epoch(spec, _TRAINED_WITH),
         "pass": lambda: passed(spec, gradients, batch_size),
         "analysis": lambda: analyse(passed(spec, gradients, batch_size)),
-        "audit": audit,
+        "audit": lambda: run_audit(spec, next(folders), options),
     }
 
 
 def rows(batch_size: int, sketch_dim: int, rounds: int, seed: int) -> list[Row]:
     """A row for each of what is timed; `ratio` is to the plain epoch at the same batch size."""
     made = provenance(torch.device("cpu"), of_commit=None, rounds=rounds, steps=1, seed=seed)
-    timed = steps(trained_spec(seed), batch_size, sketch_dim)
+    with tempfile.TemporaryDirectory() as folder:
+        timed = steps(trained_spec(seed), Path(folder), batch_size, sketch_dim)
+        seconds = fastest(timed, rounds, warm_up=1, clock=time.process_time)
     return fastest_rows(
-        fastest(timed, rounds, warm_up=1, clock=time.process_time),
+        seconds,
         _TITLES,
         size="digits",
         model="digits-convnet",

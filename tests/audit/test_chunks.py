@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from pergrad.audit import chunks
 from pergrad.audit.chunks import Chunk, gaps, kept_spans, read_all, read_chunk, write_chunk
 from pergrad.audit.gradients import Rows
 from pergrad.errors import AuditError
@@ -37,6 +38,19 @@ def test_all_chunks_are_one_in_order(tmp_path):
     assert whole.seconds == {"loading": 1.0}
     assert sizes == {2: 5, 4: 4}
     assert whole.batch_size == 2
+
+
+def test_chunks_that_are_known_are_not_read(tmp_path, monkeypatch):
+    parts = [chunk(0, 5), chunk(5, 9)]
+    for part in parts:
+        write_chunk(tmp_path, part)
+    expected, _ = read_all(tmp_path, np.arange(9))
+    read = []
+    monkeypatch.setattr(chunks, "read_chunk", lambda path: read.append(path.name) or parts[1])
+    found, sizes = read_all(tmp_path, np.arange(9), {(0, 5): parts[0]})
+    assert read == ["0000000005-0000000009.npz"]
+    assert np.array_equal(found.rows.sketch, expected.rows.sketch)
+    assert (found.labels, found.seconds, sizes) == (expected.labels, expected.seconds, {4: 9})
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "foreign", "renamed"])

@@ -7,11 +7,11 @@ from torch import nn
 import pergrad
 from pergrad.audit import norms_and_sketch
 from pergrad.audit.norms_and_sketch import NormsAndSketch
-from pergrad.factors import Dense
+from pergrad.factors import Dense, OuterProduct
 from pergrad.quantities import Batch
 from pergrad.reductions import CountSketch, SampleGradients
 from pergrad.testing import assert_near
-from tests.reductions.factor_cases import CASES, cast, dense_of, factors_of
+from tests.reductions.factor_cases import CASES, cast, data, dense_of, factors_of
 
 
 def consumed(factors, dim=7):
@@ -23,13 +23,15 @@ def consumed(factors, dim=7):
     return quantity
 
 
+@pytest.mark.parametrize("few", [0, 256])
 @pytest.mark.parametrize("piece", [2**22, 400])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind_of_factor_has_the_norms_and_the_sketch_of_its_gradients(
-    name, dtype, piece, monkeypatch
+    name, dtype, piece, few, monkeypatch
 ):
     monkeypatch.setattr(norms_and_sketch, "_PIECE", piece)
+    monkeypatch.setattr(norms_and_sketch, "_FEW", few)
     factors = cast(factors_of(name), dtype)
     exact = dense_of(factors)
     quantity = consumed(factors)
@@ -40,6 +42,37 @@ def test_every_kind_of_factor_has_the_norms_and_the_sketch_of_its_gradients(
     sketch = CountSketch.of("w", exact.shape[1:], 7, 3)
     apart = SampleGradients([Dense(exact)], bound=2**20).sketch(sketch)
     torch.testing.assert_close(quantity.sketch.double(), apart, rtol=close, atol=10 * close)
+
+
+def test_more_threads_give_the_same():
+    """Runs of neighbouring rows overlap in the sketch: none may be lost."""
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 4):
+            torch.set_num_threads(count)
+            found.append(consumed([Dense(data(300, 40, 60))], dim=64))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0].sketch, found[1].sketch)
+    exact = SampleGradients([Dense(data(300, 40, 60))], bound=2**20)
+    assert_near(found[1].sketch, exact.sketch(CountSketch.of("w", (40, 60), 64, 3)))
+
+
+def test_memory_that_pieces_share_is_not_in_the_results():
+    quantity = NormsAndSketch(64, 3)
+    shape = (40, 60)
+    found = []
+    for seed in (0, 1):
+        factor = OuterProduct(data(9, 2, 40, seed=seed), data(9, 2, 60, seed=seed))
+        quantity.begin(Batch(9, {"w": torch.zeros(shape, dtype=torch.float64)}))
+        quantity.consume("w", SampleGradients([factor], bound=2**20))
+        quantity.end()
+        found.append((quantity.squares["w"], quantity.sketch, factor))
+    for squares, sketch, factor in found:
+        exact = SampleGradients([Dense(factor.materialize())], bound=2**20)
+        assert_near(squares, exact.squared_norms())
+        assert_near(sketch, exact.sketch(CountSketch.of("w", shape, 64, 3)))
 
 
 class Mixed(nn.Module):
@@ -61,8 +94,10 @@ class Mixed(nn.Module):
         return self.narrow(torch.tanh(self.wide(x)))
 
 
+@pytest.mark.parametrize("few", [0, 256])
 @pytest.mark.parametrize("dim", [5, 64])
-def test_a_model_has_the_norms_and_the_sketch_that_the_two_quantities_give(dim):
+def test_a_model_has_the_norms_and_the_sketch_that_the_two_quantities_give(dim, few, monkeypatch):
+    monkeypatch.setattr(norms_and_sketch, "_FEW", few)
     torch.manual_seed(0)
     model = Mixed().double()
     words = torch.randint(0, 11, (6, 4))
@@ -76,7 +111,9 @@ def test_a_model_has_the_norms_and_the_sketch_that_the_two_quantities_give(dim):
         assert_near(both.sketch, sketch.result)
 
 
-def test_gradients_that_others_hold_are_left_as_they_are():
+@pytest.mark.parametrize("few", [0, 256])
+def test_gradients_that_others_hold_are_left_as_they_are(few, monkeypatch):
+    monkeypatch.setattr(norms_and_sketch, "_FEW", few)
     held = torch.randn(4, 3, dtype=torch.float64)
     before = held.clone()
     consumed([Dense(held)])

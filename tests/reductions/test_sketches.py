@@ -191,7 +191,25 @@ def test_no_intermediate_exceeds_the_bound() -> None:
         assert largest_tensor(lambda f=factor, s=sketch: count_sketch([f], s, bound)) <= bound
 
 
-COUNT_GOLDEN = [[-6.0, -6.0, 1.0, 10.0, 11.0, 2.0]]
+@pytest.mark.parametrize("shape", [(3, 20), (3, 4, 5), (3, 2, 2, 5), (20,)])
+def test_neighbouring_columns_have_neighbouring_buckets(shape: tuple[int, ...]) -> None:
+    """Of a kernel neighbours are channels of one tap: they lie side by side where windows are copied."""
+    sketch = CountSketch.of("w", shape, 8, 0)
+    buckets = sketch.column_buckets
+    if len(shape) > 2:
+        buckets = buckets.view(shape[1], -1).T.flatten()
+    for run in buckets.split(8):
+        assert torch.equal(run, (run[0] + torch.arange(len(run))) % 8)
+
+
+def test_columns_of_different_runs_meet_as_often_as_chance_has_it() -> None:
+    columns = torch.stack([CountSketch.of("w", (1, 24), 8, s).column_buckets for s in range(2000)])
+    for other in (8, 9, 16, 23):
+        share = (columns[:, 0] == columns[:, other]).double().mean()
+        assert abs(float(share) - 1 / 8) < 5 * (1 / 8 * 7 / 8 / 2000) ** 0.5
+
+
+COUNT_GOLDEN = [[9.0, -3.0, 0.0, -1.0, -8.0, 17.0]]
 TWO_SIDED_GOLDEN = [[-6.0, 6.0, -6.0, -6.0, 6.0, -6.0]]
 
 

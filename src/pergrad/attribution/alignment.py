@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
+from pergrad.attribution.directions import Directions, directions
 from pergrad.attribution.samples import Floats
 
 __all__ = ["alignment"]
 
+_BLOCK = 256  # samples that are summed up in the type of the sketch
 
-def alignment(sketch: Floats) -> Floats:  # (n, k) -> (n,)
+
+def alignment(sketch: Floats | Directions) -> Floats:  # (n, k) -> (n,)
     """cos(s_n, Σ_m s_m / N), from -1 (against the mean gradient) to 1 (along it); 0 where either is zero.
 
     >>> import numpy as np
     >>> alignment(np.array([[3.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]]))
     array([ 1.,  1., -1.,  0.])
     """
-    rows = np.asarray(sketch, dtype=np.float64)
-    # Scaled by the largest entry, so that squares neither overflow nor vanish.
-    largest = float(np.abs(rows).max(initial=0.0)) or 1.0
-    rows = rows / largest
-    total = rows.sum(axis=0)  # of the direction of the mean
-    lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(total)
-    cosines = np.divide(rows @ total, lengths, out=np.zeros(len(rows)), where=lengths > 0)
-    return np.clip(cosines, -1.0, 1.0)
+    units, lengths = directions(sketch)
+    # Of the direction of the mean alone: scaled by the largest, so that nothing overflows.
+    weights = (lengths / (lengths.max(initial=0.0) or 1.0)).astype(units.dtype)
+    total = np.zeros(units.shape[1])
+    for start in range(0, len(units), _BLOCK):
+        some = slice(start, start + _BLOCK)
+        total += np.einsum("n,nk->k", weights[some], units[some])
+    total /= float(np.linalg.norm(total)) or 1.0
+    cosines = units @ total.astype(units.dtype)
+    return np.clip(cosines.astype(np.float64), -1.0, 1.0)

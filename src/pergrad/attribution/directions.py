@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from pergrad.attribution.samples import Floats
 
-__all__ = ["directions"]
+__all__ = ["Directions", "directions", "peaks"]
 
 
-def directions(rows: Floats) -> tuple[Floats, Floats]:  # (n, k) -> (n, k), (n,)
+class Directions(NamedTuple):
+    """Gradients, or sketches of them, apart from their lengths."""
+
+    units: Floats  # (n, k) of length 1, or 0
+    lengths: Floats  # (n,) float64
+
+
+def directions(rows: Floats | Directions) -> Directions:
     """Each row divided by its length, in its own dtype, and the lengths in float64; rows of zero stay zero.
+
+    Those that are known already are returned as they are, so that findings can share them.
 
     Rows are scaled by their largest entry before they are squared: a float32 gradient of 1e20 has a length.
 
@@ -19,8 +30,15 @@ def directions(rows: Floats) -> tuple[Floats, Floats]:  # (n, k) -> (n, k), (n,)
     >>> units.round(6).tolist(), (lengths / 1e30).round(6).tolist()
     ([[0.6000000238418579, 0.800000011920929], [0.0, 0.0]], [5.0, 0.0])
     """
-    largest = np.abs(rows).max(axis=1, initial=0.0, keepdims=True)
-    scaled = np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0)
-    lengths = np.linalg.norm(scaled, axis=1, keepdims=True)
-    units = np.divide(scaled, lengths, out=scaled, where=lengths > 0)
-    return units, (lengths.astype(np.float64) * largest.astype(np.float64))[:, 0]
+    if isinstance(rows, Directions):
+        return rows
+    largest = peaks(rows)[:, None]
+    units = rows / np.where(largest > 0, largest, 1)
+    lengths = np.sqrt(np.einsum("nk,nk->n", units, units))[:, None]
+    units /= np.where(lengths > 0, lengths, 1)
+    return Directions(units, (lengths.astype(np.float64) * largest.astype(np.float64))[:, 0])
+
+
+def peaks(rows: Floats) -> Floats:  # (n, k) -> (n,)
+    """The largest entry of each row, whatever its sign."""
+    return np.maximum(rows.max(axis=1, initial=0.0), np.abs(rows.min(axis=1, initial=0.0)))

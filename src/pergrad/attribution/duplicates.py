@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pergrad.attribution.directions import directions
+from pergrad.attribution.directions import Directions, directions
 from pergrad.attribution.samples import Floats, Integers
 
 __all__ = ["Duplicates", "near_duplicates"]
+
+_WIDE = 4  # blocks of columns that are compared at once
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,10 @@ class Duplicates:
 def near_duplicates(
     index: Integers,  # (n,)
     norm: Floats,  # (n,)
-    sketch: Floats,  # (n, k)
+    sketch: Floats | Directions,  # (n, k)
     *,
     threshold: float = 0.99,
-    block: int = 256,
+    block: int = 64,
     limit: int = 10_000,
 ) -> Duplicates:
     """The pairs whose sketches have a cosine of at least `threshold`, and norms as close as that.
@@ -44,7 +46,7 @@ def near_duplicates(
     weights apart by 14% of what they pull. The error of a sketched cosine near 1 is about (1 - c) √(2 / k),
     so that pairs this close are told well even from short sketches. Near-identical gradients have
     near-identical norms: samples are sorted by norm, and only those with a ratio of norms above `threshold`
-    are compared, which leaves few of the N² / 2 pairs and needs memory for `block`² cosines at a time.
+    are compared, which leaves few of the N² / 2 pairs, `block` by at most four times as many at a time.
     Gradients of zero have no direction and are no duplicates.
 
     >>> import numpy as np
@@ -58,10 +60,10 @@ def near_duplicates(
     order = order[(norm[order] > 0) & (lengths[order] > 0)]
     norms = norm[order]
     units = units[order]
-    pairs, cosine, count = np.empty((2, 0), dtype=np.int64), np.empty(0, dtype=sketch.dtype), 0
+    pairs, cosine, count = np.empty((2, 0), dtype=np.int64), np.empty(0, dtype=units.dtype), 0
     for rows, columns in _bands(norms, threshold, block):
         cosines = units[rows] @ units[columns].T
-        a, b = np.nonzero(cosines >= threshold)
+        a, b = np.divmod(np.flatnonzero(cosines >= threshold), cosines.shape[1])
         found = cosines[a, b]
         a, b = a + rows.start, b + columns.start
         near = (a < b) & (norms[a] >= threshold * norms[b])
@@ -78,9 +80,11 @@ def _bands(norms: Floats, threshold: float, block: int) -> Iterator[tuple[slice,
     """Blocks of rows and columns, sorted by norm, that hold every pair of norms close enough."""
     for start in range(0, len(norms), block):
         rows = slice(start, min(start + block, len(norms)))
-        last = int(np.searchsorted(norms, norms[rows.stop - 1] / threshold, side="right"))
-        for column in range(start, max(last, rows.stop), block):
-            yield rows, slice(column, min(column + block, len(norms)))
+        near = int(np.searchsorted(norms, norms[rows.stop - 1] / threshold, side="right"))
+        # Whole blocks: products of odd sizes round by the number of threads.
+        last = min(start + -(-(near - start) // block) * block, len(norms))
+        for column in range(start, last, _WIDE * block):
+            yield rows, slice(column, min(column + _WIDE * block, last))
 
 
 def _closest(pairs: Integers, cosine: Floats, limit: int) -> tuple[Integers, Floats]:

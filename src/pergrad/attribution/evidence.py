@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from pergrad.attribution.groups import unusual_group
@@ -29,23 +31,24 @@ def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tu
     notable = (losses >= _NOTABLE) | (influences >= _NOTABLE) | (norms >= _NOTABLE)
     notable |= (alignment <= _AGAINST) | ~has_loss | ~has_gradient
     found: list[tuple[str, ...]] = [()] * len(samples)
-    for row in np.flatnonzero(notable):
+    rows = np.flatnonzero(notable)
+    columns = (samples.loss, has_loss, has_gradient, losses, influences, norms, alignment)
+    # Numbers of Python: those of NumPy take several times as long to compare and to write.
+    for row, *values in zip(rows.tolist(), *(c[rows].tolist() for c in columns), strict=True):
+        value, is_loss, is_gradient, loss, pull, norm, cosine = values
         words = []
-        if not has_loss[row]:
+        if not is_loss:
             words.append("its loss is not finite")
-        if not has_gradient[row]:
+        if not is_gradient:
             words.append("its gradient is not finite")
-        if losses[row] >= _NOTABLE:
-            loss = f"loss {samples.loss[row]:.3g}"
-            words.append(f"{loss} is higher than that of {_share(losses[row])} of the samples")
-        if influences[row] >= _NOTABLE:
-            words.append(
-                f"pulls where few others pull: self-influence above {_share(influences[row])}"
-            )
-        if norms[row] >= _NOTABLE:
-            words.append(f"gradient longer than that of {_share(norms[row])}")
-        if alignment[row] <= _AGAINST:
-            words.append(f"points against the mean gradient (cosine {alignment[row]:.2f})")
+        if loss >= _NOTABLE:
+            words.append(f"loss {value:.3g} is higher than that of {_share(loss)} of the samples")
+        if pull >= _NOTABLE:
+            words.append(f"pulls where few others pull: self-influence above {_share(pull)}")
+        if norm >= _NOTABLE:
+            words.append(f"gradient longer than that of {_share(norm)}")
+        if cosine <= _AGAINST:
+            words.append(f"points against the mean gradient (cosine {cosine:.2f})")
         if groups[row] is not None:
             words.append(f"pulls on {groups[row]} more than samples usually do")
         found[row] = tuple(words)
@@ -64,4 +67,4 @@ def shares_below(values: Floats) -> Floats:  # (n,) -> (n,)
 
 def _share(share: float) -> str:
     # Rounded down: 99.96% must not become all of them.
-    return f"{np.floor(share * 1000) / 10:.1f}%"
+    return f"{math.floor(share * 1000) / 10:.1f}%"

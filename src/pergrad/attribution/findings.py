@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pergrad.attribution.alignment import alignment
+from pergrad.attribution.directions import directions
 from pergrad.attribution.duplicates import Duplicates, near_duplicates
 from pergrad.attribution.evidence import evidence
 from pergrad.attribution.groups import dominant_groups
@@ -85,8 +86,9 @@ def analyse(
     array([3])
     """
     usable = samples.usable
-    rows = samples.sketch[usable]
-    aligned = _spread(alignment(rows), usable)
+    rows = samples.sketch if usable.all() else samples.sketch[usable]
+    pointing = directions(rows)
+    aligned = _spread(alignment(pointing), usable)
     influence = _spread(self_influence(rows, damping=damping), usable)
     scores = suspicion(np.where(usable, samples.loss, np.nan), influence)
     rank = ranks(scores)
@@ -102,9 +104,9 @@ def analyse(
         gradient_noise(samples.norm[usable], rows),
         dominant_groups(samples.group_norms),
         near_duplicates(
-            samples.index[usable], samples.norm[usable], rows, threshold=duplicate_cosine
+            samples.index[usable], samples.norm[usable], pointing, threshold=duplicate_cosine
         ),
-        pushes(samples.index[usable], rows, best),
+        pushes(samples.index[usable], pointing, best),
         {"norm": quantiles(samples.norm), "loss": quantiles(samples.loss)},
     )
 

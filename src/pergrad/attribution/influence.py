@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from pergrad.attribution.directions import peaks
 from pergrad.attribution.samples import Floats
 from pergrad.attribution.whitening import whitening
 
 __all__ = ["self_influence"]
 
+_BLOCK = 64
 _FAR = 10.0  # times what 99% of the samples have
 
 
@@ -33,19 +35,22 @@ def self_influence(sketch: Floats, *, damping: float = 0.1) -> Floats:  # (n, k)
     samples, width = sketch.shape
     if samples == 0:
         return np.zeros(0)
-    peaks = np.maximum(sketch.max(axis=1), -sketch.min(axis=1)).astype(np.float64)
-    if peaks.max() < np.finfo(sketch.dtype).tiny:  # zero, or without digits left
+    largest = peaks(sketch).astype(np.float64)
+    if largest.max() < np.finfo(sketch.dtype).tiny:  # zero, or without digits left
         return np.zeros(samples)
-    limit = _FAR * float(np.quantile(peaks, 0.99)) or float(peaks.max())
+    limit = _FAR * float(np.quantile(largest, 0.99)) or float(largest.max())
     kept = np.ones(samples)
-    np.divide(limit, peaks, out=kept, where=peaks > limit)
+    np.divide(limit, largest, out=kept, where=largest > limit)
     # Gradients of 1e200 or 1e-200 would leave float64 when squared; the result has no unit.
-    unit = float((kept * peaks).max())
+    unit = float((kept * largest).max())
     # Products of all samples in the type of the sketch, which λ keeps well within; the rest in float64.
     rows = sketch * (kept / unit).astype(sketch.dtype)[:, None]
     moment = (rows.T @ rows).astype(np.float64) / samples
     scale = float(np.trace(moment)) / width
     whitened = whitening(moment + damping * scale * np.eye(width))
-    solved = rows @ whitened.T.astype(rows.dtype)
-    # The square stays finite.
-    return np.square(solved).sum(axis=1, dtype=np.float64) / np.square(np.maximum(kept, 1e-150))
+    squares = np.zeros(samples)
+    for start in range(0, width, _BLOCK):  # a triangular matrix, without most of its zeros
+        stop = min(start + _BLOCK, width)
+        solved = rows[:, :stop] @ whitened[start:stop, :stop].T.astype(rows.dtype)
+        squares += np.einsum("nk,nk->n", solved, solved)
+    return squares / np.square(np.maximum(kept, 1e-150))  # whose square stays finite

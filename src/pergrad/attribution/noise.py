@@ -64,7 +64,7 @@ def gradient_noise(norm: Floats, sketch: Floats) -> Noise:  # (n,), (n, k)
     blocks = [slice(start, None, _BLOCKS) for start in range(min(_BLOCKS, samples))]
     sizes = np.array([len(squares[block]) for block in blocks])
     square_sums = np.array([squares[block].sum() for block in blocks])
-    sums = np.stack([(sketch[block] / unit).sum(axis=0, dtype=np.float64) for block in blocks])
+    sums = np.stack([sketch[block].sum(axis=0, dtype=np.float64) for block in blocks]) / unit
     trace, squared_mean = _estimates(samples, square_sums.sum(), sums.sum(axis=0))
     scale = max(0.0, trace / squared_mean) if squared_mean > 0 else None
     low, high = _interval(samples, sizes, square_sums, sums, width)

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pergrad.attribution.directions import directions
+from pergrad.attribution.directions import Directions, directions
 from pergrad.attribution.samples import Floats, Integers
 
 __all__ = ["Pushes", "pushes"]
+
+_BLOCK = 64  # samples whose cosines with all others are held at a time
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class Pushes:
         return len(self.index)
 
 
-def pushes(index: Integers, sketch: Floats, rows: Integers, *, each: int = 3) -> Pushes:
+def pushes(
+    index: Integers, sketch: Floats | Directions, rows: Integers, *, each: int = 3
+) -> Pushes:
     """For each of `rows`: the `each` strongest helpers, then the `each` strongest harmers, by cosine.
 
     Ordered by the cosine and not by the dot product, or else the same few samples with the largest
@@ -42,30 +46,36 @@ def pushes(index: Integers, sketch: Floats, rows: Integers, *, each: int = 3) ->
     >>> found.index, found.other, found.dot
     (array([10, 10]), array([11, 12]), array([ 2., -1.]))
     """
-    units, lengths = directions(sketch)
-    samples, others, cosines = [], [], []
-    for row in rows:
-        cosine = units @ units[row]
-        cosine[row] = 0.0
-        helpers = [other for other in _lowest(-cosine, each) if cosine[other] > 0]
-        harmers = [other for other in _lowest(cosine, each) if cosine[other] < 0]
-        chosen = np.array(helpers + harmers, dtype=np.int64)
-        samples.append(np.full(len(chosen), row))
-        others.append(chosen)
-        cosines.append(cosine[chosen])
-    if not samples:
+    each = min(each, len(index))
+    if len(rows) == 0 or each == 0:
         none = np.empty(0, dtype=np.int64)
         return Pushes(none, none, np.empty(0), np.empty(0))
+    units, lengths = directions(sketch)
+    samples, others, cosines = [], [], []
+    for start in range(0, len(rows), _BLOCK):
+        some = rows[start : start + _BLOCK]
+        found = _cosines(units, some)
+        limits = np.partition(found, (each - 1, -each), axis=1)[:, [each - 1, -each]]
+        for row, cosine, (low, high) in zip(some, found, limits, strict=True):
+            helpers = np.flatnonzero((cosine >= high) & (cosine > 0))
+            harmers = np.flatnonzero((cosine <= low) & (cosine < 0))
+            # Of equal ones the first first.
+            helpers = helpers[np.argsort(-cosine[helpers], kind="stable")][:each]
+            harmers = harmers[np.argsort(cosine[harmers], kind="stable")][:each]
+            chosen = np.concatenate([helpers, harmers])
+            samples.append(np.full(len(chosen), row))
+            others.append(chosen)
+            cosines.append(cosine[chosen])
     a, b = np.concatenate(samples), np.concatenate(others)
     cosine = np.concatenate(cosines).astype(np.float64)
     return Pushes(index[a], index[b], cosine * lengths[a] * lengths[b], cosine)
 
 
-def _lowest(values: Floats, count: int) -> Integers:  # (n,) -> (count,)
-    """Where the lowest values are, the lowest first, and of equal ones the first first."""
-    if count < len(values):
-        limit = np.partition(values, count - 1)[count - 1] if count else -np.inf
-        few = np.flatnonzero(values <= limit)
-    else:
-        few = np.arange(len(values))
-    return few[np.argsort(values[few], kind="stable")][:count]
+def _cosines(units: Floats, rows: Integers) -> Floats:  # (n, k), (b,) -> (b, n)
+    """Of some rows with all, and 0 with themselves."""
+    # Always as many columns: products of odd sizes round by the number of threads.
+    some = np.zeros((_BLOCK, units.shape[1]), dtype=units.dtype)
+    some[: len(rows)] = units[rows]
+    found = np.ascontiguousarray((units @ some.T)[:, : len(rows)].T)
+    found[np.arange(len(rows)), rows] = 0.0
+    return found

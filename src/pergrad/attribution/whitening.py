@@ -8,25 +8,30 @@ from pergrad.attribution.samples import Floats
 
 __all__ = ["whitening"]
 
+_BLOCK = 32
+
 
 def whitening(matrix: Floats) -> Floats:  # (k, k) -> (k, k)
     """The lower triangular W with W M W^T = I, for a symmetric, positive definite M.
 
-    LAPACK splits its factorization by the number of threads, and so rounds in another order: an audit in
-    two processes, which have one thread each, would differ from one that has two. Products of a matrix and a
-    vector do not; a loop over them takes three milliseconds at k = 256.
+    LAPACK splits the factorization of a large matrix by the number of threads, and rounds in another order:
+    an audit in two processes, which have one thread each, would differ from one that has two. Products of
+    matrices do not, nor do factorizations of matrices too small to be split: this is made of those.
 
     >>> import numpy as np
     >>> whitening(np.array([[4.0, 2.0], [2.0, 17.0]]))
     array([[ 0.5  ,  0.   ],
            [-0.125,  0.25 ]])
     """
+    left = matrix.copy()  # below and right of what is done, minus what that explains
     lower = np.zeros_like(matrix)
     inverse = np.zeros_like(matrix)
-    for j in range(len(matrix)):
-        column = matrix[j:, j] - lower[j:, :j] @ lower[j, :j]
-        lower[j:, j] = column / np.sqrt(column[0])
-        inverse[j, :j] = -(lower[j, :j] @ inverse[:j, :j])
-        inverse[j, j] = 1.0
-        inverse[j] /= lower[j, j]
+    for start in range(0, len(matrix), _BLOCK):
+        before, here = slice(0, start), slice(start, start + _BLOCK)
+        after = slice(start + _BLOCK, None)
+        block = np.tril(np.linalg.inv(np.linalg.cholesky(left[here, here])))
+        lower[after, here] = left[after, here] @ block.T
+        left[after, after] -= lower[after, here] @ lower[after, here].T
+        inverse[here, before] = -block @ (lower[here, before] @ inverse[before, before])
+        inverse[here, here] = block
     return inverse

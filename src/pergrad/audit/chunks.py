@@ -6,7 +6,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from pergrad.audit.files import write_whole
 from pergrad.audit.gradients import Rows, joined_rows
 from pergrad.errors import AuditError
 
-__all__ = ["Chunk", "gaps", "kept_spans", "read_all", "read_chunk", "write_chunk"]
+__all__ = ["Chunk", "Span", "gaps", "kept_spans", "read_all", "read_chunk", "write_chunk"]
 
 _NAME = re.compile(r"(\d{10})-(\d{10})\.npz")
 Span = tuple[int, int]  # positions, from the first to the one after the last
@@ -53,7 +53,7 @@ def write_chunk(folder: Path, chunk: Chunk) -> None:
         sketch=chunk.rows.sketch,
         about=np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
     )
-    write_whole(folder / f"{chunk.start:010d}-{chunk.stop:010d}.npz", held.getvalue())
+    write_whole(folder / f"{chunk.start:010d}-{chunk.stop:010d}.npz", held.getbuffer())
 
 
 def read_chunk(path: Path) -> Chunk:
@@ -62,8 +62,8 @@ def read_chunk(path: Path) -> Chunk:
     assert named is not None
     start, stop = int(named[1]), int(named[2])
     try:
-        # From bytes, as np.load leaves the file open where it is cut off.
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as held:
+        # Opened here, as np.load leaves the file open where it is cut off.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
             about = json.loads(held["about"].tobytes())
             rows = Rows(held["loss"], held["norm"], held["group_norms"], held["sketch"])
             index = held["index"]
@@ -101,8 +101,14 @@ def gaps(spans: Iterable[Span], size: int) -> list[Span]:
     return [*found, *([(at, size)] if at < size else [])]
 
 
-def read_all(folder: Path, indices: np.ndarray) -> tuple[Chunk, dict[int, int]]:
-    """All chunks as one, known to leave none out, and how many rows were computed at each batch size."""
+def read_all(
+    folder: Path, indices: np.ndarray, written: Mapping[Span, Chunk] | None = None
+) -> tuple[Chunk, dict[int, int]]:
+    """All chunks as one, known to leave none out, and how many rows were computed at each batch size.
+
+    Those that this process has written itself need not be read.
+    """
+    written = {} if written is None else written
     spans = kept_spans(folder)
     left = gaps(spans, len(indices))
     overlaps = [a for a, b in pairwise(spans) if a[1] > b[0]]
@@ -113,7 +119,10 @@ def read_all(folder: Path, indices: np.ndarray) -> tuple[Chunk, dict[int, int]]:
         raise AuditError(
             f"{folder} is not complete: {what}. Several processes must see one and the same folder"
         )
-    chunks = [read_chunk(folder / f"{a:010d}-{b:010d}.npz") for a, b in spans]
+    chunks = [
+        written[a, b] if (a, b) in written else read_chunk(folder / f"{a:010d}-{b:010d}.npz")
+        for a, b in spans
+    ]
     for chunk in chunks:
         if not np.array_equal(chunk.index, indices[chunk.start : chunk.stop]):
             raise _corrupt(folder / f"{chunk.start:010d}-{chunk.stop:010d}.npz", "other samples")
@@ -124,6 +133,8 @@ def read_all(folder: Path, indices: np.ndarray) -> tuple[Chunk, dict[int, int]]:
 
 
 def _joined(chunks: Sequence[Chunk]) -> Chunk:
+    if len(chunks) == 1:
+        return chunks[0]
     labels = [chunk.labels for chunk in chunks]
     seconds: dict[str, float] = {}
     for chunk in chunks:

@@ -43,7 +43,7 @@ def is_unfinished(path: Path) -> bool:
     return path.name.endswith(_SUFFIX)
 
 
-def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
+def write_whole(path: Path, content: bytes | memoryview, *, durable: bool = True) -> None:
     """Write all of it, or leave what was there."""
     with replacing(path, durable=durable) as unfinished:
         unfinished.write_bytes(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 import pergrad
 from pergrad.attribution import Findings, Samples, analyse, grade
-from pergrad.audit.chunks import read_all
+from pergrad.audit.chunks import Chunk, Span, read_all
 from pergrad.audit.folder import ResultsFolder
 from pergrad.audit.ranks import Ranks
 from pergrad.audit.results import write_summary, write_tables
@@ -22,10 +23,16 @@ from pergrad.errors import PergradError
 __all__ = ["finish"]
 
 
-def finish(results: ResultsFolder, task: Task, ranks: Ranks, command: str | None) -> None:
+def finish(
+    results: ResultsFolder,
+    task: Task,
+    ranks: Ranks,
+    command: str | None,
+    own: Mapping[Span, Chunk],
+) -> None:
     """Analyse all rows and write the results, the summary last."""
     began = time.perf_counter()
-    whole, batch_sizes = read_all(results.chunks, task.indices)
+    whole, batch_sizes = read_all(results.chunks, task.indices, own)
     rows = whole.rows
     samples = Samples(
         whole.index,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pergrad.audit.dtypes import moved, own_dtype
 from pergrad.audit.losses import loss_of_samples
+from pergrad.audit.memory import keep_freed_memory
 from pergrad.audit.norms_and_sketch import NormsAndSketch
 from pergrad.audit.spec import Spec
 from pergrad.engine import record
@@ -38,6 +39,8 @@ class Rows:
 
 def joined_rows(parts: Sequence[Rows]) -> Rows:
     """The rows of all parts, in order."""
+    if len(parts) == 1:
+        return parts[0]
     return Rows(
         np.concatenate([part.loss for part in parts]),
         np.concatenate([part.norm for part in parts]),
@@ -63,6 +66,8 @@ class Gradients:
         self._dtype = own_dtype(model)
         parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = parameters[0].device
+        if self._device.type == "cpu":
+            keep_freed_memory()
         self._max_bytes = _MAX_BYTES_ON_GPU if self._device.type == "cuda" else _MAX_BYTES
         self._groups = len(groups)
         self._group_of = {

@@ -34,19 +34,24 @@ class Loaded:
 @contextmanager
 def drawing_from(*seed: int) -> Iterator[None]:
     """Within, whatever is drawn by torch, NumPy and Python depends on the seed alone."""
-    sequence = np.random.SeedSequence(seed).generate_state(3)
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    of_torch, of_numpy, of_python = np.random.SeedSequence(seed).generate_state(3).tolist()
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     # Of GPUs the current one: a copy of the state of each would wait for all of them.
-    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(gpus):
-        torch.manual_seed(int(sequence[0]))
-        np.random.seed(sequence[1])
-        random.seed(int(sequence[2]))
-        try:
-            yield
-        finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)
+    before_on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    # Not torch.manual_seed: it leaves a note with a stack trace for each kind of device that is not there.
+    torch.default_generator.manual_seed(of_torch)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed(of_torch)
+    np.random.seed(of_numpy)
+    random.seed(of_python)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+        if before_on_gpu is not None:
+            torch.cuda.set_rng_state(before_on_gpu)
 
 
 class Loader(Dataset[Any]):
@@ -85,11 +90,12 @@ class Loader(Dataset[Any]):
 
     def load(self, start: int, stop: int) -> Loaded:
         began = time.perf_counter()
-        indices = self._indices[start:stop].tolist()
         labels: list[str] | None = None
         if self._tensors is not None:  # cut out at once what would be taken apart and put together
-            arguments = tuple(tensor[indices] for tensor in self._tensors)
+            chosen = torch.from_numpy(self._indices[start:stop])
+            arguments = tuple(tensor[chosen.to(tensor.device)] for tensor in self._tensors)
         else:
+            indices = self._indices[start:stop].tolist()
             items = self._items(indices)
             labels = None if self._label is None else self._labels(items, indices)
             batch = self._collated(items, indices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -17,25 +18,30 @@ from pergrad.reductions.tiles import at_once
 __all__ = ["NormsAndSketch"]
 
 _PIECE = 4 * 2**20  # bytes; what is made of a piece stays in the cache meanwhile
+_AT_ONCE = 256  # samples; larger pieces bring no speed
+_MOST_JOINED = 64
+_FEW = 256  # entries of a gradient that is so small that its sketch waits for those of others
 
 
 @dataclass(frozen=True)
-class _Entries:
-    """Bucket and sign of each entry of a gradient, in the order that it is made in."""
+class _Map:
+    """The sketch of one parameter, its columns in the order of their runs."""
 
-    buckets: Tensor  # (entries,)
-    signs: Tensor  # (entries,)
+    row_signs: Tensor  # (rows,)
+    column_signs: Tensor  # (columns,)
+    runs: list[tuple[slice, Tensor]]  # columns, and (rows,) their first bucket in each row
 
     @classmethod
-    def of(cls, sketch: CountSketch, kernel: tuple[int, ...] | None) -> _Entries:
-        """In the order of the parameter, or, for a kernel (o, c, *taps), in that of (o, *taps, c)."""
-
+    def of(cls, sketch: CountSketch, shape: tuple[int, ...], dtype: torch.dtype) -> _Map:
         def arranged(columns: Tensor) -> Tensor:
-            return columns if kernel is None else columns.view(kernel[1], -1).T.flatten()
+            return columns.view(shape[1], -1).T.flatten() if len(shape) > 2 else columns
 
-        buckets = sketch.row_buckets[:, None] + arranged(sketch.column_buckets)
-        signs = sketch.row_signs[:, None] * arranged(sketch.column_signs)
-        return cls(buckets.flatten() % sketch.size, signs.flatten())
+        buckets = arranged(sketch.column_buckets)
+        runs = []
+        for start in range(0, len(buckets), sketch.size):
+            columns = slice(start, min(start + sketch.size, len(buckets)))
+            runs.append((columns, (sketch.row_buckets + buckets[start]) % sketch.size))
+        return cls(sketch.row_signs.to(dtype), arranged(sketch.column_signs).to(dtype), runs)
 
 
 class NormsAndSketch(Quantity):
@@ -51,27 +57,45 @@ class NormsAndSketch(Quantity):
         self._seed = seed
         # Kept from batch to batch.
         self._sketches: dict[str, CountSketch] = {}
-        self._entries: dict[tuple[str, bool], _Entries] = {}
+        self._maps: dict[tuple[str, torch.dtype], _Map] = {}
+        self._joined: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}  # buckets and signs
+        self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
+        # Of one batch. No run goes round from the last bucket to the first before the end.
+        self._unfolded = torch.empty(0)  # (n, 2k - 1)
+        self._norms: dict[str, Tensor] = {}  # each (n,), as they are made
+        self._waiting: dict[str, Tensor] = {}  # each (n, entries)
         self.squares: dict[str, Tensor] = {}  # each (n,) in float64
         self.sketch = torch.empty(0)
 
     def begin(self, batch: Batch) -> None:
-        self.sketch = torch.zeros(batch.size, self._dim, dtype=batch.dtype, device=batch.device)
-        zero = torch.zeros(batch.size, dtype=torch.float64, device=batch.device)
+        dtype, device = batch.dtype, batch.device
+        self._unfolded = torch.zeros(batch.size, 2 * self._dim - 1, dtype=dtype, device=device)
+        self._norms, self._waiting = {}, {}
+        zero = torch.zeros(batch.size, dtype=torch.float64, device=device)
         self.squares = dict.fromkeys(batch.parameters, zero)
+        self.sketch = self._unfolded[:, : self._dim]
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
         if name not in self._sketches:
             sketch = CountSketch.of(name, gradients.shape, self._dim, self._seed)
             self._sketches[name] = sketch.to(self.sketch.device)
         factor, *others = gradients.factors
-        if not others and self._goes_by_entries(factor):
-            self.squares[name] = self._by_pieces(name, factor)
-        else:
+        if others or not self._goes_by_entries(factor):
             self.squares[name] = gradients.squared_norms()
             self.sketch += gradients.sketch(self._sketches[name])
+        elif prod(factor.shape[1:]) <= _FEW:
+            self._let_wait(name, factor)
+        else:
+            self._norms[name] = self._by_pieces(name, factor)
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        self._add_waiting()
+        if self._norms:
+            squares = torch.stack(list(self._norms.values())).double().square_()
+            self.squares.update(zip(self._norms, squares, strict=True))
+        self.sketch = self.sketch.contiguous()
+        self.sketch[:, :-1] += self._unfolded[:, self._dim :]
+        self._unfolded, self._norms = torch.empty(0), {}
 
     def _goes_by_entries(self, factor: Factor) -> bool:
         if factor.device.type != "cpu" or _bytes_each(factor) > _PIECE:
@@ -83,33 +107,92 @@ class NormsAndSketch(Quantity):
             return not fourier_is_cheaper(factor.positions, o, i, self._dim)
         return True
 
+    def _let_wait(self, name: str, factor: Factor) -> None:
+        """Small gradients are sketched together: one by one each would cost as much as many."""
+        dtype = wide(factor.dtype)
+        gradients = [factor.part(samples).materialize(dtype) for samples in _pieces(factor)]
+        entries = torch.cat(gradients).view(factor.shape[0], prod(factor.shape[1:]))
+        self._norms[name] = torch.linalg.vector_norm(entries, dim=1)
+        self._waiting[name] = entries
+        if sum(map(torch.numel, self._waiting.values())) * entries.itemsize > _PIECE:
+            self._add_waiting()
+
+    def _add_waiting(self) -> None:
+        names = tuple(self._waiting)
+        if not names:
+            return
+        if names not in self._joined:
+            if (
+                len(self._joined) >= _MOST_JOINED
+            ):  # which ones are met may change from batch to batch
+                self._joined.clear()
+            tables = [self._sketches[name].entries() for name in names]
+            self._joined[names] = (
+                torch.cat([buckets for buckets, _ in tables]),
+                torch.cat([signs for _, signs in tables]),
+            )
+        buckets, signs = self._joined[names]
+        entries = torch.cat(list(self._waiting.values()), dim=1).to(self.sketch.dtype)
+        self.sketch.index_add_(1, buckets, entries.mul_(signs))
+        self._waiting.clear()
+
     def _by_pieces(self, name: str, factor: Factor) -> Tensor:
-        """|G_n|²; the sketches are added to those of the other parameters."""
-        is_last = isinstance(factor, Convolution) and factor.channels_last_is_cheaper
-        if (name, is_last) not in self._entries:
-            kernel = factor.shape[1:] if is_last else None
-            self._entries[name, is_last] = _Entries.of(self._sketches[name], kernel)
-        to = self._entries[name, is_last]
-        signs = to.signs.to(wide(factor.dtype))
-        squares = []
-        step = at_once(_bytes_each(factor), _PIECE)
-        for start in range(0, factor.shape[0], step):
-            samples = slice(start, start + step)
-            entries = _made(factor.part(samples), is_last)
-            norms = torch.linalg.vector_norm(entries, dim=1)
-            squares.append(norms.double().square())
-            sketch = self.sketch[samples]
-            sketch.index_add_(1, to.buckets, (entries * signs).to(sketch.dtype))
-        return torch.cat(squares)
+        """|G_n|; the sketches are added to those of the other parameters."""
+        key = name, wide(factor.dtype)
+        if key not in self._maps:
+            self._maps[key] = _Map.of(self._sketches[name], factor.shape[1:], key[1])
+        to = self._maps[key]
+        norms = []
+        for samples in _pieces(factor):
+            entries = self._signed(factor.part(samples), to)
+            norms.append(torch.linalg.vector_norm(entries.flatten(1), dim=1))
+            buckets = self._unfolded[samples]
+            for columns, first in to.runs:
+                # The windows overlap, but each row's run is added to its own after the one before it.
+                windows = buckets.unfold(1, columns.stop - columns.start, 1)
+                windows.index_add_(1, first, entries[:, :, columns].to(windows.dtype))
+        return torch.cat(norms)
+
+    def _signed(self, factor: Factor, to: _Map) -> Tensor:  # (n, rows, columns)
+        """The gradients themselves with the signs of the map, columns in its order."""
+        dtype = wide(factor.dtype)
+        if isinstance(factor, OuterProduct):
+            return self._product(factor.grad_output, factor.input, to.column_signs, to, dtype)
+        if isinstance(factor, Convolution) and factor.channels_last_is_cheaper:
+            if factor.groups == 1:
+                signs = to.column_signs.view(*factor.kernel[2:], -1)
+                return self._product(factor.by_position(), factor.windows(), signs, to, dtype)
+            entries = factor.channels_last().materialize(dtype)
+        else:
+            entries = factor.materialize(dtype)
+            entries = entries.flatten(3).mT if entries.dim() > 3 else entries
+        entries = entries.reshape(factor.shape[0], len(to.row_signs), len(to.column_signs))
+        return (entries * to.row_signs[:, None]).mul_(to.column_signs)
+
+    def _product(
+        self, g: Tensor, x: Tensor, column_signs: Tensor, to: _Map, dtype: torch.dtype
+    ) -> Tensor:
+        """Σ_t g ⊗ x, signed, of g (n, t, rows) and x (n, t, columns), or windows that can be seen so."""
+        n, t, rows = g.shape
+        columns = len(to.column_signs)
+        signed = torch.mul(x, column_signs, out=self._held("input", x.shape, dtype))
+        g, x = g.to(dtype) * to.row_signs, signed.view(n, t, columns)
+        entries = self._held("entries", (n, rows, columns), dtype)
+        return torch.mul(g.mT, x, out=entries) if t == 1 else torch.bmm(g.mT, x, out=entries)
+
+    def _held(self, what: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory that pieces take one after the other: to be given fresh pages takes as long as a product."""
+        size = prod(shape)
+        memory = self._memory.get((what, dtype))
+        if memory is None or len(memory) < size:
+            memory = self._memory[what, dtype] = torch.empty(size, dtype=dtype)
+        return memory[:size].view(shape)
 
 
-def _made(factor: Factor, is_last: bool) -> Tensor:  # (n, entries)
-    """The gradients themselves."""
-    dtype = wide(factor.dtype)
-    if is_last:
-        assert isinstance(factor, Convolution)
-        return factor.channels_last().materialize(dtype).view(factor.shape[0], -1)
-    return factor.materialize(dtype).reshape(factor.shape[0], -1)
+def _pieces(factor: Factor) -> list[slice]:
+    """Samples whose gradients are made at once."""
+    step = min(at_once(_bytes_each(factor), _PIECE), _AT_ONCE)
+    return [slice(start, start + step) for start in range(0, factor.shape[0], step)]
 
 
 def _bytes_each(factor: Factor) -> int:

@@ -55,7 +55,8 @@ def write_tables(
     }
     for name, table in tables.items():
         with replacing(folder / f"{name}.parquet") as path:
-            pq.write_table(table, path)
+            # A dictionary of numbers that hardly repeat takes time and room.
+            pq.write_table(table, path, use_dictionary=["label"])
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:

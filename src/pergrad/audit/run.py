@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 import pergrad
-from pergrad.audit.chunks import gaps, kept_spans
+from pergrad.audit.chunks import Chunk, Span, gaps, kept_spans
 from pergrad.audit.dtypes import placed
 from pergrad.audit.finishing import finish
 from pergrad.audit.folder import ResultsFolder
@@ -78,10 +78,10 @@ def run_audit(
             if batch_size is None:
                 watch.say(f"this audit is finished already in {results.path}: nothing to compute")
             else:
-                _stream(results, task, ranks, batch_size, watch)
+                written = _streamed(results, task, ranks, batch_size, watch)
                 ranks.all_agree(None)  # all have written
                 if ranks.is_first:
-                    finish(results, task, ranks, command)
+                    finish(results, task, ranks, command, written)
             return ranks.first_decides(lambda: _summary_in(results))
 
 
@@ -124,9 +124,10 @@ def _found_batch_size(task: Task, ranks: Ranks) -> int:
     return fitting_batch_size(-(-kept // count), free, len(task.indices))
 
 
-def _stream(
+def _streamed(
     results: ResultsFolder, task: Task, ranks: Ranks, batch_size: int, watch: Watch
-) -> None:
+) -> dict[Span, Chunk]:
+    """The chunks that this process has computed and written."""
     options = task.options
     # Before any process adds to the chunks.
     left = ranks.first_decides(lambda: gaps(kept_spans(results.chunks), len(task.indices)))
@@ -145,6 +146,7 @@ def _stream(
         watch=watch,
     )
     stream.run(mine, batch_size)
+    return stream.written
 
 
 def _summary_in(results: ResultsFolder) -> dict[str, Any]:

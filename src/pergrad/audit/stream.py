@@ -96,6 +96,7 @@ class Stream:
         self._watch = watch
         self._pending: _Pending | None = None
         self._since = 0.0  # when the rows of the next chunk were begun
+        self.written: dict[Span, Chunk] = {}
 
     def run(self, spans: Sequence[Span], batch_size: int) -> None:
         """All rows of the spans; what is computed is saved even when something goes wrong."""
@@ -170,6 +171,7 @@ class Stream:
         )
         self._since = time.perf_counter()
         write_chunk(self._folder.chunks, chunk)
+        self.written[chunk.start, chunk.stop] = chunk
 
     def _shrunk(self, span: Span, size: int) -> int:
         """Half as many samples at a time as did not fit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class Task:
     data_fingerprint: str
     data_repeats: bool
 
-    @property
+    @cached_property
     def identity(self) -> dict[str, Any]:
         """What must be the same for an audit to go on."""
         dtype = self.options.dtype or str(own_dtype(self.spec.model)).removeprefix("torch.")

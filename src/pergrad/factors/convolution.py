@@ -200,20 +200,34 @@ class Convolution(Factor):
         """A copy of every window that the kernel sees, times the gradient of the output."""
         return self.as_outer_product().materialize(dtype).view(self.shape)
 
-    def channels_last(self) -> OuterProduct:
-        """As `as_outer_product`, with columns in the order of taps and then channels."""
-        n, rows, out = self.grad_output.shape[0], self.grad_output.shape[1], self._out_shape
-        taps = self.kernel[2:]
-        x = self.padded_input().unflatten(2, (self.groups, -1)).movedim(3, -1).contiguous()
+    def windows(self) -> Tensor:
+        """What the kernel sees at each position, as a view: (n, g, r, *out, *taps, c)."""
+        out, taps = self._out_shape, self.kernel[2:]
+        x = self._padded_channels_last()
         strides = x.stride()  # of (n, r, g, *space, c)
         steps = [s * step for s, step in zip(strides[3:-1], self.stride, strict=True)]
         reach = [s * step for s, step in zip(strides[3:-1], self.dilation, strict=True)]
         shape = (*x.shape[:3], *out, *taps, x.shape[-1])
-        windows = x.as_strided(shape, (*strides[:3], *steps, *reach, 1)).transpose(1, 2)
-        columns = windows.reshape(n * self.groups, rows * prod(out), prod(self.kernel[1:]))
-        g = self.grad_output.unflatten(2, (self.groups, -1)).movedim(1, 3)
-        g = g.reshape(n * self.groups, -1, rows * prod(out))
-        return OuterProduct(g.mT, columns)
+        return x.as_strided(shape, (*strides[:3], *steps, *reach, 1)).transpose(1, 2)
+
+    def _padded_channels_last(self) -> Tensor:
+        """The input with its padding, (n, r, g, *space, c), by one copy for both."""
+        x = self.input.unflatten(2, (self.groups, -1)).movedim(3, -1)
+        if not any(before or after for before, after in self.padding):
+            return x.contiguous()
+        sizes = [s + sum(p) for s, p in zip(x.shape[3:-1], self.padding, strict=True)]
+        padded = x.new_zeros(*x.shape[:3], *sizes, x.shape[-1])
+        inner = padded
+        for dim, (before, _) in enumerate(self.padding, 3):
+            inner = inner.narrow(dim, before, x.shape[dim])
+        inner.copy_(x)
+        return padded
+
+    def channels_last(self) -> OuterProduct:
+        """As `as_outer_product`, with columns in the order of taps and then channels."""
+        n, positions, columns = self.grad_output.shape[0], self.positions, prod(self.kernel[1:])
+        windows = self.windows().reshape(n * self.groups, positions, columns)
+        return OuterProduct(self.by_position(), windows)
 
     def as_outer_product(self) -> OuterProduct:
         """The same with windows for inputs: (n · groups) of r·p positions, o / groups by c·k."""
@@ -228,6 +242,9 @@ class Convolution(Factor):
         columns = windows.movedim(1, 3 + len(taps)).reshape(
             n * self.groups, prod(self.kernel[1:]), rows * prod(out)
         )
+        return OuterProduct(self.by_position(), columns.mT)
+
+    def by_position(self) -> Tensor:
+        """The gradient of the output, (n · groups, r·p, o / groups)."""
         g = self.grad_output.unflatten(2, (self.groups, -1)).movedim(1, 3)
-        g = g.reshape(n * self.groups, -1, rows * prod(out))
-        return OuterProduct(g.mT, columns.mT)
+        return g.reshape(g.shape[0] * self.groups, -1, self.positions).mT

@@ -1,13 +1,17 @@
 """Random projections of per-sample gradients that never hold a gradient or a projection matrix.
 
-A weight is seen as a matrix (rows, columns): its first dimension, and all others. Every row r and every
-column c has a random bucket h and a random sign s, and the entry (r, c) is added, with sign s(r) s(c), to
-bucket h(r) + h(c) mod k of the sketch. An outer product's sketch is then the circular convolution of
-the sketches of its two vectors, a product of Fourier transforms (Pham and Pagh's TensorSketch), and a
-row of a table is a rotation. Different kinds of factors see the same map, so that uses of one weight
-add up. The expectation of <s_n, s_m> is <G_n, G_m>.
+A weight is seen as a matrix (rows, columns): its first dimension, and all others, of a kernel the taps
+before the channels. Every row r and every column c has a bucket h and a random sign s, and the entry (r, c)
+is added, with sign s(r) s(c), to bucket h(r) + h(c) mod k of the sketch. An outer product's sketch is then
+the circular convolution of the sketches of its two vectors, a product of Fourier transforms (Pham and
+Pagh's TensorSketch), and a row of a table is a rotation. Different kinds of factors see the same map, so
+that uses of one weight add up. The expectation of <s_n, s_m> is <G_n, G_m>.
 
-Buckets and signs come from integer hashes of (seed, parameter, side, index): they are the same on every
+The buckets of rows are random. Those of k neighbouring columns, a run, follow one another from a random one
+on: entries of one run of one row never meet, any others do with probability 1 / k, and what lies side by
+side in memory is added side by side.
+
+Buckets and signs come from integer hashes of (seed, parameter, index): they are the same on every
 device and for every batch.
 """
 
@@ -60,17 +64,23 @@ class CountSketch:
     @classmethod
     def of(cls, name: str, shape: Sequence[int], size: int, seed: int) -> CountSketch:
         rows, columns = _as_matrix(shape)
-        return cls(
-            size,
-            _hashed(f"{seed}/{name}/row bucket", rows) % size,
-            _signs(f"{seed}/{name}/row sign", rows),
-            _hashed(f"{seed}/{name}/column bucket", columns) % size,
-            _signs(f"{seed}/{name}/column sign", columns),
-        )
+        hashed = _hashed(f"{seed}/{name}", rows + columns)
+        signs, buckets = (hashed & 1) * 2 - 1, (hashed >> 1) % size
+        order = torch.arange(columns)
+        of_columns = (buckets[rows::size][order // size] + order) % size
+        if len(shape) > 2:  # given for channels, then taps
+            of_columns = of_columns.view(prod(shape[2:]), shape[1]).T.flatten()
+        return cls(size, buckets[:rows], signs[:rows], of_columns, signs[rows:])
 
     def to(self, device: torch.device) -> CountSketch:
         tables = (self.row_buckets, self.row_signs, self.column_buckets, self.column_signs)
         return CountSketch(self.size, *(t.to(device) for t in tables))
+
+    def entries(self, rows: slice = ALL) -> tuple[Tensor, Tensor]:
+        """Bucket and sign of each entry of some rows, in order."""
+        buckets = self.row_buckets[rows, None] + self.column_buckets
+        signs = self.row_signs[rows, None] * self.column_signs
+        return buckets.flatten() % self.size, signs.flatten()
 
     def of_rows(self, x: Tensor) -> Tensor:
         """(..., rows) -> (..., k)."""
@@ -118,10 +128,8 @@ def by_entries(factor: Factor, sketch: CountSketch, bound: int) -> Tensor:
     found: Tensor | None = None
     bound //= 4  # buckets and signs beside it
     for samples, rows, gradients in sample_tiles([factor], bound):
-        buckets = sketch.row_buckets[rows, None] + sketch.column_buckets
-        signs = sketch.row_signs[rows, None] * sketch.column_signs
         flat = gradients.reshape(len(gradients), -1)
-        some = _scattered(flat, buckets.flatten() % sketch.size, signs.flatten(), sketch.size)
+        some = _scattered(flat, *sketch.entries(rows), sketch.size)
         if rows == ALL and len(some) == factor.shape[0]:
             return some
         if found is None:
