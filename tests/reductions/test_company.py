@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pergrad
-from pergrad.factors import OuterProduct, PositionSum
+from pergrad.factors import Dense, OuterProduct, PositionSum
 from pergrad.reductions import SampleGradients, SquaredNorms, norms, sums
 from pergrad.reductions.company import weighted_sums
 from pergrad.testing import loop_grads
@@ -65,8 +65,11 @@ def _loss(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().sum(1)
 
 
-def test_norms_and_clipped_sums_by_kernels_are_those_of_the_loop(launched: list[str]) -> None:
+def test_norms_and_clipped_sums_by_kernels_are_those_of_the_loop(
+    launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model, x = Model().to(_device()), torch.randint(7, (3, 9), device=_device())
     exact = loop_grads(model.double(), _loss, x)
     squares = torch.stack([g.flatten(1).square().sum(1) for g in exact.values()]).sum(0)
@@ -165,3 +168,32 @@ def test_traced_sums_leave_out_what_is_not_finite(launched: list[str], bound: in
     for (g, x), found in zip(pairs, traced(*flat), strict=True):
         exact = 0.7 * g[1].double().T @ x[1].double()
         assert (found - exact).norm() <= 1e-2 * exact.norm()
+
+
+def _small(*shape: int, scale: float = 1.0) -> SampleGradients:
+    return SampleGradients([Dense(torch.randn(3, *shape, device=_device()))], scale, bound=2**30)
+
+
+def test_small_gradients_share_a_launch_with_those_of_their_scale(launched: list[str]) -> None:
+    many = {"a": _small(4), "b": _small(2, 3), "c": _small(5, scale=3.0), "d": _small(200, 200)}
+    exact = {name: g.materialize().double().flatten(1).square().sum(1) for name, g in many.items()}
+    many["c"] = SampleGradients([Dense(many["c"].materialize() / 3)], 3.0, bound=2**30)
+    found = SquaredNorms()
+    for name, gradients in many.items():
+        found.add(name, gradients)
+    names, squares = found.found()
+    assert squares is not None
+    for name, row in zip(names, squares, strict=True):
+        torch.testing.assert_close(row, exact[name], rtol=1e-5, atol=0)
+    assert launched.count("column_squared_norms") == 2  # "d" is large
+
+
+def test_small_gradients_are_summed_side_by_side(launched: list[str]) -> None:
+    many = {"a": _small(4), "b": _small(2, 3), "c": _small(), "d": _small(5, scale=3.0)}
+    gradients = {name: g.factors[0].materialize().clone() for name, g in many.items()}
+    many["b"].factors[0].materialize()[1] = float("nan")
+    weights = torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64, device=_device())
+    found = dict(weighted_sums(dict(many), weights))
+    for name, g in gradients.items():
+        exact = torch.einsum("n,n...->...", weights, g.double()) * (3 if name == "d" else 1)
+        torch.testing.assert_close(found[name].double(), exact, rtol=1e-5, atol=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ class SquaredNorms:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[Launch, _Waiting] = {}
+        self._waiting: dict[tuple[Launch, float], _Waiting] = {}  # by launch and scale
         self._names: list[str] = []
         self._found: list[Tensor] = []  # (some of the names, n)
 
@@ -34,27 +35,28 @@ class SquaredNorms:
             self._found.append(gradients.squared_norms().unsqueeze(0))
             return
         launch, tensors = shared
-        waiting = self._waiting.get(launch)
+        key = (launch, _number(gradients.scale))
+        waiting = self._waiting.get(key)
         if waiting is None:
-            waiting = self._waiting[launch] = _Waiting(gradients.scale)
+            waiting = self._waiting[key] = _Waiting(gradients.scale)
         waiting.names.append(name)
         waiting.tensors.append(tensors)
         for t in tensors:
             waiting.bytes += t.nbytes
         if waiting.bytes >= gradients.bound:
-            self._launch(launch)
+            self._launch(key)
 
     def found(self) -> tuple[list[str], Tensor | None]:
         """The names of all that were added, and their squared norms, (names, n)."""
-        for launch in list(self._waiting):
-            self._launch(launch)
+        for key in list(self._waiting):
+            self._launch(key)
         if len(self._found) > 1:
             self._found = [torch.cat(self._found)]
         return self._names, self._found[0] if self._found else None
 
-    def _launch(self, launch: Launch) -> None:
-        waiting = self._waiting.pop(launch)
-        found = squared_norms_in_one_launch(launch, waiting.tensors)
+    def _launch(self, key: tuple[Launch, float]) -> None:
+        waiting = self._waiting.pop(key)
+        found = squared_norms_in_one_launch(key[0], waiting.tensors)
         self._names += waiting.names
         self._found.append(scaled_squares(found, waiting.scale))
 
@@ -63,7 +65,7 @@ class SquaredNorms:
 class _Waiting:
     """Parameters for one launch, and what it reads, as it was: factors may turn into gradients meanwhile."""
 
-    scale: Tensor | float  # the same for all of one recording
+    scale: Tensor | float  # the same for all of them
     names: list[str] = field(default_factory=list)
     tensors: list[tuple[Tensor, ...]] = field(default_factory=list)
     bytes: int = 0
@@ -73,16 +75,22 @@ def weighted_sums(
     many: dict[str, SampleGradients], weights: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """(name, Σ_n weights[n] G_n) of every parameter of one recording, each let go of when it is done."""
-    together: dict[torch.dtype, dict[str, SampleGradients]] = defaultdict(dict)
+    together: dict[Any, dict[str, SampleGradients]] = defaultdict(dict)
     for name in [name for name, gradients in many.items() if gradients.is_summed_in_company]:
         gradients = many.pop(name)
-        together[gradients.dtype][name] = gradients
+        kind = type(gradients.factors[0])
+        together[kind, gradients.dtype, _number(gradients.scale)][name] = gradients
     while together:
         _, some = together.popitem()
         factors = [gradients.factors[0] for gradients in some.values()]
-        first = next(iter(some.values()))  # of one recording: scale and bound are the same for all
+        first = next(iter(some.values()))  # scale and bound are the same for all
         sums = weighted_sums_in_company(factors, first.scaled_weights(weights), first.bound)
         yield from zip(some, sums, strict=True)
     while many:
         name, gradients = many.popitem()
         yield name, gradients.weighted_sum(weights)
+
+
+def _number(scale: Tensor | float) -> float:
+    """The same number for the same scale."""
+    return float(id(scale)) if isinstance(scale, Tensor) else scale

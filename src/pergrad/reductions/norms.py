@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pergrad.factors import (
     Convolution,
+    Dense,
     ElementProduct,
     Factor,
     OuterProduct,
@@ -30,7 +31,7 @@ from pergrad.factors import (
     wide,
 )
 from pergrad.kernels import kernels_for
-from pergrad.reductions.tiles import at_once, sample_tiles, wide_dtype
+from pergrad.reductions.tiles import as_rows, at_once, is_small, sample_tiles, wide_dtype
 
 __all__ = [
     "Launch",
@@ -132,9 +133,14 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
     factor = factors[0]
     if len(factors) != 1 or not isinstance(factor, _SHARING):
         return None
-    parts = [factor.grad_output]
-    if not isinstance(factor, PositionSum):
-        parts.append(factor.input)
+    if isinstance(factor, Dense):
+        if not is_small(factor):
+            return None
+        parts = [factor.gradients.unsqueeze(1)]  # one position
+    elif isinstance(factor, PositionSum):
+        parts = [factor.grad_output]
+    else:
+        parts = [factor.grad_output, factor.input]
     kernels = kernels_for(*parts)
     if kernels is None:
         return None
@@ -144,7 +150,7 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
     return None if launch is None else (launch, tensors)
 
 
-_SHARING = (OuterProduct, ElementProduct, PositionSum)
+_SHARING = (OuterProduct, ElementProduct, PositionSum, Dense)
 
 
 @lru_cache(maxsize=1000)
@@ -299,8 +305,7 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 def _squared(x: Tensor) -> Tensor:
     """Σ x², (n, ...) -> (n,) in float64, without a copy of x in float64."""
-    x = x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
-    return torch.linalg.vector_norm(x, dim=1, dtype=wide(x.dtype)).double().square()
+    return torch.linalg.vector_norm(as_rows(x), dim=1, dtype=wide(x.dtype)).double().square()
 
 
 def _table_times_product(table: RowSum, head: OuterProduct, bound: int) -> Tensor:

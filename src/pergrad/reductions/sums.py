@@ -14,6 +14,7 @@ from torch import Tensor
 from pergrad.factors import (
     ByOwner,
     Convolution,
+    Dense,
     Factor,
     OuterProduct,
     RowSum,
@@ -23,7 +24,7 @@ from pergrad.factors import (
     wide,
 )
 from pergrad.kernels import kernels_for
-from pergrad.reductions.tiles import wide_dtype
+from pergrad.reductions.tiles import as_rows, is_small, wide_dtype
 
 __all__ = ["is_summed_in_company", "weighted_sum", "weighted_sums_in_company"]
 
@@ -38,8 +39,10 @@ def weighted_sum(factors: Sequence[Factor], scale: Tensor | None) -> Tensor:
 
 
 def is_summed_in_company(factors: Sequence[Factor], bound: int) -> bool:
-    """Whether a parameter is summed up faster with others: outer products of halves, on a GPU."""
+    """Whether a parameter is summed up faster with others: on a GPU, small ones and products of halves."""
     factor = factors[0]
+    if len(factors) == 1 and isinstance(factor, Dense):
+        return is_small(factor) and kernels_for(factor.gradients) is not None
     if len(factors) > 1 or not isinstance(factor, OuterProduct):
         return False
     g, x = factor.grad_output, factor.input
@@ -50,13 +53,15 @@ def is_summed_in_company(factors: Sequence[Factor], bound: int) -> bool:
 
 
 def weighted_sums_in_company(factors: Sequence[Any], scale: Tensor, bound: int) -> list[Tensor]:
-    """Σ_n scale[n] G_n of each, of outer products of one type in half precision.
+    """Σ_n scale[n] G_n of each, of gradients or of outer products of halves, all of one type.
 
-    The kernel is slower than the GPU's own product: on an H200 it takes 350 µs for a block of GPT-2, where
-    scaling and products take 256. But it is one launch for all parameters, where those are four for each.
-    In a compiled step, where launches cost little, it only looks after the products: whether a sample that is
-    left out has spoilt them.
+    For outer products the kernel is slower than the GPU's own product: on an H200 it takes 350 µs for a block
+    of GPT-2, where scaling and products take 256. But it is one launch for all parameters, where those are
+    four for each. In a compiled step, where launches cost little, it only looks after the products: whether a
+    sample that is left out has spoilt them.
     """
+    if isinstance(factors[0], Dense):
+        return _sums_of_gradients(factors, scale)
     kernels = kernels_for(factors[0].grad_output)
     assert kernels is not None
     if not is_traced(factors[0].grad_output):
@@ -75,6 +80,14 @@ def weighted_sums_in_company(factors: Sequence[Any], scale: Tensor, bound: int) 
             kernels.mend_weighted_outer_products(*map(list, zip(*waiting, strict=True)), scale)
             waiting, held = [], 0
     return sums
+
+
+def _sums_of_gradients(factors: Sequence[Dense], scale: Tensor) -> list[Tensor]:
+    """Side by side, as those of one parameter."""
+    rows = [as_rows(f.gradients) for f in factors]
+    total = weighted_sum_of(Dense(torch.cat(rows, 1)), scale, wide_dtype(factors))
+    parts = total.split([row.shape[1] for row in rows])
+    return [part.view(f.shape[1:]) for part, f in zip(parts, factors, strict=True)]
 
 
 def _product(g: Tensor, x: Tensor, scale: Tensor) -> Tensor:

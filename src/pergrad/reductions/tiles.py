@@ -11,7 +11,15 @@ from torch import Tensor
 
 from pergrad.factors import ALL, Factor, add_up, wide
 
-__all__ = ["at_once", "default_bound", "sample_tiles", "whole_batch_tiles", "wide_dtype"]
+__all__ = [
+    "as_rows",
+    "at_once",
+    "default_bound",
+    "is_small",
+    "sample_tiles",
+    "whole_batch_tiles",
+    "wide_dtype",
+]
 
 # Larger pieces bring no speed; on a GPU each piece is a launch more.
 _ENOUGH, _ENOUGH_ON_GPU = 32 * 2**20, 256 * 2**20
@@ -36,6 +44,19 @@ def default_bound(device: torch.device) -> int:
 def at_once(bytes_each: int, bound: int) -> int:
     """How many pieces of that size fit into the bound; one at least."""
     return max(1, bound // max(bytes_each, 1))
+
+
+def as_rows(gradients: Tensor) -> Tensor:
+    """(n, *weight) -> (n, d)."""
+    return gradients.flatten(1) if gradients.dim() > 1 else gradients.unsqueeze(1)
+
+
+def is_small(factor: Factor) -> bool:
+    """Whether a gradient is so small that to launch a kernel for it takes longer than the kernel."""
+    return prod(factor.shape[1:]) <= _SMALL
+
+
+_SMALL = 2**14
 
 
 def wide_dtype(factors: Sequence[Factor]) -> torch.dtype:
