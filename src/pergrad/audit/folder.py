@@ -17,7 +17,7 @@ if sys.platform != "win32":
 
 __all__ = ["ResultsFolder"]
 
-_FORMAT = 1
+_FORMAT = 2  # another map of sketches than 1
 _KIND = "an audit by pergrad"
 _BATCH_SIZE = "batch_size-"
 
