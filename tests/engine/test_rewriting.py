@@ -111,3 +111,20 @@ def test_what_is_written_to_is_read_when_it_was() -> None:
     rewrite(traced.graph)
     traced.recompile()
     torch.testing.assert_close(traced(*inputs), results(*inputs))
+
+
+def test_kernels_that_are_written_to_are_read_when_they_were() -> None:
+    def gradient(g: Tensor, x: Tensor, kernel: Tensor) -> Tensor:
+        g, kernel = g * 2, kernel * 2
+        kernel.view(-1).mul_(3)
+        geometry = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        of_input, _, _ = torch.ops.aten.convolution_backward(
+            g, x, kernel, None, *geometry, [True, False, False]
+        )
+        return of_input
+
+    inputs = torch.randn(1, 3, 4, 4), torch.randn(1, 2, 5, 5), torch.randn(3, 2, 2, 2)
+    traced = make_fx(gradient, tracing_mode="fake")(*inputs)
+    rewrite(traced.graph)
+    traced.recompile()
+    torch.testing.assert_close(traced(*inputs), gradient(*inputs))

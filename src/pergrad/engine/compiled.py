@@ -103,8 +103,6 @@ class CompiledStep:
     def __call__(self, *batch: Any) -> Tensor:
         flat, spec = pytree.tree_flatten(batch)
         state, training = _state(self._model)
-        if self._cuda_graphs:
-            check_devices(_inputs(state, flat))
         key = (
             spec,
             *map(_signature, flat),
@@ -112,6 +110,8 @@ class CompiledStep:
             _autocast(state),
             training,
         )
+        if self._cuda_graphs and key not in self._graphs:  # it names the devices
+            check_devices(_inputs(state, flat))
         if self._why_not is not None or not self._wants_graph(key):
             return self._run(self._model, self._quantities, batch)
         graph = self._graphs[key]
@@ -265,7 +265,7 @@ def _state(model: nn.Module) -> tuple[dict[str, Tensor], tuple[bool, ...]]:
     In one pass over the modules: by their own iterators it takes as long as to launch a hundred kernels.
     """
     state: dict[str, Tensor] = {}
-    seen: set[Any] = {model}
+    seen = {id(model)}
     modules = [("", model)]
     for prefix, module in modules:
         for name, t in (*module._parameters.items(), *module._buffers.items()):
@@ -273,8 +273,8 @@ def _state(model: nn.Module) -> tuple[dict[str, Tensor], tuple[bool, ...]]:
                 seen.add(id(t))
                 state[prefix + name] = t
         for name, child in module._modules.items():
-            if child is not None and child not in seen:
-                seen.add(child)
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
                 modules.append((f"{prefix}{name}.", child))
     return state, tuple(module.training for _, module in modules)
 

@@ -49,9 +49,11 @@ def _make_input_gradients_convolutions(graph: Graph, written: set[int]) -> None:
     they are given, since whoever reads a tensor first decides on its layout.
     """
     for node in _calls(graph, _aten.convolution_backward.default):
-        if node.args[-1] == [True, False, False] and _storage(node.args[0]) not in written:
+        g, _, weight, *_ = node.args
+        moves = written.isdisjoint(map(_storage, (g, weight)))
+        if node.args[-1] == [True, False, False] and moves:
             (gradient,) = node.users
-            with graph.inserting_after(_last(graph, node.args[0], node.args[2])):
+            with graph.inserting_after(_last(graph, g, weight)):
                 gradient.replace_all_uses_with(_as_convolution(graph, node))
 
 

@@ -7,6 +7,7 @@ need in the cache: over all steps at once they took longer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
@@ -20,7 +21,11 @@ Kept: TypeAlias = tuple[Tensor, ...]
 
 _through_sigmoid = torch.ops.aten.sigmoid_backward.default  # (g, s) -> g s (1 - s)
 _through_tanh = torch.ops.aten.tanh_backward.default  # (g, s) -> g (1 - s^2)
-_through_relu = torch.ops.aten.threshold_backward.default  # (g, s, 0) -> g where s > 0
+
+
+def _through_relu(g: Tensor, s: Tensor) -> Tensor:
+    """G where s > 0."""
+    return torch.ops.aten.threshold_backward.default(g, s, 0)
 
 
 def _hidden(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -106,36 +111,25 @@ class _Gru(Cell):
         return of_x, of_hidden, (of_hidden @ weight + stays,)
 
 
-class _Tanh(Cell):
-    """h' = tanh(x + W_h h + b_h)."""
+class _Plain(Cell):
+    """h' = f(x + W_h h + b_h), of an f whose value shows its derivative."""
+
+    def __init__(self, f: Callable[[Tensor], Tensor], through: Callable[[Tensor, Tensor], Tensor]):
+        self._f = f  # in place
+        self._through = through
 
     def step(
         self, x: Tensor, state: State, weight: Tensor, bias: Tensor | None
     ) -> tuple[State, Kept]:
-        h = _hidden(state[0], weight, bias).add_(x).tanh_()
+        h = self._f(_hidden(state[0], weight, bias).add_(x))
         return (h,), (h,)
 
     def pull(
         self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
     ) -> tuple[Tensor, Tensor, State]:
-        both = torch.cat([_through_tanh(grads[0], kept[0])], out=out).to(weight.dtype)
+        both = torch.cat([self._through(grads[0], kept[0])], out=out).to(weight.dtype)
         return both, both, (both @ weight,)
 
 
-class _Relu(Cell):
-    """h' = relu(x + W_h h + b_h)."""
-
-    def step(
-        self, x: Tensor, state: State, weight: Tensor, bias: Tensor | None
-    ) -> tuple[State, Kept]:
-        h = _hidden(state[0], weight, bias).add_(x).relu_()
-        return (h,), (h,)
-
-    def pull(
-        self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
-    ) -> tuple[Tensor, Tensor, State]:
-        both = torch.cat([_through_relu(grads[0], kept[0], 0)], out=out).to(weight.dtype)
-        return both, both, (both @ weight,)
-
-
-LSTM, GRU, TANH, RELU = _Lstm(), _Gru(), _Tanh(), _Relu()
+LSTM, GRU = _Lstm(), _Gru()
+TANH, RELU = _Plain(Tensor.tanh_, _through_tanh), _Plain(Tensor.relu_, _through_relu)

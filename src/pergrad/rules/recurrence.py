@@ -90,15 +90,10 @@ def unrolled(
     unprojected: list[Tensor] = []
     kept: list[Kept] = []
     ended: list[State] = []  # of sequences that are over, the longest last
-    alive, state = 0, _rows(start, 0, 0)
+    state = _rows(start, 0, 0)
     with torch.no_grad():
         for rows, x in zip(steps.rows(projected), steps.split(projected), strict=True):
-            if rows > alive:
-                state = _appended(state, _rows(start, alive, rows))
-            elif rows < alive:
-                ended.append(_rows(state, rows, alive))
-                state = _rows(state, 0, rows)
-            alive = rows
+            state = _of_rows(rows, state, start, ended)
             before.append(state[0])
             state, known = cell.step(x, state, w_hh, b_hh)
             if w_hr is not None:
@@ -111,6 +106,17 @@ def unrolled(
         run = Run(steps.join(output), state, kept)
         shown = steps.join(unprojected).to(w_hh.dtype) if unprojected else None
         return Unrolled(run, steps.join(before).to(w_hh.dtype), shown)
+
+
+def _of_rows(rows: int, state: State, others: State, over: list[State]) -> State:
+    """That of so many sequences: with more of them from `others`, or fewer, the rest laid on `over`."""
+    alive = len(state[0])
+    if rows > alive:
+        return _appended(state, _rows(others, alive, rows))
+    if rows < alive:
+        over.append(_rows(state, rows, alive))
+        return _rows(state, 0, rows)
+    return state
 
 
 def _rows(state: State, first: int, end: int) -> State:
@@ -216,15 +222,10 @@ def _pulled_back(
     of_hidden: list[Tensor] = []
     of_shown: list[Tensor] = []
     begun: list[State] = []  # of sequences that begin later: their start, the longest last
-    alive, state = 0, _rows(of_last, 0, 0)
+    state = _rows(of_last, 0, 0)
     each = zip(steps.rows(of_output), steps.split(of_output), kept, outs, strict=True)
     for rows, of_h, known, out in reversed([*each]):
-        if rows > alive:
-            state = _appended(state, _rows(of_last, alive, rows))
-        elif rows < alive:
-            begun.append(_rows(state, rows, alive))
-            state = _rows(state, 0, rows)
-        alive = rows
+        state = _of_rows(rows, state, of_last, begun)
         h = state[0] + of_h
         if w_hr is not None:
             of_shown.append(h)
