@@ -93,6 +93,41 @@ def test_every_quantity_is_that_of_a_recorded_step(trained) -> None:
     assert step.graphs == 1
 
 
+class Grouped(nn.Module):
+    """Group norms of images, of rows of which a sample has two, and of vectors; means far from zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_images, self.of_rows, self.of_vectors = (nn.GroupNorm(k, 4) for k in (2, 4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, 4, 4, 4)
+        h = self.of_images(x).tanh() + 3
+        halves = h.flatten(2).unflatten(2, (2, 8)).movedim(2, 1).flatten(0, 1)  # (2 n, 4, 8)
+        h = self.of_rows(halves).tanh() + 3
+        return self.of_vectors(h.mean(2).view(len(x), 2, 4).sum(1))
+
+
+def test_gradients_of_group_norms_are_those_of_a_recorded_step() -> None:
+    model = Grouped().double()
+    for p in model.parameters():
+        nn.init.normal_(p)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().sum(1)
+
+    grads, expected = pergrad.Grads(), pergrad.Grads()
+    step = pergrad.compiled(model, loss, grads)
+    for _ in range(2):
+        step(torch.randn(4, 4, 4, 4).double())
+    assert step.graphs == 1
+    x = 2 * torch.randn(4, 4, 4, 4).double() + 7
+    step(x)
+    with pergrad.record(model, expected):
+        loss(model, x).sum().backward()
+    for name, wanted in expected.result.items():
+        assert_near(grads.result[name], wanted, name)
+
+
 def test_weights_may_change_between_calls(trained) -> None:
     step, model, quantities = trained
     words, labels = batch()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from pergrad.errors import MixedSamplesError
-from pergrad.factors import ElementProduct, PositionSum
+from pergrad.factors import Dense, ElementProduct, PositionSum, is_traced
 from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
 
 __all__ = ["channel_affine"]
@@ -86,7 +87,17 @@ def group_norm(
     bias: Tensor | None = None,  # (c,)
     eps: float = 1e-5,
 ) -> Gradients:
-    """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g, with x̂ normalised over each group of channels."""
+    """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g, with x̂ normalised over each group of channels.
+
+    In a compiled step as torch's own backward has it, ∂γ_n = (Σ_t g ⊙ x - mean Σ_t g) / std: its sums are
+    those of the input's gradient, so that the compiler computes them once, and x̂ is never written.
+    """
+    if is_traced(grad_output):
+        shift = _sum_of_positions(grad_output)
+        return {
+            "weight": lambda: Dense(_scale_by_sums(grad_output, input, shift, num_groups, eps)),
+            "bias": lambda: Dense(shift.sum(1)),
+        }
     rows = _channels_last(grad_output)
 
     def scale() -> ElementProduct:
@@ -95,6 +106,26 @@ def group_norm(
         return ElementProduct(rows, _channels_last(normalized))
 
     return {"weight": scale, "bias": lambda: PositionSum(rows)}
+
+
+def _sum_of_positions(x: Tensor) -> Tensor:
+    """(n, r, c, *positions) -> (n, r, c)."""
+    return x.flatten(3).sum(3) if x.dim() > 3 else x
+
+
+def _scale_by_sums(
+    g: Tensor,  # (n, r, c, *positions)
+    x: Tensor,  # (n, r, c, *positions)
+    shift: Tensor,  # (n, r, c)
+    num_groups: int,
+    eps: float,
+) -> Tensor:  # (n, c)
+    """Σ_r (Σ_t g ⊙ x - mean Σ_t g) / std."""
+    x = x.to(g.dtype)
+    groups = x.unflatten(2, (num_groups, -1))
+    variance, mean = torch.var_mean(groups.flatten(3), 3, correction=0, keepdim=True)
+    products, shift = (t.unflatten(2, (num_groups, -1)) for t in (_sum_of_positions(g * x), shift))
+    return ((products - mean * shift) * (variance + eps).rsqrt()).sum(1).flatten(1)
 
 
 def channel_affine(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
