@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from pergrad.kernels import kernels_for, launchers
-from pergrad.kernels.launching import float32_precision, power_of_two, same_dtype
+from pergrad.kernels import kernels_for, launchers, launching
+from pergrad.kernels.launching import Kernel, float32_precision, power_of_two, same_dtype
 
 
 def test_every_launcher_leaves_its_operation_in_a_trace(device: torch.device) -> None:
@@ -77,3 +78,80 @@ def test_two_types_meet_in_the_wider() -> None:
 
 def test_powers_of_two_stay_within_bounds() -> None:
     assert [power_of_two(size, 16, 64) for size in (1, 16, 17, 64, 65)] == [16, 16, 32, 64, 64]
+
+
+class _Compiled:
+    """Stands for what Triton has compiled: notes its launches."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        return lambda *arguments: self.launches.append((grid, *arguments))
+
+
+class _Jitted:
+    """Stands for a jitted kernel: compiles anew for every call that gets as far as here."""
+
+    arg_names = ("x", "size", "BLOCK")
+
+    def __init__(self) -> None:
+        self.compiled: list[_Compiled] = []
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        def launch(x: Tensor, size: int, *, BLOCK: int, num_warps: int) -> _Compiled:
+            self.compiled.append(_Compiled())
+            return self.compiled[-1]
+
+        return launch
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "INTERPRETED", False)
+    monkeypatch.setattr(launching, "CompiledKernel", _Compiled)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_call_like_an_earlier_one_is_launched_by_what_was_compiled() -> None:
+    jitted = _Jitted()
+    kernel, first, second = Kernel(jitted), torch.zeros(4), torch.zeros(9)
+    kernel(3, first, 7, BLOCK=16, num_warps=4)
+    kernel(5, second, 7, BLOCK=16, num_warps=4)
+    (compiled,) = jitted.compiled
+    ((grid, *arguments),) = compiled.launches
+    assert grid == (5, 1, 1)
+    assert arguments[0] is second
+    assert arguments[1:] == [7, 16]  # the constants too, but no option of Triton's
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_what_triton_compiles_for_is_never_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    jitted = _Jitted()
+    kernel, x = Kernel(jitted), torch.zeros(8)
+    calls: list[tuple[Tensor, int, int, int]] = [
+        (x, 7, 16, 4),
+        (x[1:], 7, 16, 4),  # begins where wide loads may not
+        (x.double(), 7, 16, 4),
+        (x, 1, 16, 4),
+        (x, 16, 16, 4),
+        (x, 2**40, 16, 4),
+        (x, 7, 32, 4),
+        (x, 7, 16, 8),
+    ]
+    for t, size, block, warps in calls:
+        kernel(1, t, size, BLOCK=block, num_warps=warps)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    kernel(1, x, 7, BLOCK=16, num_warps=4)
+    assert len(jitted.compiled) == len(calls) + 1
+    assert not any(compiled.launches for compiled in jitted.compiled)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_calls_that_always_differ_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kernel, "most", 3)
+    kernel, x = Kernel(_Jitted()), torch.zeros(8)
+    for size in range(10):
+        kernel(1, x, size, BLOCK=16, num_warps=4)
+        assert len(kernel._compiled) <= 3

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.kernels.launching import TYPES, operation
+from pergrad.kernels.launching import TYPES, Kernel, operation
 from pergrad.kernels.pairs import problem_of
 from pergrad.kernels.tables import table_of
 
@@ -23,6 +23,7 @@ _FIELDS = tl.constexpr(13)
 _Neighbours = Literal["columns", "positions", "neither"]
 
 
+@Kernel
 @triton.jit
 def _columns_kernel(  # type: ignore[no-untyped-def]
     problems,
@@ -97,7 +98,8 @@ def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
             addresses = (g.data_ptr(), x.data_ptr(), g.shape[1], g.shape[2])
             rows.append((*addresses, *g.stride(), *x.stride(), k, tiles, programs))
             programs += n * tiles
-        _columns_kernel[(programs,)](
+        _columns_kernel(
+            programs,
             table_of(rows, device),
             len(rows),
             parts,

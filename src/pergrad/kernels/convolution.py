@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pergrad.kernels.launching import (
     INTERPRETED,
+    Kernel,
     float32_precision,
     operation,
     pair_count,
@@ -55,6 +56,7 @@ def _seen(  # type: ignore[no-untyped-def]
     return tl.where(is_inside, (q // (OH * OW)) * x_r + h * x_h + w * x_w, 0), is_inside
 
 
+@Kernel
 @triton.jit
 def _tile_kernel(  # type: ignore[no-untyped-def]
     g,
@@ -119,6 +121,7 @@ def _tile_kernel(  # type: ignore[no-untyped-def]
     tl.store(parts + program, tl.sum(tl.sum(found * found, axis=1), axis=0))
 
 
+@Kernel
 @triton.jit
 def _gram_kernel(  # type: ignore[no-untyped-def]
     g,
@@ -213,17 +216,18 @@ def convolution_by_tiles(
     is_half = g.dtype != torch.float32
     block_o = power_of_two(outputs, 16, 128 if is_half else 64)
     block_j = power_of_two(columns, 16, 128 if is_half and channels % 128 == 0 else 64)
-    positions = power_of_two(sizes["P"], 16, 64 if is_half else 32)
+    positions = power_of_two(sizes[0], 16, 64 if is_half else 32)
     tiles_o, tiles_j = -(-outputs // block_o), -(-columns // block_j)
     parts = torch.empty(len(g), groups * tiles_o * tiles_j, device=g.device, dtype=torch.float64)
-    _tile_kernel[(parts.numel(),)](
+    _tile_kernel(
+        parts.numel(),
         g,
         x,
         parts,
-        **sizes,
-        GROUPS=groups,
-        TILES_O=tiles_o,
-        TILES_J=tiles_j,
+        *sizes,
+        groups,
+        tiles_o,
+        tiles_j,
         **_geometry(taps, stride, padding, dilation),
         BLOCK_O=block_o,
         BLOCK_J=block_j,
@@ -251,17 +255,18 @@ def convolution_by_gram(
     g, x, sizes = _channels_last(g, x, groups)
     channels = x.shape[2] // groups
     is_half = g.dtype != torch.float32
-    block = power_of_two(sizes["P"], 16, 64)
+    block = power_of_two(sizes[0], 16, 64)
     columns = power_of_two(channels, 16, 64 if is_half else 32)
-    pairs = pair_count(sizes["P"], block)
+    pairs = pair_count(sizes[0], block)
     parts = torch.empty(len(g), groups * pairs, device=g.device, dtype=torch.float64)
-    _gram_kernel[(parts.numel(),)](
+    _gram_kernel(
+        parts.numel(),
         g,
         x,
         parts,
-        **sizes,
-        GROUPS=groups,
-        PAIRS=pairs,
+        *sizes,
+        groups,
+        pairs,
         **_geometry(taps, stride, padding, dilation),
         BLOCK=block,
         COLUMNS=columns,
@@ -286,30 +291,18 @@ _PAIR_RATES = {16: 1.7e7, 32: 6.0e7, 64: 1.26e8}
 _TILE_RATE = 5.8e7
 
 
-def _channels_last(g: Tensor, x: Tensor, groups: int) -> tuple[Tensor, Tensor, dict[str, int]]:
-    """Both with neighbouring channels side by side, and their sizes and strides."""
+def _channels_last(g: Tensor, x: Tensor, groups: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Both with neighbouring channels side by side, and the sizes and strides that the kernels take."""
     g, x = (
         t.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(t.shape)
         for t in same_dtype(g, x)
     )
     rows, o, oh, ow = g.shape[1:]
     c, h, w = x.shape[2:]
-    sizes = {
-        "P": rows * oh * ow,
-        "O": o // groups,
-        "C": c // groups,
-        "OH": oh,
-        "OW": ow,
-        "H": h,
-        "W": w,
-        "g_n": rows * oh * ow * o,
-        "g_p": o,
-        "x_n": rows * h * w * c,
-        "x_r": h * w * c,
-        "x_h": w * c,
-        "x_w": c,
-    }
-    return g, x, sizes
+    p = rows * oh * ow
+    in_order = (p, o // groups, c // groups, oh, ow, h, w)
+    strides = (p * o, o, rows * h * w * c, h * w * c, w * c, c)
+    return g, x, (*in_order, *strides)
 
 
 def _geometry(

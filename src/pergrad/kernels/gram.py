@@ -17,6 +17,7 @@ from pergrad.kernels.launching import (
     INTERPRETED,
     MULTIPROCESSORS,
     TYPES,
+    Kernel,
     aligned_rows,
     float32_precision,
     operation,
@@ -31,6 +32,7 @@ __all__ = ["gram_microseconds", "gram_squared_norms"]
 _FIELDS = tl.constexpr(12)
 
 
+@Kernel
 @triton.jit
 def _gram_kernel(  # type: ignore[no-untyped-def]
     problems,
@@ -99,7 +101,8 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
         rows.append((*problem, pairs, programs))
         programs += n * pairs
     parts = torch.zeros(len(gs), n, most, device=device, dtype=torch.float64)
-    _gram_kernel[(programs,)](
+    _gram_kernel(
+        programs,
         table_of(rows, device),
         len(gs),
         parts,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.kernels.launching import operation, power_of_two
+from pergrad.kernels.launching import Kernel, operation, power_of_two
 
 __all__ = ["rank_one_squared_norms"]
 
@@ -22,6 +22,7 @@ def _squares(at, stride, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped
     return tl.sum(found, axis=0)
 
 
+@Kernel
 @triton.jit
 def _rank_one_kernel(  # type: ignore[no-untyped-def]
     g, x, out, O, I, g_n, g_o, x_n, x_i, BLOCK: tl.constexpr
@@ -40,5 +41,5 @@ def rank_one_squared_norms(g: Tensor, x: Tensor) -> Tensor:
     i = x.shape[1]
     out = torch.empty(n, device=g.device, dtype=torch.float64)
     block = power_of_two(max(o, i), 64, 1024)
-    _rank_one_kernel[(n,)](g, x, out, o, i, *g.stride(), *x.stride(), BLOCK=block)
+    _rank_one_kernel(n, g, x, out, o, i, *g.stride(), *x.stride(), BLOCK=block)
     return out

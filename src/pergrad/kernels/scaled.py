@@ -9,11 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.kernels.launching import operation, power_of_two
+from pergrad.kernels.launching import Kernel, operation, power_of_two
 
 __all__ = ["scaled_samples"]
 
 
+@Kernel
 @triton.jit
 def _scaled_kernel(  # type: ignore[no-untyped-def]
     x,
@@ -60,7 +61,8 @@ def scaled_samples(x: Tensor, weights: Tensor, is_scaled: bool) -> Tensor:
     columns = power_of_two(width, 16, 1024)
     rows = max(1, 4096 // columns)
     tiles = -(-t // rows)
-    _scaled_kernel[(n * tiles,)](
+    _scaled_kernel(
+        n * tiles,
         x.contiguous(),
         weights,
         out,

@@ -11,11 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.kernels.launching import operation, power_of_two
+from pergrad.kernels.launching import Kernel, operation, power_of_two
 
 __all__ = ["table_squared_norms"]
 
 
+@Kernel
 @triton.jit
 def _table_kernel(  # type: ignore[no-untyped-def]
     index, order, g, parts, T, D, g_n, g_t, g_d, TILES, COLUMNS: tl.constexpr
@@ -48,7 +49,5 @@ def table_squared_norms(index: Tensor, g: Tensor) -> Tensor:
     columns = power_of_two(d, 16, 1024)
     tiles = -(-d // columns)
     parts = torch.empty(n, t * tiles, device=g.device, dtype=torch.float64)
-    _table_kernel[(parts.numel(),)](
-        rows, order, g, parts, t, d, *g.stride(), tiles, COLUMNS=columns
-    )
+    _table_kernel(parts.numel(), rows, order, g, parts, t, d, *g.stride(), tiles, COLUMNS=columns)
     return parts.sum(1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from pergrad.kernels.launching import (
     INTERPRETED,
     MULTIPROCESSORS,
+    Kernel,
     float32_precision,
     operation,
     power_of_two,
@@ -23,6 +24,7 @@ from pergrad.kernels.launching import (
 __all__ = ["tile_microseconds", "tile_squared_norms"]
 
 
+@Kernel
 @triton.jit
 def _tile_kernel(  # type: ignore[no-untyped-def]
     g,
@@ -85,8 +87,8 @@ def tile_squared_norms(g: Tensor, x: Tensor) -> Tensor:
         "num_warps": warps,
         "num_stages": stages,
     }
-    _tile_kernel[(parts.numel(),)](
-        g, x, parts, t, o, i, *g.stride(), *x.stride(), tiles_o, tiles_i, **settings
+    _tile_kernel(
+        parts.numel(), g, x, parts, t, o, i, *g.stride(), *x.stride(), tiles_o, tiles_i, **settings
     )
     return parts.sum(1)
 

@@ -18,6 +18,7 @@ from pergrad.kernels.launching import (
     INTERPRETED,
     MULTIPROCESSORS,
     TYPES,
+    Kernel,
     aligned_rows,
     float32_precision,
     operation,
@@ -31,6 +32,7 @@ __all__ = ["mend_weighted_outer_products", "weighted_outer_products"]
 _FIELDS = tl.constexpr(12)
 
 
+@Kernel
 @triton.jit
 def _weighted_sum_kernel(  # type: ignore[no-untyped-def]
     problems,
@@ -148,7 +150,8 @@ def _launch(
         tiles += -(-o // block_o) * tiles_i
     # Where there is most likely nothing to mend, one program for each multiprocessor looks.
     programs = min(tiles, MULTIPROCESSORS) if only_mends else tiles
-    _weighted_sum_kernel[(programs,)](
+    _weighted_sum_kernel(
+        programs,
         table_of(rows, device),
         len(gs),
         weights,
