@@ -10,7 +10,8 @@ exception: most peers fail on it, and the table says so.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -261,7 +262,7 @@ MODELS: dict[str, dict[Size, Case]] = {
     "mlp": {
         "tiny": Case("tiny MLP", lambda: _mlp(3, width=6, depth=2)),
         "cpu": Case("MLP, 4 layers of 512, B=64", lambda: _mlp(64, width=512, depth=4)),
-        "gpu": Case("MLP, 4 layers of 4096, B=256", lambda: _mlp(256, width=4096, depth=4)),
+        "gpu": Case("MLP, 4 layers of 4096, B=64", lambda: _mlp(64, width=4096, depth=4)),
     },
     "lstm": {
         "tiny": Case("tiny LSTM", lambda: _lstm(3, 5, vocabulary=11, width=6, depth=2)),
@@ -277,13 +278,19 @@ MODELS: dict[str, dict[Size, Case]] = {
 }
 
 
+@contextmanager
+def drawn_on(device: torch.device, seed: int) -> Iterator[None]:
+    """Within, weights and batches are drawn by the seed, where they are to be."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
+        torch.manual_seed(seed)
+        yield
+
+
 # A model and its tiny one: every method wants them, and to draw their weights takes seconds.
 @lru_cache(maxsize=2)
 def _built(name: str, size: Size, seed: int, device: torch.device) -> Task:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        task = MODELS[name][size].build()
-    return Task(task.model.to(device), task.inputs.to(device), task.targets.to(device))
+    with drawn_on(device, seed):
+        return MODELS[name][size].build()
 
 
 def build(name: str, size: Size, *, seed: int, device: torch.device) -> Task:

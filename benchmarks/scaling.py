@@ -24,7 +24,7 @@ from benchmarks.arguments import add_run_arguments, parsed_run
 from benchmarks.measure import first_line, prepared
 from benchmarks.memory import step_peak_bytes
 from benchmarks.methods import METHODS, Step, clear
-from benchmarks.models import Task, transformer
+from benchmarks.models import Task, drawn_on, transformer
 from benchmarks.timing import orders, settled_heap, visit
 
 RESULTS = rows.RESULTS / "scaling"
@@ -55,9 +55,8 @@ class Shape:
     vocabulary: int
 
     def task(self, *, seed: int, device: torch.device) -> Task:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            task = transformer(
+        with drawn_on(device, seed):
+            return transformer(
                 self.batch,
                 self.length,
                 vocabulary=self.vocabulary,
@@ -65,12 +64,6 @@ class Shape:
                 depth=self.depth,
                 heads=max(1, self.width // 64),
             )
-        return replace(
-            task,
-            model=task.model.to(device),
-            inputs=task.inputs.to(device),
-            targets=task.targets.to(device),
-        )
 
 
 @dataclass(frozen=True)

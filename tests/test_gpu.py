@@ -149,7 +149,8 @@ def test_peak_memory_does_not_grow_over_steps() -> None:
             peaks.append(torch.cuda.max_memory_allocated())
     finally:
         gc.enable()
-    assert peaks[-1] == peaks[5]
+    # A step that ends while another thread still frees is a little higher; a leak is so in every later one.
+    assert min(peaks[20:]) <= max(peaks[5:20])
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
