@@ -63,3 +63,24 @@ def test_norms_are_those_of_the_kernels_gradient(
 def test_few_positions_make_pairs_the_cheaper_way() -> None:
     assert convolution_gram_is_cheaper(16, 512, 4608)
     assert not convolution_gram_is_cheaper(1024, 64, 576)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_positions_that_cancel_leave_norms_exact(
+    groups: int, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Two rows of a sample with the same input, whose gradients nearly cancel, but for the last one."""
+    x = torch.randn(3, 1, 8, 5, 6, device=device).expand(-1, 2, -1, -1, -1).to(dtype)
+    g = torch.randn(3, 1, 4, 4, 5, device=device)
+    nearly = g * (1 + (1e-4 if dtype == torch.float32 else 1e-2) * torch.randn_like(g))
+    nearly[2] = 0
+    g = torch.cat([g, -nearly], 1).to(dtype)
+    exact = []
+    for one, seen in zip(g.double(), x.double(), strict=True):
+        kernel = torch.zeros(4, 8 // groups, 2, 2, dtype=torch.float64, device=device)
+        kernel.requires_grad_()
+        (F.conv2d(seen, kernel, groups=groups) * one).sum().backward()
+        assert kernel.grad is not None
+        exact.append(kernel.grad.square().sum())
+    found = convolution_by_gram(g, x, (2, 2), (1, 1), (0, 0), (1, 1), groups)
+    torch.testing.assert_close(found, torch.stack(exact), rtol=1e-3, atol=0)

@@ -4,7 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pergrad.kernels.gram import gram_microseconds, gram_squared_norms
+from pergrad.kernels.gram import (
+    gram_microseconds,
+    gram_squared_norms,
+    mended_squared_norms,
+)
 from pergrad.kernels.tile import tile_microseconds, tile_squared_norms
 
 SHAPES = [(3, 5, 7, 9), (1, 1, 3, 4), (2, 70, 40, 33), (2, 130, 16, 24), (3, 16, 16, 16)]
@@ -48,6 +52,41 @@ def test_inputs_may_have_any_strides(device: torch.device, dtype: torch.dtype) -
             gram_squared_norms([g], [one])[0], _exact(g, one), rtol=1e-5, atol=0
         )
         torch.testing.assert_close(tile_squared_norms(g, one), _exact(g, one), rtol=1e-5, atol=0)
+
+
+def _cancelling(
+    n: int, t: int, o: int, i: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Pairs of positions with the same input, whose gradients differ by a hundredth of a hundredth."""
+    x, g = _random((n, t, i), device, torch.float32), _random((n, t, o), device, torch.float32)
+    share = 1e-4 if dtype == torch.float32 else 1e-2
+    nearly = g * (1 + share * _random((n, t, o), device, torch.float32))
+    return torch.cat([g, -nearly], 1).to(dtype), torch.cat([x, x], 1).to(dtype)
+
+
+def test_what_cancels_is_computed_again_from_the_gradients(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    sizes = ((20, 40, 24), (40, 70, 90), (8, 16, 16))
+    g, x = zip(*(_cancelling(3, *size, device, dtype) for size in sizes), strict=True)
+    gs, xs = list(g), list(x)
+    gs[1][2], xs[1][2] = _random((80, 70), device, dtype), _random((80, 90), device, dtype)
+    exact = torch.stack([_exact(g, x) for g, x in zip(gs, xs, strict=True)])
+    torch.testing.assert_close(gram_squared_norms(gs, xs), exact, rtol=1e-3, atol=0)
+    of_pairs = [
+        (g.float() @ g.float().mT) * (x.float() @ x.float().mT) for g, x in zip(gs, xs, strict=True)
+    ]
+    coarse = torch.stack([one.sum((1, 2)).double() for one in of_pairs])
+    if dtype == torch.float32:
+        assert ((coarse - exact).abs() / exact).max() > 0.01  # what inner products alone give
+
+
+def test_only_what_is_cancelled_is_mended(device: torch.device, dtype: torch.dtype) -> None:
+    g, x = _random((4, 5, 6), device, dtype), _random((4, 5, 7), device, dtype)
+    found = torch.tensor([5.0, 1e-9, float("nan"), -1.0], dtype=torch.float64, device=device)
+    mended = mended_squared_norms(found, torch.ones_like(found), g, x)
+    assert mended[0] == 5.0
+    torch.testing.assert_close(mended[1:], _exact(g, x)[1:], rtol=1e-5, atol=0)
 
 
 def test_a_sample_that_is_not_finite_touches_no_other(device: torch.device) -> None:

@@ -17,8 +17,10 @@ def test_every_launcher_leaves_its_operation_in_a_trace(device: torch.device) ->
     index, weights = torch.randint(9, (2, 5), device=device), torch.rand(2, device=device)
     images = torch.randn(2, 1, 4, 5, 5, device=device)
     one, none = [1, 1], [0, 0]
+    norms = torch.ones(len(g), dtype=torch.float64, device=device)
     calls = {
         "gram_squared_norms": ([g], [x]),
+        "mended_squared_norms": (norms, norms, g, x),
         "column_squared_norms": ([g], []),
         "tile_squared_norms": (g, x),
         "rank_one_squared_norms": (g[:, 0], x[:, 0]),

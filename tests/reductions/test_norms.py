@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from pergrad.factors import Dense, Factor, OuterProduct, PositionSum, RowSum, joined
 from pergrad.reductions import norms
@@ -145,8 +146,20 @@ def cancelling(dtype: torch.dtype, share: float, t: int = 8, o: int = 32, i: int
     return OuterProduct(torch.cat([a, -a * small], 1).to(dtype), torch.cat([x, x], 1).to(dtype))
 
 
+def by_traced_gram(factor: OuterProduct, bound: int) -> Tensor:
+    """As a compiled step computes it, which is traced without numbers."""
+
+    def run(g: Tensor, x: Tensor) -> Tensor:
+        return by_gram(OuterProduct(g, x), bound)
+
+    tensors = factor.grad_output, factor.input
+    found: Tensor = make_fx(run, tracing_mode="fake")(*tensors)(*tensors)
+    return found
+
+
 WAYS: dict[str, Callable[[Factor, int], Tensor]] = {
     "gram": by_gram,
+    "traced gram": by_traced_gram,
     "tiles": lambda factor, bound: by_tiles([factor], bound),
     "chosen": lambda factor, bound: squared_norms([factor], bound),
 }

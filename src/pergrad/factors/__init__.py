@@ -6,7 +6,7 @@ from pergrad.factors.joining import add_up, joined
 from pergrad.factors.precision import aligned, bmm, mm, wide, without_autocast
 from pergrad.factors.products import ElementProduct, OuterProduct, PositionSum
 from pergrad.factors.rows import ByOwner, RowSum
-from pergrad.factors.tracing import computed_once, is_traced
+from pergrad.factors.tracing import computed_once, is_traced, operation
 
 __all__ = [
     "ALL",
@@ -25,6 +25,7 @@ __all__ = [
     "is_traced",
     "joined",
     "mm",
+    "operation",
     "wide",
     "without_autocast",
 ]

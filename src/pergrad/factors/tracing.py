@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["computed_once", "is_traced"]
+__all__ = ["computed_once", "is_traced", "operation"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_library = torch.library.Library("pergrad", "DEF")
 
 
 def is_traced(t: Tensor) -> bool:
@@ -14,16 +21,39 @@ def is_traced(t: Tensor) -> bool:
     return isinstance(t, FakeTensor)
 
 
-def computed_once(t: Tensor) -> Tensor:
-    """The same; a compiled step has it in memory then, and does not compute it anew wherever it is used."""
-    return _computed_once(t) if is_traced(t) else t
+def operation(
+    name: str, result: Callable[..., Any], mutates_args: Sequence[str] = ()
+) -> Callable[[Function], Function]:
+    """Makes a function `torch.ops.pergrad.<name>`, which a compiled step calls; `result` gives its shape.
+
+    Its tags: strides may be whatever the compiler has chosen. Outside of a trace it is called as it is.
+    """
+
+    def register(function: Function) -> Function:
+        # Not `custom_op`, which takes longer to call a function than most of them take.
+        schema = name + torch.library.infer_schema(function, mutates_args=mutates_args)
+        _library.define(schema, tags=(torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag))
+        for device in ("CUDA", "CPU"):
+            _library.impl(name, function, device)
+        torch.library.register_fake(f"pergrad::{name}", result, lib=_library)
+        op: Any = getattr(torch.ops.pergrad, name).default
+
+        @wraps(function)
+        def call(*arguments: Any) -> Any:
+            first = arguments[0]
+            traced = is_traced(first if isinstance(first, Tensor) else first[0])
+            return op(*arguments) if traced else function(*arguments)
+
+        return cast(Function, call)
+
+    return register
 
 
-@torch.library.custom_op("pergrad::computed_once", mutates_args=())
-def _computed_once(t: Tensor) -> Tensor:
+@operation("computed_once", torch.empty_like)
+def _copied(t: Tensor) -> Tensor:
     return t.clone()
 
 
-@_computed_once.register_fake
-def _(t: Tensor) -> Tensor:
-    return torch.empty_like(t)
+def computed_once(t: Tensor) -> Tensor:
+    """The same; a compiled step has it in memory then, and does not compute it anew wherever it is used."""
+    return _copied(t) if is_traced(t) else t

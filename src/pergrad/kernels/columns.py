@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.kernels.launching import TYPES, Kernel, operation
+from pergrad.factors import operation
+from pergrad.kernels.launching import TYPES, Kernel
 from pergrad.kernels.pairs import problem_of
 from pergrad.kernels.tables import table_of
 

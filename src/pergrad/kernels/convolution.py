@@ -2,7 +2,8 @@
 
 The windows that the kernel sees are never copied: each is read where it lies (an implicit GEMM), channels
 last. By tiles of the gradient, a program computes one of them and sums up its squares; by pairs of
-positions, it computes Σ_pq <g_p, g_q> <window_p, window_q> for two blocks of them.
+positions, it computes Σ_pq <g_p, g_q> <window_p, window_q> for two blocks of them, and what of that has
+cancelled is computed again by tiles.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pergrad.factors import operation
 from pergrad.kernels.launching import (
     INTERPRETED,
+    MULTIPROCESSORS,
     Kernel,
     float32_precision,
-    operation,
     pair_count,
     power_of_two,
     same_dtype,
 )
-from pergrad.kernels.pairs import inner_products, pair_of
+from pergrad.kernels.pairs import LEAST_OF_TERMS, inner_products, pair_of
 
 __all__ = ["convolution_by_gram", "convolution_by_tiles", "convolution_gram_is_cheaper"]
 
@@ -54,6 +56,68 @@ def _seen(  # type: ignore[no-untyped-def]
     w = q % OW * SW + tap % KW * DW - PW
     is_inside = (q < P) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
     return tl.where(is_inside, (q // (OH * OW)) * x_r + h * x_h + w * x_w, 0), is_inside
+
+
+@triton.jit
+def _squares_of_tile(  # type: ignore[no-untyped-def]
+    tile,
+    group,
+    n,
+    g,
+    x,
+    P,
+    O,
+    C,
+    OH,
+    OW,
+    H,
+    W,
+    g_n,
+    g_p,
+    x_n,
+    x_r,
+    x_h,
+    x_w,
+    TILES_J,
+    TAPS: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    IS_ONE_TAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """Of a tile of one sample's gradient, the sum of the squares."""
+    n = tl.cast(n, tl.int64)
+    o = (tile // TILES_J) * BLOCK_O + tl.arange(0, BLOCK_O)
+    first = (tile % TILES_J) * BLOCK_J
+    if IS_ONE_TAP:
+        tap = first // C
+        c = first % C + tl.arange(0, BLOCK_J)
+    else:
+        tap = ((first + tl.arange(0, BLOCK_J)) // C)[None, :]
+        c = (first + tl.arange(0, BLOCK_J)) % C
+    is_column = (first + tl.arange(0, BLOCK_J) < C * TAPS)[None, :]
+    g_at = g + n * g_n + (group * O + o)[None, :]
+    x_at = x + n * x_n + (group * C + c)[None, :]
+    found = tl.zeros((BLOCK_O, BLOCK_J), dtype=tl.float32)
+    for start in range(0, P, POSITIONS):
+        q = (start + tl.arange(0, POSITIONS))[:, None]
+        at, is_inside = _seen(q, tap, P, OH, OW, H, W, x_r, x_h, x_w, KW, SH, SW, PH, PW, DH, DW)
+        a = tl.load(g_at + q * g_p, mask=(q < P) & (o < O)[None, :], other=0.0)
+        b = tl.load(x_at + at, mask=is_inside & is_column, other=0.0)
+        if WIDEN:
+            a = a.to(tl.float32)
+            b = b.to(tl.float32)
+        found = tl.dot(tl.trans(a), b, found, input_precision=PRECISION)
+    return tl.sum(tl.sum(found * found, axis=1), axis=0)
 
 
 @Kernel
@@ -96,29 +160,70 @@ def _tile_kernel(  # type: ignore[no-untyped-def]
     program = tl.program_id(0)
     tile = program % (TILES_O * TILES_J)
     group = program // (TILES_O * TILES_J) % GROUPS
-    n = (program // (TILES_O * TILES_J * GROUPS)).to(tl.int64)
-    o = (tile // TILES_J) * BLOCK_O + tl.arange(0, BLOCK_O)
-    first = (tile % TILES_J) * BLOCK_J
-    if IS_ONE_TAP:
-        tap = first // C
-        c = first % C + tl.arange(0, BLOCK_J)
-    else:
-        tap = ((first + tl.arange(0, BLOCK_J)) // C)[None, :]
-        c = (first + tl.arange(0, BLOCK_J)) % C
-    is_column = (first + tl.arange(0, BLOCK_J) < C * TAPS)[None, :]
-    g_at = g + n * g_n + (group * O + o)[None, :]
-    x_at = x + n * x_n + (group * C + c)[None, :]
-    found = tl.zeros((BLOCK_O, BLOCK_J), dtype=tl.float32)
-    for start in range(0, P, POSITIONS):
-        q = (start + tl.arange(0, POSITIONS))[:, None]
-        at, is_inside = _seen(q, tap, P, OH, OW, H, W, x_r, x_h, x_w, KW, SH, SW, PH, PW, DH, DW)
-        a = tl.load(g_at + q * g_p, mask=(q < P) & (o < O)[None, :], other=0.0)
-        b = tl.load(x_at + at, mask=is_inside & is_column, other=0.0)
-        if WIDEN:
-            a = a.to(tl.float32)
-            b = b.to(tl.float32)
-        found = tl.dot(tl.trans(a), b, found, input_precision=PRECISION)
-    tl.store(parts + program, tl.sum(tl.sum(found * found, axis=1), axis=0))
+    n = program // (TILES_O * TILES_J * GROUPS)
+    # fmt: off
+    squares = _squares_of_tile(
+        tile, group, n, g, x, P, O, C, OH, OW, H, W, g_n, g_p, x_n, x_r, x_h, x_w, TILES_J,
+        TAPS, KW, SH, SW, PH, PW, DH, DW, BLOCK_O, BLOCK_J, POSITIONS, IS_ONE_TAP, PRECISION, WIDEN,
+    )
+    # fmt: on
+    tl.store(parts + program, squares)
+
+
+@Kernel
+@triton.jit
+def _mend_kernel(  # type: ignore[no-untyped-def]
+    g,
+    x,
+    found,
+    terms,
+    P,
+    O,
+    C,
+    OH,
+    OW,
+    H,
+    W,
+    g_n,
+    g_p,
+    x_n,
+    x_r,
+    x_h,
+    x_w,
+    GROUPS,
+    TILES_O,
+    TILES_J,
+    N,
+    LEAST: tl.constexpr,
+    TAPS: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    IS_ONE_TAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    for n in range(tl.program_id(0), N, tl.num_programs(0)):
+        is_good = tl.load(found + n) >= LEAST * tl.load(terms + n)
+        tiles = tl.where(is_good, 0, GROUPS * TILES_O * TILES_J)
+        total = tl.zeros((1,), dtype=tl.float64)
+        for place in range(0, tiles):
+            tile = place % (TILES_O * TILES_J)
+            group = place // (TILES_O * TILES_J)
+            # fmt: off
+            total += _squares_of_tile(
+                tile, group, n, g, x, P, O, C, OH, OW, H, W, g_n, g_p, x_n, x_r, x_h, x_w, TILES_J,
+                TAPS, KW, SH, SW, PH, PW, DH, DW, BLOCK_O, BLOCK_J, POSITIONS, IS_ONE_TAP, PRECISION, WIDEN,
+            )
+            # fmt: on
+        tl.store(found + n + tl.arange(0, 1), total, mask=tiles > 0)
 
 
 @Kernel
@@ -192,7 +297,9 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
         of_x = tl.dot(u, tl.trans(v), of_x, input_precision=PRECISION)
     products = tl.where((a < P)[:, None] & (b < P)[None, :], of_x * of_g, 0.0)
     total = tl.sum(tl.sum(products, axis=1), axis=0)
+    squares = tl.where(a[:, None] == b[None, :], products, 0.0)
     tl.store(parts + program, tl.where(i == j, total, 2.0 * total))
+    tl.store(parts + tl.num_programs(0) + program, tl.sum(tl.sum(squares, axis=1), axis=0))
 
 
 def _like_samples(g: Tensor, *_: Any) -> Tensor:
@@ -211,34 +318,35 @@ def convolution_by_tiles(
 ) -> Tensor:
     """Of g (n, r, o, h', w') and x (n, r, c, h, w): (n,) in float64. `padding` is that in front."""
     g, x, sizes = _channels_last(g, x, groups)
+    (tiles_o, tiles_j), settings = _tiling(g, x, taps, groups)
+    parts = torch.empty(len(g), groups * tiles_o * tiles_j, device=g.device, dtype=torch.float64)
+    geometry = _geometry(taps, stride, padding, dilation)
+    _tile_kernel(
+        parts.numel(), g, x, parts, *sizes, groups, tiles_o, tiles_j, **geometry, **settings
+    )
+    return parts.sum(1)
+
+
+def _tiling(
+    g: Tensor, x: Tensor, taps: Sequence[int], groups: int
+) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Tiles of a gradient, and how a kernel computes one."""
     channels, outputs = x.shape[2] // groups, g.shape[2] // groups
     columns = channels * taps[0] * taps[1]
     is_half = g.dtype != torch.float32
     block_o = power_of_two(outputs, 16, 128 if is_half else 64)
     block_j = power_of_two(columns, 16, 128 if is_half and channels % 128 == 0 else 64)
-    positions = power_of_two(sizes[0], 16, 64 if is_half else 32)
-    tiles_o, tiles_j = -(-outputs // block_o), -(-columns // block_j)
-    parts = torch.empty(len(g), groups * tiles_o * tiles_j, device=g.device, dtype=torch.float64)
-    _tile_kernel(
-        parts.numel(),
-        g,
-        x,
-        parts,
-        *sizes,
-        groups,
-        tiles_o,
-        tiles_j,
-        **_geometry(taps, stride, padding, dilation),
-        BLOCK_O=block_o,
-        BLOCK_J=block_j,
-        POSITIONS=positions,
-        IS_ONE_TAP=channels % block_j == 0,
-        PRECISION=float32_precision(),
-        WIDEN=INTERPRETED,
-        num_warps=8 if block_o * block_j >= 128 * 128 else 4,
-        num_stages=3,
-    )
-    return parts.sum(1)
+    settings = {
+        "BLOCK_O": block_o,
+        "BLOCK_J": block_j,
+        "POSITIONS": power_of_two(_positions(g), 16, 64 if is_half else 32),
+        "IS_ONE_TAP": channels % block_j == 0,
+        "PRECISION": float32_precision(),
+        "WIDEN": INTERPRETED,
+        "num_warps": 8 if block_o * block_j >= 128 * 128 else 4,
+        "num_stages": 3,
+    }
+    return (-(-outputs // block_o), -(-columns // block_j)), settings
 
 
 @operation("convolution_by_gram", _like_samples)
@@ -255,27 +363,44 @@ def convolution_by_gram(
     g, x, sizes = _channels_last(g, x, groups)
     channels = x.shape[2] // groups
     is_half = g.dtype != torch.float32
-    block = power_of_two(sizes[0], 16, 64)
-    columns = power_of_two(channels, 16, 64 if is_half else 32)
-    pairs = pair_count(sizes[0], block)
-    parts = torch.empty(len(g), groups * pairs, device=g.device, dtype=torch.float64)
+    block = power_of_two(_positions(g), 16, 64)
+    pairs = pair_count(_positions(g), block)
+    geometry = _geometry(taps, stride, padding, dilation)
+    # Of each block the sum, and that of its positions' own squares.
+    parts = torch.empty(2, len(g), groups * pairs, device=g.device, dtype=torch.float64)
     _gram_kernel(
-        parts.numel(),
+        parts[0].numel(),
         g,
         x,
         parts,
         *sizes,
         groups,
         pairs,
-        **_geometry(taps, stride, padding, dilation),
+        **geometry,
         BLOCK=block,
-        COLUMNS=columns,
+        COLUMNS=power_of_two(channels, 16, 64 if is_half else 32),
         PRECISION=float32_precision(),
         WIDEN=INTERPRETED,
         num_warps=4,
         num_stages=3,
     )
-    return parts.sum(1)
+    found, terms = parts.sum(2)
+    tiles, settings = _tiling(g, x, taps, groups)
+    _mend_kernel(
+        min(len(g), MULTIPROCESSORS),
+        g,
+        x,
+        found,
+        terms,
+        *sizes,
+        groups,
+        *tiles,
+        len(g),
+        LEAST=LEAST_OF_TERMS,
+        **geometry,
+        **settings,
+    )
+    return found
 
 
 def convolution_gram_is_cheaper(positions: int, outputs: int, columns: int) -> bool:
@@ -291,6 +416,11 @@ _PAIR_RATES = {16: 1.7e7, 32: 6.0e7, 64: 1.26e8}
 _TILE_RATE = 5.8e7
 
 
+def _positions(g: Tensor) -> int:
+    """Of a sample, in g (n, r, o, h', w')."""
+    return g.shape[1] * g.shape[3] * g.shape[4]
+
+
 def _channels_last(g: Tensor, x: Tensor, groups: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     """Both with neighbouring channels side by side, and the sizes and strides that the kernels take."""
     g, x = (
@@ -299,7 +429,7 @@ def _channels_last(g: Tensor, x: Tensor, groups: int) -> tuple[Tensor, Tensor, t
     )
     rows, o, oh, ow = g.shape[1:]
     c, h, w = x.shape[2:]
-    p = rows * oh * ow
+    p = _positions(g)
     in_order = (p, o // groups, c // groups, oh, ow, h, w)
     strides = (p * o, o, rows * h * w * c, h * w * c, w * c, c)
     return g, x, (*in_order, *strides)

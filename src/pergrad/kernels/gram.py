@@ -2,10 +2,15 @@
 
 A program computes one block of both matrices of inner products, in registers, and sums up their product;
 of two blocks that mirror each other only one is computed. No matrix is ever written.
+
+Where positions cancel, what is left of the sum is the rounding of its terms. A second kernel looks for such
+samples and computes them again from their gradients, a program for each: without that anyone has to wait to
+know whether there are any.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 import torch
@@ -13,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pergrad.factors import operation
 from pergrad.kernels.launching import (
     INTERPRETED,
     MULTIPROCESSORS,
@@ -20,14 +26,14 @@ from pergrad.kernels.launching import (
     Kernel,
     aligned_rows,
     float32_precision,
-    operation,
     pair_count,
     power_of_two,
+    same_dtype,
 )
-from pergrad.kernels.pairs import inner_products, pair_of, problem_of
+from pergrad.kernels.pairs import LEAST_OF_TERMS, inner_products, pair_of, problem_of
 from pergrad.kernels.tables import table_of
 
-__all__ = ["gram_microseconds", "gram_squared_norms"]
+__all__ = ["gram_microseconds", "gram_squared_norms", "mended_squared_norms"]
 
 _FIELDS = tl.constexpr(12)
 
@@ -73,8 +79,59 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
     of_g = inner_products(g + n * g_n, at_a, at_b, g_t, O, BLOCK, COLUMNS, PRECISION, WIDEN)
     products = tl.where((a < T)[:, None] & (b < T)[None, :], of_x * of_g, 0.0)
     total = tl.sum(tl.sum(products, axis=1), axis=0)
-    at = (place * N + n) * PARTS + pair
-    tl.store(parts + at, tl.where(i == j, total, 2.0 * total))
+    squares = tl.where(a[:, None] == b[None, :], products, 0.0)
+    at = parts + (place * N + n) * PARTS + pair
+    tl.store(at, tl.where(i == j, total, 2.0 * total))
+    tl.store(at + count * N * PARTS, tl.sum(tl.sum(squares, axis=1), axis=0))
+
+
+@Kernel
+@triton.jit
+def _mend_kernel(  # type: ignore[no-untyped-def]
+    problems,
+    count,
+    found,
+    terms,
+    N,
+    TYPE: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    LEAST: tl.constexpr,
+    SIDE: tl.constexpr,
+    POSITIONS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    for job in range(tl.program_id(0), count * N, tl.num_programs(0)):
+        row = problems + (job // N) * _FIELDS
+        n = job % N
+        at = tl.load(row + 9) * N + n
+        is_good = tl.load(found + at) >= LEAST * tl.load(terms + at)
+        g = tl.multiple_of(tl.load(row).to(tl.pointer_type(TYPE)), 16)
+        x = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(TYPE)), 16)
+        T = tl.load(row + 2).to(tl.int32)
+        O = tl.load(row + 3).to(tl.int32)
+        I = tl.load(row + 4).to(tl.int32)
+        g += n * tl.multiple_of(tl.load(row + 5), ALIGNMENT)
+        x += n * tl.multiple_of(tl.load(row + 7), ALIGNMENT)
+        g_t = tl.multiple_of(tl.load(row + 6), ALIGNMENT)
+        x_t = tl.multiple_of(tl.load(row + 8), ALIGNMENT)
+        columns = tl.cdiv(I, SIDE)
+        tiles = tl.where(is_good, 0, tl.cdiv(O, SIDE) * columns)
+        total = tl.zeros((SIDE,), dtype=tl.float64)
+        for tile in range(0, tiles):
+            o = (tile // columns) * SIDE + tl.arange(0, SIDE)
+            i = (tile % columns) * SIDE + tl.arange(0, SIDE)
+            gradient = tl.zeros((SIDE, SIDE), dtype=tl.float32)
+            for first in range(0, T, POSITIONS):
+                t = (first + tl.arange(0, POSITIONS)).to(tl.int64)[:, None]
+                a = tl.load(g + t * g_t + o[None, :], mask=(t < T) & (o < O)[None, :], other=0.0)
+                b = tl.load(x + t * x_t + i[None, :], mask=(t < T) & (i < I)[None, :], other=0.0)
+                if WIDEN:
+                    a = a.to(tl.float32)
+                    b = b.to(tl.float32)
+                gradient = tl.dot(tl.trans(a), b, gradient, input_precision=PRECISION)
+            total += tl.sum(gradient * gradient, axis=1).to(tl.float64)
+        tl.store(found + at, tl.sum(total, axis=0), mask=tiles > 0)
 
 
 @operation(
@@ -84,32 +141,21 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
 def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
     """Of some g (n, t, o) and x (n, t, i), all of one type: (len(gs), n) in float64."""
     device, dtype, n = gs[0].device, gs[0].dtype, len(gs[0])
-    alignment = 16 // dtype.itemsize
+    block, columns, warps, stages = _blocks(max([g.shape[1] for g in gs]), dtype)
     aligned = [(aligned_rows(g), aligned_rows(x)) for g, x in zip(gs, xs, strict=True)]
-    problems = []
-    for place, (g, x) in enumerate(aligned):
-        _, t, o = g.shape
-        (g_n, g_t, _), (x_n, x_t, _) = g.stride(), x.stride()
-        strides = (g_n, g_t, x_n, x_t)
-        problems.append((g.data_ptr(), x.data_ptr(), t, o, x.shape[2], *strides, place))
-    block, columns, warps, stages = _blocks(max([p[2] for p in problems]), dtype)
-    rows, programs, most = [], 0, 1
-    # The longest first: the shorter ones fill up what is left at the end.
-    for problem in sorted(problems, key=lambda p: -p[3] - p[4]):
-        pairs = pair_count(problem[2], block)
-        most = max(most, pairs)
-        rows.append((*problem, pairs, programs))
-        programs += n * pairs
-    parts = torch.zeros(len(gs), n, most, device=device, dtype=torch.float64)
+    rows, programs, most = _problems(aligned, block)
+    table = table_of(rows, device)
+    # Of each block the sum, and that of its positions' own squares.
+    parts = torch.zeros(2, len(gs), n, most, device=device, dtype=torch.float64)
     _gram_kernel(
         programs,
-        table_of(rows, device),
+        table,
         len(gs),
         parts,
         n,
         most,
         TYPE=TYPES[dtype],
-        ALIGNMENT=alignment,
+        ALIGNMENT=16 // dtype.itemsize,
         BLOCK=block,
         COLUMNS=columns,
         PRECISION=float32_precision(),
@@ -117,7 +163,64 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
         num_warps=warps,
         num_stages=stages,
     )
-    return parts.sum(2)
+    found, terms = parts.sum(3)
+    _mend(table, found, terms, dtype)
+    return found
+
+
+@operation("mended_squared_norms", lambda found, terms, g, x: torch.empty_like(found))
+def mended_squared_norms(found: Tensor, terms: Tensor, g: Tensor, x: Tensor) -> Tensor:
+    """`found`, (n,) in float64, again from the gradients where it is only the rounding of its terms."""
+    g, x = (aligned_rows(t) for t in same_dtype(g, x))
+    found = found.clone()
+    _mend(table_of(_problems([(g, x)], 1)[0], g.device), found[None], terms[None], g.dtype)
+    return found
+
+
+_Problem = tuple[int, ...]  # a row of a table, see `_gram_kernel`
+
+
+def _problems(
+    pairs: Sequence[tuple[Tensor, Tensor]], block: int
+) -> tuple[list[_Problem], int, int]:
+    """A row for each pair of g and x, the number of programs, and the most that one sample has."""
+    problems = []
+    for place, (g, x) in enumerate(pairs):
+        n, t, o = g.shape
+        (g_n, g_t, _), (x_n, x_t, _) = g.stride(), x.stride()
+        strides = (g_n, g_t, x_n, x_t)
+        problems.append((g.data_ptr(), x.data_ptr(), t, o, x.shape[2], *strides, place))
+    rows: list[_Problem] = []
+    programs, most = 0, 1
+    # The longest first: the shorter ones fill up what is left at the end.
+    for problem in sorted(problems, key=lambda p: -p[3] - p[4]):
+        of_sample = pair_count(problem[2], block)
+        most = max(most, of_sample)
+        rows.append((*problem, of_sample, programs))
+        programs += n * of_sample
+    return rows, programs, most
+
+
+def _mend(table: Tensor, found: Tensor, terms: Tensor, dtype: torch.dtype) -> None:
+    """Compute again, in place, what is cancelled of found (problems, n)."""
+    count, n = found.shape
+    _mend_kernel(
+        min(count * n, MULTIPROCESSORS),
+        table,
+        count,
+        found,
+        terms,
+        n,
+        TYPE=TYPES[dtype],
+        ALIGNMENT=16 // dtype.itemsize,
+        LEAST=LEAST_OF_TERMS,
+        SIDE=64,
+        POSITIONS=32,
+        PRECISION=float32_precision(),
+        WIDEN=INTERPRETED,
+        num_warps=4,
+        num_stages=2,
+    )
 
 
 def gram_microseconds(

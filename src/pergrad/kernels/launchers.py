@@ -8,7 +8,11 @@ from pergrad.kernels.convolution import (
     convolution_by_tiles,
     convolution_gram_is_cheaper,
 )
-from pergrad.kernels.gram import gram_microseconds, gram_squared_norms
+from pergrad.kernels.gram import (
+    gram_microseconds,
+    gram_squared_norms,
+    mended_squared_norms,
+)
 from pergrad.kernels.rank_one import rank_one_squared_norms
 from pergrad.kernels.scaled import scaled_samples
 from pergrad.kernels.table import table_squared_norms
@@ -23,6 +27,7 @@ __all__ = [
     "gram_microseconds",
     "gram_squared_norms",
     "mend_weighted_outer_products",
+    "mended_squared_norms",
     "rank_one_squared_norms",
     "scaled_samples",
     "table_squared_norms",

@@ -1,10 +1,9 @@
-"""What every launcher needs: to be an operation of torch, and tensors as kernels can read them."""
+"""What every launcher needs: a kernel that is launched fast, and tensors as kernels can read them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from functools import wraps
-from typing import Any, Literal, TypeVar, cast
+from collections.abc import Hashable
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.compiler import CompiledKernel
-
-from pergrad.factors import is_traced
 
 __all__ = [
     "INTERPRETED",
@@ -23,48 +20,17 @@ __all__ = [
     "Precision",
     "aligned_rows",
     "float32_precision",
-    "operation",
     "pair_count",
     "power_of_two",
     "same_dtype",
 ]
 
 Precision = Literal["tf32x3", "ieee"]
-Launch = TypeVar("Launch", bound=Callable[..., Any])
 
 # The interpreter multiplies bfloat16 as if it were integers: there, and only there, kernels widen first.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 MULTIPROCESSORS = 132  # of the GPU that costs were fitted on; others have the same order of choices
-_library = torch.library.Library("pergrad", "DEF")
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-
-
-def operation(
-    name: str, result: Callable[..., Any], mutates_args: Sequence[str] = ()
-) -> Callable[[Launch], Launch]:
-    """Makes a launcher `torch.ops.pergrad.<name>`, which a compiled step calls; `result` gives its shape.
-
-    Its tags: strides may be whatever the compiler has chosen. Outside of a trace it is called as it is.
-    """
-
-    def register(launch: Launch) -> Launch:
-        # Not `custom_op`, which takes longer to call a launcher than a launcher takes.
-        schema = name + torch.library.infer_schema(launch, mutates_args=mutates_args)
-        _library.define(schema, tags=(torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag))
-        for device in ("CUDA", "CPU"):  # there in the interpreter
-            _library.impl(name, launch, device)
-        torch.library.register_fake(f"pergrad::{name}", result, lib=_library)
-        op: Any = getattr(torch.ops.pergrad, name).default
-
-        @wraps(launch)
-        def call(*arguments: Any) -> Any:
-            first = arguments[0]
-            traced = is_traced(first if isinstance(first, Tensor) else first[0])
-            return op(*arguments) if traced else launch(*arguments)
-
-        return cast(Launch, call)
-
-    return register
 
 
 class Kernel:

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.kernels.launching import Kernel, operation, power_of_two
+from pergrad.factors import operation
+from pergrad.kernels.launching import Kernel, power_of_two
 
 __all__ = ["table_squared_norms"]
 

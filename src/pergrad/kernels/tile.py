@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pergrad.factors import operation
 from pergrad.kernels.launching import (
     INTERPRETED,
     MULTIPROCESSORS,
     Kernel,
     float32_precision,
-    operation,
     power_of_two,
     same_dtype,
 )

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pergrad.factors import operation
 from pergrad.kernels.launching import (
     INTERPRETED,
     MULTIPROCESSORS,
@@ -21,7 +22,6 @@ from pergrad.kernels.launching import (
     Kernel,
     aligned_rows,
     float32_precision,
-    operation,
     power_of_two,
 )
 from pergrad.kernels.pairs import problem_of

@@ -2,7 +2,7 @@
 
 All of them sum up in float64 what was multiplied in float32 or better: Gram matrices in bfloat16 are
 wrong by hundreds of per cent where positions cancel. Where they cancel to a thousandth, those in float32
-are no better: on the CPU such samples are computed again from their gradients.
+are no better: such samples are computed again from their gradients.
 
 Entries of a float32 gradient beyond 1e19 have infinite norms: their squares do.
 """
@@ -28,6 +28,7 @@ from pergrad.factors import (
     aligned,
     bmm,
     is_traced,
+    operation,
     wide,
 )
 from pergrad.kernels import kernels_for
@@ -268,15 +269,33 @@ def is_cancelled(found: Tensor, terms: Tensor, dtype: torch.dtype) -> Tensor:
 def _checked(found: Tensor, terms: Tensor, factors: Sequence[Factor], bound: int) -> Tensor:
     """Squared norms as found, or from the gradients where too much has cancelled.
 
-    Not on a GPU, which would have to be waited for.
+    On a GPU and in a compiled step not those of a tied embedding and head: they would have to be waited for.
     """
-    if found.device.type != "cpu" or is_traced(found):
-        return found.clamp(min=0)
+    factor = factors[0]
+    if found.device.type == "cpu" and not is_traced(found):
+        return _computed_again(found, terms, factors, bound)
+    if len(factors) == 1 and isinstance(factor, OuterProduct):
+        g, x = factor.grad_output, factor.input
+        if found.device.type == "cpu":
+            return _mended_norms(found, terms, g, x, bound)
+        kernels = kernels_for(g, x)
+        if kernels is not None:
+            return kernels.mended_squared_norms(found, terms, g, x)
+    return found.clamp(min=0)
+
+
+def _computed_again(found: Tensor, terms: Tensor, factors: Sequence[Factor], bound: int) -> Tensor:
     doubtful = is_cancelled(found, terms, wide_dtype(factors)).nonzero().flatten()
     if len(doubtful):
         some = [f.mapped(lambda x: x[doubtful]) for f in factors]
         found[doubtful] = by_tiles(some, bound)
     return found
+
+
+@operation("mended_norms", lambda found, terms, g, x, bound: torch.empty_like(found))
+def _mended_norms(found: Tensor, terms: Tensor, g: Tensor, x: Tensor, bound: int) -> Tensor:
+    """The same as a function of a compiled step, which cannot look at numbers itself."""
+    return _computed_again(found.clone(), terms, [OuterProduct(g, x)], bound)
 
 
 def by_tiles(factors: Sequence[Factor], bound: int) -> Tensor:
