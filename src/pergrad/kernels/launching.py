@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import wraps
+from functools import reduce, wraps
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-from pergrad.factors import is_traced
+from pergrad.factors import is_traced, promoted
 
 __all__ = [
     "INTERPRETED",
@@ -112,10 +112,8 @@ def float32_precision() -> Precision:
 
 def same_dtype(*tensors: Tensor) -> list[Tensor]:
     """All in the widest of their types: a product takes two of a kind."""
-    dtype = tensors[0].dtype
-    for t in tensors[1:]:
-        dtype = torch.promote_types(dtype, t.dtype)
-    return [t.to(dtype) for t in tensors]
+    dtype = reduce(promoted, [t.dtype for t in tensors])
+    return [t if t.dtype is dtype else t.to(dtype) for t in tensors]
 
 
 def aligned_rows(x: Tensor) -> Tensor:

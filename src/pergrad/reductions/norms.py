@@ -28,6 +28,7 @@ from pergrad.factors import (
     aligned,
     bmm,
     is_traced,
+    promoted,
     wide,
 )
 from pergrad.kernels import kernels_for
@@ -130,27 +131,25 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
 
     None where it is better off by itself.
     """
-    factor = factors[0]
-    if len(factors) != 1 or not isinstance(factor, _SHARING):
+    if len(factors) != 1:
         return None
-    if isinstance(factor, Dense):
-        if not is_small(factor):
-            return None
-        parts = [factor.gradients.unsqueeze(1)]  # one position
-    elif isinstance(factor, PositionSum):
-        parts = [factor.grad_output]
-    else:
+    factor: Any = factors[0]
+    kind = type(factor)  # `isinstance` of an abstract class took half of the time
+    if kind is OuterProduct or kind is ElementProduct:
         parts = [factor.grad_output, factor.input]
+    elif kind is PositionSum:
+        parts = [factor.grad_output]
+    elif kind is Dense and is_small(factor):
+        parts = [factor.gradients.unsqueeze(1)]  # one position
+    else:
+        return None
     kernels = kernels_for(*parts)
     if kernels is None:
         return None
     tensors = tuple([t if t.dim() == 3 else _flat_columns(t) for t in parts])
     described = [(t.shape, t.dtype) for t in tensors]
-    launch = _launch_for(kernels, isinstance(factor, OuterProduct), bound, *described)
+    launch = _launch_for(kernels, kind is OuterProduct, bound, *described)
     return None if launch is None else (launch, tensors)
-
-
-_SHARING = (OuterProduct, ElementProduct, PositionSum, Dense)
 
 
 @lru_cache(maxsize=1000)
@@ -310,7 +309,7 @@ def _squared(x: Tensor) -> Tensor:
 
 def _table_times_product(table: RowSum, head: OuterProduct, bound: int) -> Tensor:
     """<Σ_t e_{r_t} ⊗ a_t, Σ_s g_s ⊗ x_s> = Σ_ts g_s[r_t] <a_t, x_s>, (n,)."""
-    dtype = wide(torch.promote_types(table.dtype, head.dtype))
+    dtype = wide(promoted(table.dtype, head.dtype))
     t, s = table.index.shape[1], head.positions
     step = at_once(2 * t * s * dtype.itemsize, bound)
     found = []
