@@ -210,15 +210,16 @@ def convolution_by_tiles(
     groups: int,
 ) -> Tensor:
     """Of g (n, r, o, h', w') and x (n, r, c, h, w): (n,) in float64. `padding` is that in front."""
+    samples = len(g)
     g, x, sizes = _channels_last(g, x, groups)
-    channels, outputs = x.shape[2] // groups, g.shape[2] // groups
+    _, outputs, channels, *_ = sizes
     columns = channels * taps[0] * taps[1]
     is_half = g.dtype != torch.float32
     block_o = power_of_two(outputs, 16, 128 if is_half else 64)
     block_j = power_of_two(columns, 16, 128 if is_half and channels % 128 == 0 else 64)
     positions = power_of_two(sizes[0], 16, 64 if is_half else 32)
     tiles_o, tiles_j = -(-outputs // block_o), -(-columns // block_j)
-    parts = torch.empty(len(g), groups * tiles_o * tiles_j, device=g.device, dtype=torch.float64)
+    parts = torch.empty(samples, groups * tiles_o * tiles_j, device=g.device, dtype=torch.float64)
     _tile_kernel(
         parts.numel(),
         g,
@@ -252,13 +253,14 @@ def convolution_by_gram(
     groups: int,
 ) -> Tensor:
     """The same as `convolution_by_tiles`, from pairs of positions."""
+    samples = len(g)
     g, x, sizes = _channels_last(g, x, groups)
-    channels = x.shape[2] // groups
+    channels = sizes[2]
     is_half = g.dtype != torch.float32
     block = power_of_two(sizes[0], 16, 64)
     columns = power_of_two(channels, 16, 64 if is_half else 32)
     pairs = pair_count(sizes[0], block)
-    parts = torch.empty(len(g), groups * pairs, device=g.device, dtype=torch.float64)
+    parts = torch.empty(samples, groups * pairs, device=g.device, dtype=torch.float64)
     _gram_kernel(
         parts.numel(),
         g,
@@ -292,13 +294,10 @@ _TILE_RATE = 5.8e7
 
 
 def _channels_last(g: Tensor, x: Tensor, groups: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Both with neighbouring channels side by side, and the sizes and strides that the kernels take."""
-    g, x = (
-        t.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(t.shape)
-        for t in same_dtype(g, x)
-    )
-    rows, o, oh, ow = g.shape[1:]
+    """Both, (n·r, ...), with channels side by side, and the sizes and strides that the kernels take."""
+    _, rows, o, oh, ow = g.shape
     c, h, w = x.shape[2:]
+    g, x = (t.flatten(0, 1).contiguous(memory_format=torch.channels_last) for t in same_dtype(g, x))
     p = rows * oh * ow
     in_order = (p, o // groups, c // groups, oh, ow, h, w)
     strides = (p * o, o, rows * h * w * c, h * w * c, w * c, c)

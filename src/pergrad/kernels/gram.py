@@ -85,13 +85,12 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
     """Of some g (n, t, o) and x (n, t, i), all of one type: (len(gs), n) in float64."""
     device, dtype, n = gs[0].device, gs[0].dtype, len(gs[0])
     alignment = 16 // dtype.itemsize
-    aligned = [(aligned_rows(g), aligned_rows(x)) for g, x in zip(gs, xs, strict=True)]
-    problems = []
-    for place, (g, x) in enumerate(aligned):
+    aligned, problems = [], []  # copies must be there until they have been read
+    for place, pair in enumerate(zip(gs, xs, strict=True)):
+        (g, at_g, g_n, g_t), (x, at_x, x_n, x_t) = map(aligned_rows, pair)
+        aligned.append((g, x))
         _, t, o = g.shape
-        (g_n, g_t, _), (x_n, x_t, _) = g.stride(), x.stride()
-        strides = (g_n, g_t, x_n, x_t)
-        problems.append((g.data_ptr(), x.data_ptr(), t, o, x.shape[2], *strides, place))
+        problems.append((at_g, at_x, t, o, x.shape[2], g_n, g_t, x_n, x_t, place))
     block, columns, warps, stages = _blocks(max([p[2] for p in problems]), dtype)
     rows, programs, most = [], 0, 1
     # The longest first: the shorter ones fill up what is left at the end.
