@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from pergrad.engine.layouts import ROWS, Layout, Lost, Owners, Samples
+from pergrad.engine.layouts import ROWS, Key, Layout, Lost, Owners, Samples
 from pergrad.engine.weights import Weight
 from pergrad.rules import Rule, ShapeOnly
 
@@ -24,6 +24,7 @@ class Plan:
     function: Callable[..., Any]
     names: tuple[str, ...]  # of the arguments, in the order of the call
     tensors: tuple[int, ...]  # the places of those that are tensors
+    weights_at: tuple[tuple[int, int], ...]  # of each weight: which of the tensors, and its place
     kept: Mapping[str, int]  # those of them that the rule needs in the backward, and their places
     weights: tuple[str, ...]  # those of them that are weights
     arguments: Mapping[str, Any]  # all, as the rule sees them, but for the tensors that are kept
@@ -32,6 +33,13 @@ class Plan:
     by_owner: Owners | None  # of the arguments, where rows are told by their owners
     has_rows_in_front: bool  # all of (n, ..., features), as a rule that merges rows takes them
     makes_its_output: bool  # in each call anew, as torch's own functions do and others may not
+    output: Key = None  # the layout of its one output, where the signature tells
+    is_all_in_front: bool = False  # that too has its rows in front
+
+    def with_output(self, key: Key, dims: int) -> Plan:
+        """The same, where it is known that there is one output, of that layout and as many dimensions."""
+        is_in_front = self.has_rows_in_front and key == ROWS and dims > 2
+        return replace(self, output=key, is_all_in_front=is_in_front)
 
 
 def plan_of(
@@ -66,6 +74,7 @@ def plan_of(
         function=func,
         names=tuple(bound),
         tensors=tuple(places[name] for name in names),
+        weights_at=tuple((k, places[name]) for k, name in enumerate(names) if name in weights),
         kept=kept,
         weights=weights,
         arguments={**plain, **stand_ins},

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from pergrad.engine.layouts import Lost
+from pergrad.engine.layouts import Layout, Lost
 from pergrad.engine.plans import Plan, plan_of
 from pergrad.engine.propagation import name_of
 from pergrad.engine.signatures import Memory, Signature
@@ -48,6 +48,9 @@ def call_with_rule(
         return NotImplemented
     output = call_by_plan(plan, args, kwargs, tracker, tags, signature)
     if output is not NotImplemented and signature is not None:
+        known = tracker.known(signature)
+        if known is not None and isinstance(output, Tensor):
+            plan = plan.with_output(known[0], output.dim())
         _PLANS.put(signature, plan)
     return output
 
@@ -64,10 +67,10 @@ def call_by_plan(
     rule, func = plan.rule, plan.function
     given = [*args, *kwargs.values()]
     weights: list[Weight] = []
-    for place, tag in zip(plan.tensors, tags, strict=True):
-        if tag.is_weight:
-            weights.append(tag)
-            given[place] = tag.value
+    for k, place in plan.weights_at:
+        weight: Weight = tags[k]
+        weights.append(weight)
+        given[place] = weight.value
     if rule.casts_under_autocast and torch._C._is_any_autocast_enabled():
         for place in plan.kept.values():
             given[place] = _cast(given[place])
@@ -82,14 +85,20 @@ def call_by_plan(
     else:
         output = func(*given)
     values = [given[place] for place in plan.tensors]
-    if not tracker.recall(signature, output):
-        args = tuple(given[: len(args)])
-        tracker.propagate_from(func, args, kwargs, output, values, tags, signature)
-    outputs = (output,) if isinstance(output, Tensor) else tuple(output)
-    layouts = tuple([getattr(t, TAG) for t in outputs])
-    for layout in layouts:
-        if isinstance(layout, Lost):
-            raise unsupported(func, weights, layout.reason)
+    outputs: tuple[Tensor, ...]
+    layouts: tuple[Layout, ...]
+    if plan.output is not None:
+        outputs, layouts = (output,), (tracker.made(plan.output),)
+        setattr(output, TAG, layouts[0])
+    else:
+        if not tracker.recall(signature, output):
+            args = tuple(given[: len(args)])
+            tracker.propagate_from(func, args, kwargs, output, values, tags, signature)
+        outputs = (output,) if isinstance(output, Tensor) else tuple(output)
+        layouts = tuple([getattr(t, TAG) for t in outputs])
+        for layout in layouts:
+            if isinstance(layout, Lost):
+                raise unsupported(func, weights, layout.reason)
     kept = tuple([given[place].detach() for place in plan.kept.values()])
     tapped = tap(Use(plan, layouts, weights), kept, values, outputs)
     if tapped is outputs:
@@ -101,10 +110,14 @@ def call_by_plan(
 
 def _cast(t: Tensor) -> Tensor:
     """What autocast is about to cast, cast here: the rule then keeps the same as the function."""
-    if t.dtype == torch.float64 or not t.is_floating_point():
+    dtype = t.dtype
+    if dtype == torch.float64 or not dtype.is_floating_point:
         return t
     device = t.device.type
-    return t.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else t
+    if not torch.is_autocast_enabled(device):
+        return t
+    wanted = torch.get_autocast_dtype(device)
+    return t if dtype is wanted else t.to(wanted)
 
 
 def written(func: Callable[..., Any]) -> str:

@@ -13,7 +13,7 @@ from pergrad.engine.layouts import ROWS, Layout, Owners, samples_first
 from pergrad.engine.plans import Plan
 from pergrad.engine.weights import Weight
 from pergrad.errors import PergradError, ScopeError, UnsupportedFunctionError
-from pergrad.factors import ByOwner, Dense, Factor, without_autocast
+from pergrad.factors import ByOwner, Dense, without_autocast
 
 __all__ = ["Use", "tap"]
 
@@ -42,7 +42,7 @@ class Use:
         arguments = dict(plan.arguments)
         by_owner: Owners | None = None
         outputs: Sequence[Tensor | None] = grads
-        if plan.has_rows_in_front and self._gives_rows_in_front(grads):
+        if plan.is_all_in_front or (plan.has_rows_in_front and self._gives_rows_in_front(grads)):
             arguments.update(zip(plan.kept, kept, strict=True))
         else:
             by_owner = self._owners()
@@ -53,10 +53,18 @@ class Use:
                 for g, la in zip(grads, self.output_layouts, strict=True)
             ]
         gradients = plan.rule.gradients(outputs[0] if len(outputs) == 1 else outputs, **arguments)
-        return [
-            weight.take(self._factor(argument, weight.name, gradients, by_owner))
-            for argument, weight in zip(plan.weights, self.weights, strict=True)
-        ]
+        flow: list[Tensor | None] = []
+        for argument, weight in zip(plan.weights, self.weights, strict=True):
+            found = gradients.get(argument)
+            if found is None:
+                raise self._gives_none(argument, weight.name, gradients)
+            if callable(found):
+                found = found()
+            factor = Dense(found) if isinstance(found, Tensor) else found
+            if by_owner is not None:
+                factor = ByOwner(factor, by_owner.owner, by_owner.scope.count)
+            flow.append(weight.take(factor))
+        return flow
 
     def _owners(self) -> Owners | None:
         """Of the rows, where arguments or outputs are told by them; one sample owns all."""
@@ -81,20 +89,13 @@ class Use:
             return t.unsqueeze(0)
         return samples_first(t, layout if by_owner is None else by_owner.at(layout.dim))  # type: ignore[arg-type,union-attr]
 
-    def _factor(
-        self, argument: str, parameter: str, gradients: Mapping[str, Any], by_owner: Owners | None
-    ) -> Factor:
-        if argument not in gradients:
-            raise PergradError(
-                f"the rule of `{self.plan.function.__name__}` gives no gradient for its argument "
-                f"{argument!r}, which is parameter {parameter!r}; it gives {sorted(gradients)}"
-            )
-        found = gradients[argument]
-        found = found() if callable(found) else found
-        factor = Dense(found) if isinstance(found, Tensor) else found
-        if by_owner is None:
-            return factor
-        return ByOwner(factor, by_owner.owner, by_owner.scope.count)
+    def _gives_none(
+        self, argument: str, parameter: str, gradients: Mapping[str, Any]
+    ) -> PergradError:
+        return PergradError(
+            f"the rule of `{self.plan.function.__name__}` gives no gradient for its argument "
+            f"{argument!r}, which is parameter {parameter!r}; it gives {sorted(gradients)}"
+        )
 
 
 def _refuse_second_derivatives() -> None:
@@ -189,9 +190,10 @@ def _made(use: Use, inputs: Sequence[Tensor], output: Tensor) -> Tensor | None:
             return None
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
         return None
-    made = output
-    if output._is_view():  # of a linear map's product, say, as a matrix
-        made = output._base  # type: ignore[assignment]
+    made = output._base
+    if made is None:
+        made = output
+    else:  # a view, of a linear map's product as a matrix, say
         is_all = made.numel() == output.numel()
         if not is_all or not made.is_contiguous() or not output.is_contiguous():
             return None

@@ -139,19 +139,21 @@ class Tracker:
     ) -> bool:
         """All values; False if they have no signature. In one pass, since it is made for every call."""
         has_signature = True
+        scope = self.scope
         for value in values:
             kind = type(value)
-            if kind in PLAIN:
-                parts.append(value)
-            elif kind is Tensor or isinstance(value, Tensor):
+            if kind is Tensor or (kind not in PLAIN and isinstance(value, Tensor)):
                 tag: Any = getattr(value, TAG, None)  # what `tag` does, for most tensors
-                if tag is None or tag.scope is not self.scope:
+                if tag is None or tag.scope is not scope:
                     tag = self.tag(value)
+                key = tag.key
                 tensors.append(value)
                 tags.append(tag)
-                parts += tag.key, value.shape, value.dtype
-                if tag.key is None:
+                parts += key, value.shape, value.dtype
+                if key is None:
                     has_signature = False
+            elif kind in PLAIN:
+                parts.append(value)
             elif isinstance(value, _SEQUENCES):
                 parts += kind, len(value)
                 has_signature = self._read(value, tensors, tags, parts) and has_signature
@@ -191,11 +193,16 @@ class Tracker:
         if known is None:
             return False
         if len(known) == 1 and isinstance(output, Tensor):
-            setattr(output, TAG, self._made.get(known[0]) or self._make(known[0]))
+            setattr(output, TAG, self._made.get(known[0]) or self.made(known[0]))
         else:
             for t, key in zip(output, known, strict=True):
-                setattr(t, TAG, self._made.get(key) or self._make(key))
+                setattr(t, TAG, self._made.get(key) or self.made(key))
         return True
+
+    @staticmethod
+    def known(signature: Signature) -> tuple[Key, ...] | None:
+        """The layouts of the outputs of calls with that signature, where it tells."""
+        return _LAYOUTS.get(signature)
 
     def propagate_from(
         self,
@@ -244,10 +251,12 @@ class Tracker:
         if is_flat and all(layout.key is not None for layout in found):
             _LAYOUTS.put(signature, tuple(layout.key for layout in found))
 
-    def _make(self, key: Key) -> Layout:
+    def made(self, key: Key) -> Layout:
         """The layout of that key in this scope."""
-        assert key is not None
-        made = self._made[key] = self.scope.samples(*key)  # type: ignore[arg-type]
+        made = self._made.get(key)
+        if made is None:
+            assert key is not None
+            made = self._made[key] = self.scope.samples(*key)  # type: ignore[arg-type]
         return made
 
     def _after_write(self, call: Call, t: Tensor, before: Layout) -> None:

@@ -46,7 +46,7 @@ class Weight:
     def __init__(self, scope: Scope, roots: tuple[str, ...], value: Tensor) -> None:
         self.scope = scope
         self.roots = roots  # the names of the parameters that it is, or comes from
-        self.name = " and ".join(roots)
+        self.name = roots[0] if len(roots) == 1 else " and ".join(roots)
         self.value = value.detach()
 
     @property

@@ -3,7 +3,7 @@
 from pergrad.factors.base import ALL, Dense, Factor
 from pergrad.factors.convolution import Convolution
 from pergrad.factors.joining import add_up, joined
-from pergrad.factors.precision import aligned, bmm, mm, wide, without_autocast
+from pergrad.factors.precision import aligned, bmm, mm, promoted, wide, without_autocast
 from pergrad.factors.products import ElementProduct, OuterProduct, PositionSum
 from pergrad.factors.rows import ByOwner, RowSum
 from pergrad.factors.tracing import computed_once, is_traced, operation
@@ -26,6 +26,7 @@ __all__ = [
     "joined",
     "mm",
     "operation",
+    "promoted",
     "wide",
     "without_autocast",
 ]

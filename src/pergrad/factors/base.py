@@ -35,7 +35,10 @@ class Factor(ABC):
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self._tensors().values())).device
+        for value in vars(self).values():
+            if isinstance(value, Tensor):
+                return value.device
+        raise NotImplementedError(f"{type(self).__name__} holds no tensor of its own")
 
     @abstractmethod
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -57,7 +60,7 @@ class Factor(ABC):
     @property
     def size(self) -> int:
         """Elements that the factor itself holds."""
-        return sum(t.numel() for t in self._tensors().values())
+        return sum([v.numel() for v in vars(self).values() if isinstance(v, Tensor)])
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Any:
         """The same kind of factor with each of its tensors changed."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pergrad.factors.base import Dense, Factor
 from pergrad.factors.convolution import Convolution
-from pergrad.factors.precision import wide
+from pergrad.factors.precision import promoted, wide
 from pergrad.factors.products import OuterProduct
 from pergrad.factors.rows import ByOwner, RowSum
 
@@ -65,7 +65,7 @@ def add_up(factors: Sequence[Factor], dtype: torch.dtype | None = None) -> Tenso
 
 
 def _promoted(dtypes: Sequence[torch.dtype]) -> torch.dtype:
-    return reduce(torch.promote_types, dtypes)
+    return reduce(promoted, dtypes)
 
 
 def _sum(factors: Sequence[Factor], dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pergrad.factors.allocation import large_result
 
-__all__ = ["aligned", "bmm", "mm", "wide", "without_autocast"]
+__all__ = ["aligned", "bmm", "mm", "promoted", "wide", "without_autocast"]
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -18,6 +18,11 @@ _HALVES = (torch.bfloat16, torch.float16)
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The type to sum up in: float32, or float64 where the numbers have that."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def promoted(dtype: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """The type that holds the numbers of both; torch is not asked where they are the same."""
+    return dtype if dtype is other else torch.promote_types(dtype, other)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pergrad.factors.allocation import large_result
 from pergrad.factors.base import ALL, Factor
-from pergrad.factors.precision import bmm
+from pergrad.factors.precision import bmm, promoted
 
 __all__ = ["ElementProduct", "OuterProduct", "PositionSum"]
 
@@ -97,7 +97,7 @@ class ElementProduct(Factor):
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.promote_types(self.grad_output.dtype, self.input.dtype)
+        return promoted(self.grad_output.dtype, self.input.dtype)
 
     @property
     def scratch(self) -> int:

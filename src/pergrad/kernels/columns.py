@@ -83,21 +83,23 @@ def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
     """
     device, n = gs[0].device, len(gs[0])
     others = xs or gs
-    layouts: dict[tuple[_Neighbours, _Neighbours | None], list[int]] = defaultdict(list)
+    layouts: dict[tuple[_Neighbours, _Neighbours | None], list[tuple[int, ...]]] = defaultdict(list)
+    widest = 0
     for k, (g, x) in enumerate(zip(gs, others, strict=True)):
-        layouts[_neighbours_in(g), _neighbours_in(x) if xs else None].append(k)
-    widest = max([g.shape[2] for g in gs])
+        (_, t, d), of_g = g.shape, g.stride()
+        of_x = x.stride() if xs else of_g
+        widest = max(widest, d)
+        lie = _neighbours_in(d, of_g), _neighbours_in(d, of_x) if xs else None
+        layouts[lie].append((g.data_ptr(), x.data_ptr(), t, d, *of_g, *of_x, k))
     parts = torch.zeros(
         len(gs), n, -(-widest // _LEAST_COLUMNS), device=device, dtype=torch.float64
     )
-    for (of_g, of_x), places in layouts.items():
-        positions, columns = _block(of_g, of_x, gs[0].dtype)
+    for (in_g, in_x), problems in layouts.items():
+        positions, columns = _block(in_g, in_x, gs[0].dtype)
         rows, programs = [], 0
-        for k in places:
-            g, x = gs[k], others[k]
-            tiles = -(-g.shape[2] // columns)
-            addresses = (g.data_ptr(), x.data_ptr(), g.shape[1], g.shape[2])
-            rows.append((*addresses, *g.stride(), *x.stride(), k, tiles, programs))
+        for problem in problems:
+            tiles = -(-problem[3] // columns)
+            rows.append((*problem, tiles, programs))
             programs += n * tiles
         _columns_kernel(
             programs,
@@ -108,18 +110,18 @@ def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
             parts.shape[2],
             G_TYPE=TYPES[gs[0].dtype],
             X_TYPE=TYPES[others[0].dtype],
-            G_NEIGHBOURS=of_g,
-            X_NEIGHBOURS=of_x,
+            G_NEIGHBOURS=in_g,
+            X_NEIGHBOURS=in_x,
             POSITIONS=positions,
             COLUMNS=columns,
         )
     return parts.sum(2)
 
 
-def _neighbours_in(t: Tensor) -> _Neighbours:
-    """What lies side by side, of (n, t, d)."""
-    _, of_position, of_column = t.stride()
-    if of_column == 1 and (t.shape[2] > 1 or of_position != 1):
+def _neighbours_in(columns: int, strides: tuple[int, ...]) -> _Neighbours:
+    """What lies side by side, of (n, t, columns)."""
+    _, of_position, of_column = strides
+    if of_column == 1 and (columns > 1 or of_position != 1):
         return "columns"
     return "positions" if of_position == 1 else "neither"
 

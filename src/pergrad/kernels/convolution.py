@@ -317,9 +317,10 @@ def convolution_by_tiles(
     groups: int,
 ) -> Tensor:
     """Of g (n, r, o, h', w') and x (n, r, c, h, w): (n,) in float64. `padding` is that in front."""
+    samples = len(g)
     g, x, sizes = _channels_last(g, x, groups)
-    (tiles_o, tiles_j), settings = _tiling(g, x, taps, groups)
-    parts = torch.empty(len(g), groups * tiles_o * tiles_j, device=g.device, dtype=torch.float64)
+    (tiles_o, tiles_j), settings = _tiling(sizes, taps, g.dtype)
+    parts = torch.empty(samples, groups * tiles_o * tiles_j, device=g.device, dtype=torch.float64)
     geometry = _geometry(taps, stride, padding, dilation)
     _tile_kernel(
         parts.numel(), g, x, parts, *sizes, groups, tiles_o, tiles_j, **geometry, **settings
@@ -328,18 +329,18 @@ def convolution_by_tiles(
 
 
 def _tiling(
-    g: Tensor, x: Tensor, taps: Sequence[int], groups: int
+    sizes: tuple[int, ...], taps: Sequence[int], dtype: torch.dtype
 ) -> tuple[tuple[int, int], dict[str, Any]]:
     """Tiles of a gradient, and how a kernel computes one."""
-    channels, outputs = x.shape[2] // groups, g.shape[2] // groups
+    positions, outputs, channels, *_ = sizes
     columns = channels * taps[0] * taps[1]
-    is_half = g.dtype != torch.float32
+    is_half = dtype != torch.float32
     block_o = power_of_two(outputs, 16, 128 if is_half else 64)
     block_j = power_of_two(columns, 16, 128 if is_half and channels % 128 == 0 else 64)
     settings = {
         "BLOCK_O": block_o,
         "BLOCK_J": block_j,
-        "POSITIONS": power_of_two(_positions(g), 16, 64 if is_half else 32),
+        "POSITIONS": power_of_two(positions, 16, 64 if is_half else 32),
         "IS_ONE_TAP": channels % block_j == 0,
         "PRECISION": float32_precision(),
         "WIDEN": INTERPRETED,
@@ -360,14 +361,15 @@ def convolution_by_gram(
     groups: int,
 ) -> Tensor:
     """The same as `convolution_by_tiles`, from pairs of positions."""
+    samples = len(g)
     g, x, sizes = _channels_last(g, x, groups)
-    channels = x.shape[2] // groups
+    channels = sizes[2]
     is_half = g.dtype != torch.float32
-    block = power_of_two(_positions(g), 16, 64)
-    pairs = pair_count(_positions(g), block)
+    block = power_of_two(sizes[0], 16, 64)
+    pairs = pair_count(sizes[0], block)
     geometry = _geometry(taps, stride, padding, dilation)
     # Of each block the sum, and that of its positions' own squares.
-    parts = torch.empty(2, len(g), groups * pairs, device=g.device, dtype=torch.float64)
+    parts = torch.empty(2, samples, groups * pairs, device=g.device, dtype=torch.float64)
     _gram_kernel(
         parts[0].numel(),
         g,
@@ -385,9 +387,9 @@ def convolution_by_gram(
         num_stages=3,
     )
     found, terms = parts.sum(2)
-    tiles, settings = _tiling(g, x, taps, groups)
+    tiles, settings = _tiling(sizes, taps, g.dtype)
     _mend_kernel(
-        min(len(g), MULTIPROCESSORS),
+        min(samples, MULTIPROCESSORS),
         g,
         x,
         found,
@@ -395,7 +397,7 @@ def convolution_by_gram(
         *sizes,
         groups,
         *tiles,
-        len(g),
+        samples,
         LEAST=LEAST_OF_TERMS,
         **geometry,
         **settings,
@@ -416,20 +418,12 @@ _PAIR_RATES = {16: 1.7e7, 32: 6.0e7, 64: 1.26e8}
 _TILE_RATE = 5.8e7
 
 
-def _positions(g: Tensor) -> int:
-    """Of a sample, in g (n, r, o, h', w')."""
-    return g.shape[1] * g.shape[3] * g.shape[4]
-
-
 def _channels_last(g: Tensor, x: Tensor, groups: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Both with neighbouring channels side by side, and the sizes and strides that the kernels take."""
-    g, x = (
-        t.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(t.shape)
-        for t in same_dtype(g, x)
-    )
-    rows, o, oh, ow = g.shape[1:]
+    """Both, (n·r, ...), with channels side by side, and the sizes and strides that the kernels take."""
+    _, rows, o, oh, ow = g.shape
     c, h, w = x.shape[2:]
-    p = _positions(g)
+    g, x = (t.flatten(0, 1).contiguous(memory_format=torch.channels_last) for t in same_dtype(g, x))
+    p = rows * oh * ow
     in_order = (p, o // groups, c // groups, oh, ow, h, w)
     strides = (p * o, o, rows * h * w * c, h * w * c, w * c, c)
     return g, x, (*in_order, *strides)

@@ -94,7 +94,8 @@ def _mend_kernel(  # type: ignore[no-untyped-def]
     terms,
     N,
     TYPE: tl.constexpr,
-    ALIGNMENT: tl.constexpr,
+    BYTES: tl.constexpr,  # that addresses are multiples of
+    ALIGNMENT: tl.constexpr,  # numbers that strides are multiples of
     LEAST: tl.constexpr,
     SIDE: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -106,8 +107,8 @@ def _mend_kernel(  # type: ignore[no-untyped-def]
         n = job % N
         at = tl.load(row + 9) * N + n
         is_good = tl.load(found + at) >= LEAST * tl.load(terms + at)
-        g = tl.multiple_of(tl.load(row).to(tl.pointer_type(TYPE)), 16)
-        x = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(TYPE)), 16)
+        g = tl.multiple_of(tl.load(row).to(tl.pointer_type(TYPE)), BYTES)
+        x = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(TYPE)), BYTES)
         T = tl.load(row + 2).to(tl.int32)
         O = tl.load(row + 3).to(tl.int32)
         I = tl.load(row + 4).to(tl.int32)
@@ -142,6 +143,7 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
     """Of some g (n, t, o) and x (n, t, i), all of one type: (len(gs), n) in float64."""
     device, dtype, n = gs[0].device, gs[0].dtype, len(gs[0])
     block, columns, warps, stages = _blocks(max([g.shape[1] for g in gs]), dtype)
+    # Copies must be there until they have been read.
     aligned = [(aligned_rows(g), aligned_rows(x)) for g, x in zip(gs, xs, strict=True)]
     rows, programs, most = _problems(aligned, block)
     table = table_of(rows, device)
@@ -171,25 +173,24 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
 @operation("mended_squared_norms", lambda found, terms, g, x: torch.empty_like(found))
 def mended_squared_norms(found: Tensor, terms: Tensor, g: Tensor, x: Tensor) -> Tensor:
     """`found`, (n,) in float64, again from the gradients where it is only the rounding of its terms."""
-    g, x = (aligned_rows(t) for t in same_dtype(g, x))
+    g, x = (t if t.stride(2) == 1 else t.contiguous() for t in same_dtype(g, x))
+    (g_n, g_t, _), (x_n, x_t, _) = g.stride(), x.stride()
+    rows = [(g.data_ptr(), x.data_ptr(), *g.shape[1:], x.shape[2], g_n, g_t, x_n, x_t, 0, 1, 0)]
     found = found.clone()
-    _mend(table_of(_problems([(g, x)], 1)[0], g.device), found[None], terms[None], g.dtype)
+    _mend(table_of(rows, g.device), found[None], terms[None], g.dtype, byte_alignment=1)
     return found
 
 
 _Problem = tuple[int, ...]  # a row of a table, see `_gram_kernel`
+_Rows = tuple[Tensor, int, int, int]  # as `aligned_rows` gives them
 
 
-def _problems(
-    pairs: Sequence[tuple[Tensor, Tensor]], block: int
-) -> tuple[list[_Problem], int, int]:
+def _problems(pairs: Sequence[tuple[_Rows, _Rows]], block: int) -> tuple[list[_Problem], int, int]:
     """A row for each pair of g and x, the number of programs, and the most that one sample has."""
     problems = []
-    for place, (g, x) in enumerate(pairs):
+    for place, ((g, at_g, g_n, g_t), (x, at_x, x_n, x_t)) in enumerate(pairs):
         n, t, o = g.shape
-        (g_n, g_t, _), (x_n, x_t, _) = g.stride(), x.stride()
-        strides = (g_n, g_t, x_n, x_t)
-        problems.append((g.data_ptr(), x.data_ptr(), t, o, x.shape[2], *strides, place))
+        problems.append((at_g, at_x, t, o, x.shape[2], g_n, g_t, x_n, x_t, place))
     rows: list[_Problem] = []
     programs, most = 0, 1
     # The longest first: the shorter ones fill up what is left at the end.
@@ -201,7 +202,9 @@ def _problems(
     return rows, programs, most
 
 
-def _mend(table: Tensor, found: Tensor, terms: Tensor, dtype: torch.dtype) -> None:
+def _mend(
+    table: Tensor, found: Tensor, terms: Tensor, dtype: torch.dtype, *, byte_alignment: int = 16
+) -> None:
     """Compute again, in place, what is cancelled of found (problems, n)."""
     count, n = found.shape
     _mend_kernel(
@@ -212,7 +215,8 @@ def _mend(table: Tensor, found: Tensor, terms: Tensor, dtype: torch.dtype) -> No
         terms,
         n,
         TYPE=TYPES[dtype],
-        ALIGNMENT=16 // dtype.itemsize,
+        BYTES=byte_alignment,
+        ALIGNMENT=max(1, byte_alignment // dtype.itemsize),
         LEAST=LEAST_OF_TERMS,
         SIDE=64,
         POSITIONS=32,

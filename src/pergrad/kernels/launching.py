@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -11,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.compiler import CompiledKernel
+
+from pergrad.factors import promoted
 
 __all__ = [
     "INTERPRETED",
@@ -78,21 +81,23 @@ def float32_precision() -> Precision:
 
 def same_dtype(*tensors: Tensor) -> list[Tensor]:
     """All in the widest of their types: a product takes two of a kind."""
-    dtype = tensors[0].dtype
-    for t in tensors[1:]:
-        dtype = torch.promote_types(dtype, t.dtype)
-    return [t.to(dtype) for t in tensors]
+    dtype = reduce(promoted, [t.dtype for t in tensors])
+    return [t if t.dtype is dtype else t.to(dtype) for t in tensors]
 
 
-def aligned_rows(x: Tensor) -> Tensor:
-    """With rows that begin where wide loads can: else a copy, which costs less than narrow loads."""
-    alignment = 16 // x.element_size()
+def aligned_rows(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """With rows that begin where wide loads can: else a copy, which costs less than narrow loads.
+
+    And where they are: the address, and from one sample and from one row to the next.
+    """
+    alignment = 16 // x.dtype.itemsize
     of_samples, of_rows, of_columns = x.stride()
-    width = x.shape[2]
-    is_aligned = of_columns == 1 and x.data_ptr() % 16 == 0
+    address, width = x.data_ptr(), x.shape[2]
+    is_aligned = of_columns == 1 and address % 16 == 0
     if is_aligned and not (of_samples | of_rows | width) % alignment:
-        return x
-    return F.pad(x, (0, -width % alignment)).contiguous()
+        return x, address, of_samples, of_rows
+    x = F.pad(x, (0, -width % alignment)).contiguous()
+    return x, x.data_ptr(), x.stride(0), x.stride(1)
 
 
 def pair_count(positions: int, block: int) -> int:

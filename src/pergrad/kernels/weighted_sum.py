@@ -139,14 +139,14 @@ def _launch(
     block_o = power_of_two(max([g.shape[2] for g in gs]), 16, side)
     block_i = power_of_two(max([x.shape[2] for x in xs]), 16, side)
     positions = power_of_two(max([g.shape[1] for g in gs]), 16, 64 if dtype.itemsize == 2 else 32)
-    aligned = [[aligned_rows(t) for t in pair] for pair in zip(gs, xs, strict=True)]
-    rows, tiles = [], 0
-    for (g, x), total in zip(aligned, sums, strict=True):
+    aligned, rows, tiles = [], [], 0  # copies must be there until they have been read
+    for *pair, total in zip(gs, xs, sums, strict=True):
+        (g, at_g, g_n, g_t), (x, at_x, x_n, x_t) = map(aligned_rows, pair)
+        aligned.append((g, x))
         o, i = total.shape
         tiles_i = -(-i // block_i)
-        strides = (*g.stride()[:2], *x.stride()[:2])
-        addresses = (g.data_ptr(), x.data_ptr(), total.data_ptr())
-        rows.append((*addresses, g.shape[1], o, i, *strides, tiles_i, tiles))
+        addresses = (at_g, at_x, total.data_ptr())
+        rows.append((*addresses, g.shape[1], o, i, g_n, g_t, x_n, x_t, tiles_i, tiles))
         tiles += -(-o // block_o) * tiles_i
     # Where there is most likely nothing to mend, one program for each multiprocessor looks.
     programs = min(tiles, MULTIPROCESSORS) if only_mends else tiles

@@ -27,12 +27,12 @@ class SquaredNorms:
         self._waiting: dict[tuple[Launch, float], _Waiting] = {}  # by launch and scale
         self._names: list[str] = []
         self._found: list[Tensor] = []  # (some of the names, n)
+        self._alone: dict[str, Tensor] = {}  # (n,)
 
     def add(self, name: str, gradients: SampleGradients) -> None:
         shared = gradients.launch
         if shared is None:
-            self._names.append(name)
-            self._found.append(gradients.squared_norms().unsqueeze(0))
+            self._alone[name] = gradients.squared_norms()
             return
         launch, tensors = shared
         key = (launch, _number(gradients.scale))
@@ -50,6 +50,10 @@ class SquaredNorms:
         """The names of all that were added, and their squared norms, (names, n)."""
         for key in list(self._waiting):
             self._launch(key)
+        if self._alone:
+            self._names += self._alone
+            self._found.append(torch.stack(list(self._alone.values())))
+            self._alone.clear()
         if len(self._found) > 1:
             self._found = [torch.cat(self._found)]
         return self._names, self._found[0] if self._found else None

@@ -211,12 +211,14 @@ _PAID_FOR_CONVOLUTIONS_ON_GPU = 0.25
 
 def _is_worth_keeping_dense(factor: Factor) -> bool:
     """Whether n gradients take less room than what they are made of, or little more and save much."""
-    if isinstance(factor, Dense):
+    kind = type(factor)
+    if kind is Dense:
         return False
     paid = 1.0
     if factor.device.type == "cpu":
         paid = _PAID_ON_CPU
-    elif isinstance(factor, Convolution):
+    elif kind is Convolution:
         paid = _PAID_FOR_CONVOLUTIONS_ON_GPU
-    bytes_dense = prod(factor.shape) * wide(factor.dtype).itemsize
-    return bytes_dense <= paid * factor.size * factor.dtype.itemsize
+    dtype = factor.dtype
+    bytes_dense = prod(factor.shape) * wide(dtype).itemsize
+    return bytes_dense <= paid * factor.size * dtype.itemsize

@@ -10,8 +10,9 @@ Entries of a float32 gradient beyond 1e19 have infinite norms: their squares do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, singledispatch
+from functools import lru_cache, reduce, singledispatch
 from math import prod
+from operator import add
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from pergrad.factors import (
     bmm,
     is_traced,
     operation,
+    promoted,
     wide,
 )
 from pergrad.kernels import kernels_for
@@ -131,27 +133,25 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
 
     None where it is better off by itself.
     """
-    factor = factors[0]
-    if len(factors) != 1 or not isinstance(factor, _SHARING):
+    if len(factors) != 1:
         return None
-    if isinstance(factor, Dense):
-        if not is_small(factor):
-            return None
-        parts = [factor.gradients.unsqueeze(1)]  # one position
-    elif isinstance(factor, PositionSum):
-        parts = [factor.grad_output]
-    else:
+    factor: Any = factors[0]
+    kind = type(factor)  # `isinstance` of an abstract class took half of the time
+    if kind is OuterProduct or kind is ElementProduct:
         parts = [factor.grad_output, factor.input]
+    elif kind is PositionSum:
+        parts = [factor.grad_output]
+    elif kind is Dense and is_small(factor):
+        parts = [factor.gradients.unsqueeze(1)]  # one position
+    else:
+        return None
     kernels = kernels_for(*parts)
     if kernels is None:
         return None
     tensors = tuple([t if t.dim() == 3 else _flat_columns(t) for t in parts])
     described = [(t.shape, t.dtype) for t in tensors]
-    launch = _launch_for(kernels, isinstance(factor, OuterProduct), bound, *described)
+    launch = _launch_for(kernels, kind is OuterProduct, bound, *described)
     return None if launch is None else (launch, tensors)
-
-
-_SHARING = (OuterProduct, ElementProduct, PositionSum, Dense)
 
 
 @lru_cache(maxsize=1000)
@@ -237,7 +237,7 @@ def by_gram(factor: OuterProduct, bound: int) -> Tensor:
     """|G_n|² = Σ_ts <g_t, g_s> <x_t, x_s>."""
     n, t = factor.shape[0], factor.positions
     dtype = wide(factor.dtype)
-    found, terms = [], []
+    found = []
     step = at_once(2 * t * t * dtype.itemsize, bound)
     block = t if step > 1 else at_once(2 * t * dtype.itemsize, bound)
     for start in range(0, n, step):
@@ -249,13 +249,9 @@ def by_gram(factor: OuterProduct, bound: int) -> Tensor:
             a, b = bmm(g[:, rows], g.mT, dtype), bmm(x[:, rows], x.mT, dtype)
             diagonal = a.diagonal(first, 1, 2) * b.diagonal(first, 1, 2)
             parts.append((_inner(a, b), diagonal.sum(1, dtype=torch.float64)))
-        found.append(sum([inner for inner, _ in parts[1:]], parts[0][0]))
-        terms.append(sum([diagonal for _, diagonal in parts[1:]], parts[0][1]))
-    return _checked(_concatenated(found), _concatenated(terms), [factor], bound)
-
-
-def _concatenated(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        inner, terms = (reduce(add, of_blocks) for of_blocks in zip(*parts, strict=True))
+        found.append(_checked(inner, terms, [OuterProduct(g, x)], bound))
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def is_cancelled(found: Tensor, terms: Tensor, dtype: torch.dtype) -> Tensor:
@@ -329,7 +325,7 @@ def _squared(x: Tensor) -> Tensor:
 
 def _table_times_product(table: RowSum, head: OuterProduct, bound: int) -> Tensor:
     """<Σ_t e_{r_t} ⊗ a_t, Σ_s g_s ⊗ x_s> = Σ_ts g_s[r_t] <a_t, x_s>, (n,)."""
-    dtype = wide(torch.promote_types(table.dtype, head.dtype))
+    dtype = wide(promoted(table.dtype, head.dtype))
     t, s = table.index.shape[1], head.positions
     step = at_once(2 * t * s * dtype.itemsize, bound)
     found = []

@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pergrad.factors import ALL, Factor, add_up, wide
+from pergrad.factors import ALL, Factor, add_up, promoted, wide
 
 __all__ = [
     "as_rows",
@@ -63,7 +63,7 @@ def wide_dtype(factors: Sequence[Factor]) -> torch.dtype:
     """The type to sum up the gradients of one weight in."""
     dtype = factors[0].dtype
     for factor in factors[1:]:
-        dtype = torch.promote_types(dtype, factor.dtype)
+        dtype = promoted(dtype, factor.dtype)
     return wide(dtype)
 
 
