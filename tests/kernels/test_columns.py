@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pergrad.kernels.columns import column_squared_norms
+from pergrad.kernels.columns import column_squared_norms, column_sums
 
 
 def _exact(g: Tensor, x: Tensor | None = None) -> Tensor:
@@ -26,6 +26,17 @@ def test_norms_of_column_sums_of_products(device: torch.device, dtype: torch.dty
     gs, xs = _some(device, dtype), _some(device, torch.float32)
     exact = torch.stack([_exact(g, x) for g, x in zip(gs, xs, strict=True)])
     torch.testing.assert_close(column_squared_norms(gs, xs), exact, rtol=1e-5, atol=0)
+
+
+def test_sums_are_side_by_side(device: torch.device, dtype: torch.dtype) -> None:
+    gs, xs = _some(device, dtype), _some(device, torch.float32)
+    gs[1] = gs[1].mT.contiguous().mT  # a launch of its own
+    for others in ([], xs):
+        sums, squares = column_sums(gs, others)
+        terms = [g.double() * x for g, x in zip(gs, others, strict=True)] if others else gs
+        exact = torch.cat([one.double().sum(1) for one in terms], 1)
+        torch.testing.assert_close(sums.double(), exact, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(squares, column_squared_norms(gs, others))
 
 
 def test_columns_need_not_be_neighbours(device: torch.device, dtype: torch.dtype) -> None:

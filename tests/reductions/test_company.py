@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pergrad
-from pergrad.factors import Dense, OuterProduct, PositionSum
+from pergrad.factors import Dense, ElementProduct, OuterProduct, PositionSum
 from pergrad.reductions import SampleGradients, SquaredNorms, norms, sums
 from pergrad.reductions.company import weighted_sums
 from pergrad.testing import loop_grads
@@ -120,6 +120,34 @@ def test_gradients_that_are_materialised_meanwhile_have_the_same_norms(launched:
     assert names == ["one"]
     assert squares is not None
     torch.testing.assert_close(squares[0], exact, rtol=1e-5, atol=0)
+
+
+def test_gradients_of_one_launch_take_the_place_of_factors_that_are_kept(
+    launched: list[str],
+) -> None:
+    torch.manual_seed(0)
+    factors = [
+        PositionSum(torch.randn(3, 5, 4, device=_device())),
+        ElementProduct(*torch.randn(2, 3, 5, 2, 3, device=_device())),
+        PositionSum(torch.randn(3, 5, device=_device())),
+        PositionSum(torch.randn(3, 5, 6, device=_device())),
+    ]
+    exact = [f.materialize() for f in factors]
+    many = [SampleGradients([f], 2.0, bound=10**6) for f in factors]
+    together = SquaredNorms(kept=True)
+    for k, gradients in enumerate(many):
+        together.add(str(k), gradients)
+    many[3].materialize()  # with its scale, which the launch does not know of
+    names, found = together.found()
+    assert found is not None
+    assert set(launched) == {"column_sums"}
+    for k, (gradients, wanted) in enumerate(zip(many, exact, strict=True)):
+        (kept,) = gradients.factors
+        assert isinstance(kept, Dense)
+        torch.testing.assert_close(kept.gradients, wanted * (2 if k == 3 else 1))
+        torch.testing.assert_close(gradients.materialize(), 2 * wanted)
+        squares = (2 * wanted).double().view(3, -1).square().sum(1)
+        torch.testing.assert_close(found[names.index(str(k))], squares, rtol=1e-5, atol=0)
 
 
 def test_a_scale_multiplies_norms_that_were_found_together(launched: list[str]) -> None:

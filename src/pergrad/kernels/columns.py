@@ -1,6 +1,7 @@
 """|Σ_t g_t|² and |Σ_t g_t ⊙ x_t|², of biases and of the scales of norm layers, several in one launch.
 
-A program sums up some columns over all positions of a sample, and then their squares.
+A program sums up some columns over all positions of a sample, and then their squares. The sums themselves,
+which are the gradients, are written for who wants to keep them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pergrad.kernels.launching import TYPES, Kernel
 from pergrad.kernels.pairs import problem_of
 from pergrad.kernels.tables import table_of
 
-__all__ = ["column_squared_norms"]
+__all__ = ["column_squared_norms", "column_sums"]
 
-_FIELDS = tl.constexpr(13)
+_FIELDS = tl.constexpr(14)
 _Neighbours = Literal["columns", "positions", "neither"]
 
 
@@ -30,14 +31,17 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     problems,
     count,
     parts,
+    sums,
     N,
     PARTS,
+    WIDTH,
     G_TYPE: tl.constexpr,
     X_TYPE: tl.constexpr,
     G_NEIGHBOURS: tl.constexpr,
     X_NEIGHBOURS: tl.constexpr,  # None: there is no x
     POSITIONS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    KEEPS_SUMS: tl.constexpr,
 ):
     program = tl.program_id(0)
     row = problems + problem_of(program, problems, count, _FIELDS) * _FIELDS
@@ -51,8 +55,9 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     g_d = 1 if G_NEIGHBOURS == "columns" else tl.load(row + 6)
     x_d = 1 if X_NEIGHBOURS == "columns" else tl.load(row + 9)
     place = tl.load(row + 10)
-    tiles = tl.load(row + 11).to(tl.int32)
-    first = tl.load(row + 12).to(tl.int32)
+    column = tl.load(row + 11)
+    tiles = tl.load(row + 12).to(tl.int32)
+    first = tl.load(row + 13).to(tl.int32)
     n = (program - first) // tiles
     tile = (program - first) % tiles
     d = tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -70,6 +75,8 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
         g_at += POSITIONS * g_t
     total = tl.sum(found, axis=0)
     tl.store(parts + (place * N + n) * PARTS + tile, tl.sum(total * total, axis=0))
+    if KEEPS_SUMS:
+        tl.store(sums + n.to(tl.int64) * WIDTH + column + d, total, mask=d < D)
 
 
 @operation(
@@ -77,20 +84,37 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     lambda gs, xs: gs[0].new_empty(len(gs), len(gs[0]), dtype=torch.float64),
 )
 def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
-    """Of some g (n, t, d), of one type, and as many x, or none: (len(gs), n) in float64.
+    """Of some g (n, t, d), of one type, and as many x, or none: (len(gs), n) in float64."""
+    return _launch(gs, xs, None)
 
-    A launch for each way in which they lie in memory, which a compiler may have chosen.
-    """
+
+@operation(
+    "column_sums",
+    lambda gs, xs: (
+        gs[0].new_empty(len(gs[0]), sum([g.shape[2] for g in gs]), dtype=torch.float32),
+        gs[0].new_empty(len(gs), len(gs[0]), dtype=torch.float64),
+    ),
+)
+def column_sums(gs: list[Tensor], xs: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The sums too, side by side: (n, Σ d) in float32; then their squared norms."""
+    width = sum([g.shape[2] for g in gs])
+    sums = torch.empty(len(gs[0]), width, device=gs[0].device, dtype=torch.float32)
+    return sums, _launch(gs, xs, sums)
+
+
+def _launch(gs: list[Tensor], xs: list[Tensor], sums: Tensor | None) -> Tensor:
+    """A launch for each way in which they lie in memory, which a compiler may have chosen."""
     device, n = gs[0].device, len(gs[0])
     others = xs or gs
     layouts: dict[tuple[_Neighbours, _Neighbours | None], list[tuple[int, ...]]] = defaultdict(list)
-    widest = 0
+    widest = width = 0
     for k, (g, x) in enumerate(zip(gs, others, strict=True)):
         (_, t, d), of_g = g.shape, g.stride()
         of_x = x.stride() if xs else of_g
-        widest = max(widest, d)
         lie = _neighbours_in(d, of_g), _neighbours_in(d, of_x) if xs else None
-        layouts[lie].append((g.data_ptr(), x.data_ptr(), t, d, *of_g, *of_x, k))
+        layouts[lie].append((g.data_ptr(), x.data_ptr(), t, d, *of_g, *of_x, k, width))
+        widest = max(widest, d)
+        width += d
     parts = torch.zeros(
         len(gs), n, -(-widest // _LEAST_COLUMNS), device=device, dtype=torch.float64
     )
@@ -106,14 +130,17 @@ def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
             table_of(rows, device),
             len(rows),
             parts,
+            parts if sums is None else sums,
             n,
             parts.shape[2],
+            width,
             G_TYPE=TYPES[gs[0].dtype],
             X_TYPE=TYPES[others[0].dtype],
             G_NEIGHBOURS=in_g,
             X_NEIGHBOURS=in_x,
             POSITIONS=positions,
             COLUMNS=columns,
+            KEEPS_SUMS=sums is not None,
         )
     return parts.sum(2)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pergrad.kernels.columns import column_squared_norms
+from pergrad.kernels.columns import column_squared_norms, column_sums
 from pergrad.kernels.convolution import (
     convolution_by_gram,
     convolution_by_tiles,
@@ -21,6 +21,7 @@ from pergrad.kernels.weighted_sum import mend_weighted_outer_products, weighted_
 
 __all__ = [
     "column_squared_norms",
+    "column_sums",
     "convolution_by_gram",
     "convolution_by_tiles",
     "convolution_gram_is_cheaper",

@@ -110,7 +110,9 @@ class ClippedSum(Reduction[Any]):
                     f"no bound for parameter {name!r}: none of the patterns {list(self._bounds)} "
                     "matches it; add one, or '*' for all others"
                 )
-            group = self._groups.setdefault(pattern, _Group(self._bounds[pattern]))
+            group = self._groups.setdefault(
+                pattern, _Group(self._bounds[pattern], self.passes == 1)
+            )
             group.waiting.add(name)
             self._group_of[name] = group
 
@@ -125,7 +127,6 @@ class ClippedSum(Reduction[Any]):
             self._add(name, gradients.weighted_sum(group.weights))
             return
         if self.passes == 1:
-            gradients.compact()
             group.kept[name] = gradients
         group.norms.add(name, gradients)
         group.waiting.discard(name)
@@ -197,10 +198,10 @@ class ClippedSum(Reduction[Any]):
 class _Group:
     """Parameters that are clipped together."""
 
-    def __init__(self, bound: float | None) -> None:
+    def __init__(self, bound: float | None, is_kept: bool) -> None:
         self.bound = bound
         self.waiting: set[str] = set()  # parameters that have not arrived
         self.kept: dict[str, SampleGradients] = {}
-        self.norms = SquaredNorms()
+        self.norms = SquaredNorms(kept=is_kept)
         self.squares: Tensor | None = None  # of all its parameters
         self.weights: Tensor | None = None

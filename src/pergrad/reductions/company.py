@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pergrad.factors import Factor
 from pergrad.reductions.gradients import SampleGradients, scaled_squares
-from pergrad.reductions.norms import Launch, squared_norms_in_one_launch
+from pergrad.reductions.norms import Launch, squared_norms_in_one_launch, sums_in_one_launch
 from pergrad.reductions.sums import weighted_sums_in_company
 
 __all__ = ["SquaredNorms", "weighted_sums"]
@@ -20,10 +21,12 @@ __all__ = ["SquaredNorms", "weighted_sums"]
 class SquaredNorms:
     """|G_n|², (n,) in float64, of the parameters of one recording, which come one after another.
 
-    What waits is held: never more than the bound of memory that its gradients have.
+    What waits is held: never more than the bound of memory that its gradients have. Where the factors are to
+    be `kept` for later, gradients take their place if they are smaller: those of one launch come from it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, kept: bool = False) -> None:
+        self._kept = kept
         self._waiting: dict[tuple[Launch, float], _Waiting] = {}  # by launch and scale
         self._names: list[str] = []
         self._found: list[Tensor] = []  # (some of the names, n)
@@ -31,6 +34,9 @@ class SquaredNorms:
 
     def add(self, name: str, gradients: SampleGradients) -> None:
         shared = gradients.launch
+        if self._kept and not (shared and shared[0].kernel == "column_squared_norms"):
+            gradients.compact()
+            shared = gradients.launch
         if shared is None:
             self._alone[name] = gradients.squared_norms()
             return
@@ -41,6 +47,8 @@ class SquaredNorms:
             waiting = self._waiting[key] = _Waiting(gradients.scale)
         waiting.names.append(name)
         waiting.tensors.append(tensors)
+        if self._kept:
+            waiting.kept.append((gradients, gradients.factors[0]))
         for t in tensors:
             waiting.bytes += t.nbytes
         if waiting.bytes >= gradients.bound:
@@ -60,7 +68,12 @@ class SquaredNorms:
 
     def _launch(self, key: tuple[Launch, float]) -> None:
         waiting = self._waiting.pop(key)
-        found = squared_norms_in_one_launch(key[0], waiting.tensors)
+        if self._kept and key[0].kernel == "column_squared_norms":
+            sums, found = sums_in_one_launch(waiting.tensors)
+            for (gradients, factor), total in zip(waiting.kept, sums, strict=True):
+                gradients.settle(factor, total)
+        else:
+            found = squared_norms_in_one_launch(key[0], waiting.tensors)
         self._names += waiting.names
         self._found.append(scaled_squares(found, waiting.scale))
 
@@ -72,6 +85,7 @@ class _Waiting:
     scale: Tensor | float  # the same for all of them
     names: list[str] = field(default_factory=list)
     tensors: list[tuple[Tensor, ...]] = field(default_factory=list)
+    kept: list[tuple[SampleGradients, Factor]] = field(default_factory=list)
     bytes: int = 0
 
 

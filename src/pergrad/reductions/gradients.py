@@ -92,6 +92,11 @@ class SampleGradients:
             for f in self.factors
         ]
 
+    def settle(self, factor: Factor, gradients: Tensor) -> None:
+        """Keep the gradients, (n, d), that were found of the factor, if it is still what there is."""
+        if self._factors[0] is factor:
+            self._factors = [Dense(gradients.view(factor.shape))]
+
     @property
     def launch(self) -> tuple[Launch, tuple[Tensor, ...]] | None:
         """The launch that can find the squared norms of several parameters, and what it reads, if any."""

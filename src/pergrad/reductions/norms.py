@@ -47,6 +47,7 @@ __all__ = [
     "launch_of",
     "squared_norms",
     "squared_norms_in_one_launch",
+    "sums_in_one_launch",
 ]
 
 
@@ -171,13 +172,27 @@ def _launch_for(
 
 def squared_norms_in_one_launch(launch: Launch, tensors: Sequence[tuple[Tensor, ...]]) -> Tensor:
     """|G_n|² of the factors that are made of these, (len(tensors), n) in float64."""
-    gs, *others = [list(of_kind) for of_kind in zip(*tensors, strict=True)]
-    xs = others[0] if others else []
-    kernels = kernels_for(gs[0])
-    assert kernels is not None
+    kernels, gs, xs = _in_one_launch(tensors)
     if launch.kernel == "gram_squared_norms":
         return kernels.gram_squared_norms(gs, xs)
     return kernels.column_squared_norms(gs, xs)
+
+
+def sums_in_one_launch(tensors: Sequence[tuple[Tensor, ...]]) -> tuple[list[Tensor], Tensor]:
+    """Of what a launch for columns reads: the gradients, (n, d) each, and their squared norms."""
+    kernels, gs, xs = _in_one_launch(tensors)
+    sums, squares = kernels.column_sums(gs, xs)
+    return list(sums.split([g.shape[2] for g in gs], 1)), squares
+
+
+def _in_one_launch(
+    tensors: Sequence[tuple[Tensor, ...]],
+) -> tuple[Any, list[Tensor], list[Tensor]]:
+    """The kernels, all g, and all x or none."""
+    gs, *others = [list(of_kind) for of_kind in zip(*tensors, strict=True)]
+    kernels = kernels_for(gs[0])
+    assert kernels is not None
+    return kernels, gs, others[0] if others else []
 
 
 def _flat_columns(t: Tensor) -> Tensor:
