@@ -81,13 +81,16 @@ class NormsAndSketch(Quantity):
             sketch = CountSketch.of(name, gradients.shape, self._dim, self._seed)
             self._sketches[name] = sketch.to(self.sketch.device)
         factor, *others = gradients.factors
-        if others or not self._goes_by_entries(factor):
+        each = _bytes_each(factor)
+        if others or each > _PIECE or not self._goes_by_entries(factor):
             self.squares[name] = gradients.squared_norms()
             self.sketch += gradients.sketch(self._sketches[name])
-        elif prod(factor.shape[1:]) <= _FEW:
-            self._let_wait(name, factor)
+            return
+        pieces = _pieces(factor.shape[0], each)
+        if prod(factor.shape[1:]) <= _FEW:
+            self._let_wait(name, factor, pieces)
         else:
-            self._norms[name] = self._by_pieces(name, factor)
+            self._norms[name] = self._by_pieces(name, factor, pieces)
 
     def end(self) -> None:
         self._add_waiting()
@@ -99,20 +102,22 @@ class NormsAndSketch(Quantity):
         self._unfolded, self._norms = torch.empty(0), {}
 
     def _goes_by_entries(self, factor: Factor) -> bool:
-        if factor.device.type != "cpu" or _bytes_each(factor) > _PIECE:
-            return False
-        if isinstance(factor, RowSum | ByOwner):
+        if factor.device.type != "cpu" or isinstance(factor, RowSum | ByOwner):
             return False
         if isinstance(factor, OuterProduct):
             _, o, i = factor.shape
             return not fourier_is_cheaper(factor.positions, o, i, self._dim)
         return True
 
-    def _let_wait(self, name: str, factor: Factor) -> None:
+    def _let_wait(self, name: str, factor: Factor, pieces: list[slice]) -> None:
         """Small gradients are sketched together: one by one each would cost as much as many."""
         dtype = wide(factor.dtype)
-        gradients = [factor.part(samples).materialize(dtype) for samples in _pieces(factor)]
-        entries = torch.cat(gradients).view(factor.shape[0], prod(factor.shape[1:]))
+        gradients = (
+            torch.cat([factor.part(samples).materialize(dtype) for samples in pieces])
+            if len(pieces) > 1
+            else factor.materialize(dtype)
+        )
+        entries = gradients.reshape(factor.shape[0], prod(factor.shape[1:]))
         self._norms[name] = torch.linalg.vector_norm(entries, dim=1)
         self._waiting[name] = entries
         if sum(map(torch.numel, self._waiting.values())) * entries.itemsize > _PIECE:
@@ -137,7 +142,7 @@ class NormsAndSketch(Quantity):
         self.sketch.index_add_(1, buckets, entries.mul_(signs))
         self._waiting.clear()
 
-    def _by_pieces(self, name: str, factor: Factor) -> Tensor:
+    def _by_pieces(self, name: str, factor: Factor, pieces: list[slice]) -> Tensor:
         """|G_n|; the sketches are added to those of the other parameters."""
         dtype = wide(factor.dtype)
         if (name, dtype) not in self._maps:
@@ -146,7 +151,7 @@ class NormsAndSketch(Quantity):
         product = _as_product(factor)
         windows = [self._unfolded.unfold(1, c.stop - c.start, 1) for c, _ in to.runs]
         norms = []
-        for samples in _pieces(factor):
+        for samples in pieces:
             if product is None:
                 entries = self._signed(factor.part(samples), to, dtype)
             else:
@@ -209,10 +214,10 @@ def _goes_by_windows(factor: Convolution) -> bool:
     return factor.channels_last_is_cheaper or factor.positions <= 4 * factor.kernel[0]
 
 
-def _pieces(factor: Factor) -> list[slice]:
+def _pieces(samples: int, bytes_each: int) -> list[slice]:
     """Samples whose gradients are made at once."""
-    step = min(at_once(_bytes_each(factor), _PIECE), _AT_ONCE)
-    return [slice(start, start + step) for start in range(0, factor.shape[0], step)]
+    step = min(at_once(bytes_each, _PIECE), _AT_ONCE)
+    return [slice(start, start + step) for start in range(0, samples, step)]
 
 
 def _bytes_each(factor: Factor) -> int:
