@@ -112,12 +112,8 @@ class NormsAndSketch(Quantity):
     def _let_wait(self, name: str, factor: Factor, pieces: list[slice]) -> None:
         """Small gradients are sketched together: one by one each would cost as much as many."""
         dtype = wide(factor.dtype)
-        gradients = (
-            torch.cat([factor.part(samples).materialize(dtype) for samples in pieces])
-            if len(pieces) > 1
-            else factor.materialize(dtype)
-        )
-        entries = gradients.reshape(factor.shape[0], prod(factor.shape[1:]))
+        gradients = [factor.part(samples).materialize(dtype) for samples in pieces]
+        entries = torch.cat(gradients).view(factor.shape[0], prod(factor.shape[1:]))
         self._norms[name] = torch.linalg.vector_norm(entries, dim=1)
         self._waiting[name] = entries
         if sum(map(torch.numel, self._waiting.values())) * entries.itemsize > _PIECE:
