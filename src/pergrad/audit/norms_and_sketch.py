@@ -144,14 +144,10 @@ class NormsAndSketch(Quantity):
         if (name, dtype) not in self._maps:
             self._maps[name, dtype] = _Map.of(self._sketches[name], factor.shape[1:], dtype)
         to = self._maps[name, dtype]
-        product = _as_product(factor)
         windows = [self._unfolded.unfold(1, c.stop - c.start, 1) for c, _ in to.runs]
         norms = []
         for samples in pieces:
-            if product is None:
-                entries = self._signed(factor.part(samples), to, dtype)
-            else:
-                entries = self._product(*(part[samples] for part in product), to, dtype)
+            entries = self._signed(factor.part(samples), to, dtype)
             norms.append(torch.linalg.vector_norm(entries.flatten(1), dim=1))
             for window, (columns, first) in zip(windows, to.runs, strict=True):
                 # The windows overlap, but each row's run is added to its own after the one before it.
@@ -162,6 +158,10 @@ class NormsAndSketch(Quantity):
     def _signed(self, factor: Factor, to: _Map, dtype: torch.dtype) -> Tensor:
         """The gradients themselves, (n, rows, columns), with the signs of the map, columns in its order."""
         rows, columns = len(to.row_signs), to.column_signs.numel()
+        if isinstance(factor, OuterProduct):
+            return self._product(factor.grad_output, factor.input, to, dtype)
+        if isinstance(factor, Convolution) and _goes_by_windows(factor):
+            return self._product(factor.by_position(), factor.windows(), to, dtype)
         entries = factor.materialize(dtype)
         entries = entries.flatten(3).mT if entries.dim() > 3 else entries.unsqueeze(-1)
         entries = entries.view(len(entries), rows, -1, entries.shape[-1])
@@ -171,7 +171,7 @@ class NormsAndSketch(Quantity):
         return signed.view(-1, rows, columns)
 
     def _product(self, g: Tensor, x: Tensor, to: _Map, dtype: torch.dtype) -> Tensor:
-        """The same of Σ_t g ⊗ x, for what `_as_product` gives."""
+        """The same of Σ_t g ⊗ x, of g (n, t, rows) and x (n, t, columns), or windows that can be seen so."""
         n, t, rows = g.shape
         columns = to.column_signs.numel()
         signed = torch.mul(x, to.column_signs, out=self._held("input", x.shape, dtype))
@@ -186,18 +186,6 @@ class NormsAndSketch(Quantity):
         if memory is None or len(memory) < size:
             memory = self._memory[what, dtype] = torch.empty(size, dtype=dtype)
         return memory[:size].view(shape)
-
-
-def _as_product(factor: Factor) -> tuple[Tensor, Tensor] | None:
-    """(g, x) with G_n = Σ_t g ⊗ x, columns in the order of the map; None where they are not made so.
-
-    g is (n, t, rows), and x (n, t, columns), or a view that can be seen so.
-    """
-    if isinstance(factor, OuterProduct):
-        return factor.grad_output, factor.input
-    if isinstance(factor, Convolution) and _goes_by_windows(factor):
-        return factor.by_position(), factor.windows()
-    return None
 
 
 def _goes_by_windows(factor: Convolution) -> bool:
