@@ -1,6 +1,7 @@
-"""What an audit costs beside a plain training epoch: all of scikit-learn's digits, a small convnet.
+"""What an audit costs beside a plain training epoch: all of scikit-learn's digits, the demo's convnet.
 
-Run as ``python -m benchmarks.audit_cost``, with ``--store`` to keep the rows. Epochs and audits take turns,
+Run as ``python -m benchmarks.audit_cost``, with ``--store`` to keep the rows, and with ``--model narrow`` for
+a convnet so small that what an audit costs by itself outweighs it. Epochs and audits take turns,
 so that a slow moment of the machine meets all; of each the fastest counts, in time of this process's own
 CPU. An epoch loads by a `DataLoader`, steps with Adam, and comes at the audit's batch size and at 64, which
 the convnet is trained with. An audit comes in three extents: the pass over the data, with the analysis of its
@@ -44,18 +45,33 @@ _TITLES = {
 }
 
 
-def trained_spec(seed: int) -> Spec:
+def narrow(seed: int) -> nn.Module:
+    """Two convolutions of 16 and 32 channels, the second on a quarter of the positions; no hidden layer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            *(nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(16, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(32 * 2 * 2, digits.CLASSES)),
+        )
+
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {"demo": digits.convnet, "narrow": narrow}
+_MODEL_TITLES = {"demo": "convnet of 32 and 64 channels", "narrow": "convnet of 16 and 32 channels"}
+
+
+def trained_spec(model_name: str, seed: int) -> Spec:
     """The digits with 5% of the labels flipped, and a convnet after a few epochs."""
     data = digits.digits_with_flips(0.05, seed)
-    model = digits.convnet(seed)
+    model = MODELS[model_name](seed)
     for _ in digits.training(model, data, epochs=3, seed=seed):
         pass
     return Spec(model, TensorDataset(data.images, data.given), digits.losses, name="digits")
 
 
-def epoch(spec: Spec, batch_size: int) -> None:
+def epoch(spec: Spec, model_name: str, batch_size: int) -> None:
     """What training does, on a model of its own so that the audited one stays."""
-    model: nn.Module = digits.convnet(0)
+    model = MODELS[model_name](0)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for x, y in DataLoader(spec.dataset, batch_size=batch_size, shuffle=True):
         optimizer.zero_grad()
@@ -75,7 +91,7 @@ def passed(spec: Spec, gradients: Gradients, batch_size: int) -> Samples:
 
 
 def steps(
-    spec: Spec, folder: Path, batch_size: int, sketch_dim: int
+    spec: Spec, model_name: str, folder: Path, batch_size: int, sketch_dim: int
 ) -> dict[str, Callable[[], object]]:
     """What is timed, by name; each audit has a folder of its own within the one given."""
     gradients = Gradients(spec.model, spec, grouped_parameters(spec), sketch_dim=sketch_dim, seed=0)
@@ -83,26 +99,29 @@ def steps(
     folders = (folder / str(number) for number in count())
 
     return {
-        "plain": lambda: epoch(spec, batch_size),
-        "plain-64": lambda: epoch(spec, _TRAINED_WITH),
+        "plain": lambda: epoch(spec, model_name, batch_size),
+        "plain-64": lambda: epoch(spec, model_name, _TRAINED_WITH),
         "pass": lambda: passed(spec, gradients, batch_size),
         "analysis": lambda: analyse(passed(spec, gradients, batch_size)),
         "audit": lambda: run_audit(spec, next(folders), options),
     }
 
 
-def rows(batch_size: int, sketch_dim: int, rounds: int, seed: int) -> list[Row]:
+def rows(
+    batch_size: int, sketch_dim: int, rounds: int, seed: int, model_name: str = "demo"
+) -> list[Row]:
     """A row for each of what is timed; `ratio` is to the plain epoch at the same batch size."""
     made = provenance(torch.device("cpu"), of_commit=None, rounds=rounds, steps=1, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
-        timed = steps(trained_spec(seed), Path(folder), batch_size, sketch_dim)
+        spec = trained_spec(model_name, seed)
+        timed = steps(spec, model_name, Path(folder), batch_size, sketch_dim)
         seconds = fastest(timed, rounds, warm_up=1, clock=time.process_time)
     return fastest_rows(
         seconds,
         _TITLES,
         size="digits",
-        model="digits-convnet",
-        model_title=f"convnet on 1797 digits, B={batch_size}",
+        model=f"digits-{model_name}",
+        model_title=f"{_MODEL_TITLES[model_name]} on 1797 digits, B={batch_size}",
         quantity="audit",
         note=f"the fastest; sketches of {sketch_dim}",
         provenance=made,
@@ -111,6 +130,7 @@ def rows(batch_size: int, sketch_dim: int, rounds: int, seed: int) -> list[Row]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=MODELS, default="demo")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--sketch-dim", type=int, default=AuditOptions.sketch_dim)
     parser.add_argument("--rounds", type=int, default=20)
@@ -119,7 +139,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--store", action="store_true", help="keep the rows")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    found = rows(options.batch_size, options.sketch_dim, options.rounds, options.seed)
+    found = rows(
+        options.batch_size, options.sketch_dim, options.rounds, options.seed, options.model
+    )
     base = {row.method: row.fastest or 0.0 for row in found}
     print(found[0].model_title)
     for row in found:
@@ -129,7 +151,9 @@ def main(arguments: list[str] | None = None) -> None:
             f"  {taken / base['plain-64']:5.2f}x of an epoch at {_TRAINED_WITH}"
         )
     if options.store:
-        name = file_name("digits", "float32", found[0].provenance, part=str(options.batch_size))
+        name = file_name(
+            "digits", "float32", found[0].provenance, part=f"{options.model}-{options.batch_size}"
+        )
         path = RESULTS / "audit_cost" / name  # not for the README's table
         write(path, found)
         print(path.relative_to(RESULTS.parent))

@@ -70,7 +70,7 @@ def row_of(epochs: int, grades: Sequence[Grade]) -> list[str]:
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--epochs", type=int, nargs="+", default=[1, 5, 10, 20, 30, 40, 80])
+    parser.add_argument("--epochs", type=int, nargs="+", default=[1, 5, 12, 30])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(100, 112)))
     parser.add_argument("--share", type=float, default=0.05, help="of the labels to flip")
     parser.add_argument("--flips", choices=FLIPS, default="random", help="which label they get")

@@ -50,7 +50,7 @@ def test_what_a_batch_frees_is_there_for_the_next_one():
     resource = pytest.importorskip("resource")  # not on Windows
 
     def batch():
-        held = [torch.ones(2**20) for _ in range(8)]  # of 4 MiB
+        held = [torch.ones(2**20) for _ in range(32)]  # of 4 MiB
         return sum(map(len, held))
 
     keep_freed_memory()
@@ -58,5 +58,5 @@ def test_what_a_batch_frees_is_there_for_the_next_one():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
         batch()
-    pages = 10 * 8 * 2**22 // resource.getpagesize()
+    pages = 10 * 32 * 2**22 // resource.getpagesize()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < pages / 10

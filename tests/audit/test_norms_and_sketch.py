@@ -7,7 +7,7 @@ from torch import nn
 import pergrad
 from pergrad.audit import norms_and_sketch
 from pergrad.audit.norms_and_sketch import NormsAndSketch
-from pergrad.factors import Dense, OuterProduct
+from pergrad.factors import Convolution, Dense, OuterProduct
 from pergrad.quantities import Batch
 from pergrad.reductions import CountSketch, SampleGradients
 from pergrad.testing import assert_near
@@ -42,6 +42,19 @@ def test_every_kind_of_factor_has_the_norms_and_the_sketch_of_its_gradients(
     sketch = CountSketch.of("w", exact.shape[1:], 7, 3)
     apart = SampleGradients([Dense(exact)], bound=2**20).sketch(sketch)
     torch.testing.assert_close(quantity.sketch.double(), apart, rtol=close, atol=10 * close)
+
+
+@pytest.mark.parametrize("side", [4, 8, 12])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_kernels_by_windows_and_by_samples_as_groups_have_the_same_sketch(side, groups):
+    g, x = data(3, 1, 16, side, side), data(3, 1, 16 * groups, side, side)
+    ones = (1, 1)
+    factor = Convolution(g, x, (16, 16, 3, 3), ones, (ones, ones), ones, groups)
+    assert norms_and_sketch._goes_by_windows(factor) == (groups == 1 and side < 12)
+    found = consumed([factor], dim=64)
+    exact = SampleGradients([Dense(factor.materialize())], bound=2**20)
+    assert_near(found.squares["w"], exact.squared_norms())
+    assert_near(found.sketch, exact.sketch(CountSketch.of("w", factor.kernel, 64, 3)))
 
 
 def test_more_threads_give_the_same():

@@ -82,6 +82,8 @@ class Loader(Dataset[Any]):
 
     def __getitem__(self, piece: tuple[int, int]) -> Loaded | AuditError:
         """A batch, or, since a worker's exception would come with its traceback, its error."""
+        if self._tensors is not None:  # nothing is drawn
+            return self.load(*piece)
         try:
             with drawing_from(self._seed, piece[0]):
                 return self.load(*piece)

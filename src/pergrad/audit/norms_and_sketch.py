@@ -28,7 +28,7 @@ class _Map:
     """The sketch of one parameter, its columns in the order of their runs."""
 
     row_signs: Tensor  # (rows,)
-    column_signs: Tensor  # (columns,)
+    column_signs: Tensor  # (columns,), or (*taps, channels)
     runs: list[tuple[slice, Tensor]]  # columns, and (rows,) their first bucket in each row
 
     @classmethod
@@ -41,7 +41,8 @@ class _Map:
         for start in range(0, len(buckets), sketch.size):
             columns = slice(start, min(start + sketch.size, len(buckets)))
             runs.append((columns, (sketch.row_buckets + buckets[start]) % sketch.size))
-        return cls(sketch.row_signs.to(dtype), arranged(sketch.column_signs).to(dtype), runs)
+        signs = arranged(sketch.column_signs).view(*shape[2:], -1)
+        return cls(sketch.row_signs.to(dtype), signs.to(dtype), runs)
 
 
 class NormsAndSketch(Quantity):
@@ -80,13 +81,16 @@ class NormsAndSketch(Quantity):
             sketch = CountSketch.of(name, gradients.shape, self._dim, self._seed)
             self._sketches[name] = sketch.to(self.sketch.device)
         factor, *others = gradients.factors
-        if others or not self._goes_by_entries(factor):
+        each = _bytes_each(factor)
+        if others or each > _PIECE or not self._goes_by_entries(factor):
             self.squares[name] = gradients.squared_norms()
             self.sketch += gradients.sketch(self._sketches[name])
-        elif prod(factor.shape[1:]) <= _FEW:
-            self._let_wait(name, factor)
+            return
+        pieces = _pieces(factor.shape[0], each)
+        if prod(factor.shape[1:]) <= _FEW:
+            self._let_wait(name, factor, pieces)
         else:
-            self._norms[name] = self._by_pieces(name, factor)
+            self._norms[name] = self._by_pieces(name, factor, pieces)
 
     def end(self) -> None:
         self._add_waiting()
@@ -98,19 +102,17 @@ class NormsAndSketch(Quantity):
         self._unfolded, self._norms = torch.empty(0), {}
 
     def _goes_by_entries(self, factor: Factor) -> bool:
-        if factor.device.type != "cpu" or _bytes_each(factor) > _PIECE:
-            return False
-        if isinstance(factor, RowSum | ByOwner):
+        if factor.device.type != "cpu" or isinstance(factor, RowSum | ByOwner):
             return False
         if isinstance(factor, OuterProduct):
             _, o, i = factor.shape
             return not fourier_is_cheaper(factor.positions, o, i, self._dim)
         return True
 
-    def _let_wait(self, name: str, factor: Factor) -> None:
+    def _let_wait(self, name: str, factor: Factor, pieces: list[slice]) -> None:
         """Small gradients are sketched together: one by one each would cost as much as many."""
         dtype = wide(factor.dtype)
-        gradients = [factor.part(samples).materialize(dtype) for samples in _pieces(factor)]
+        gradients = [factor.part(samples).materialize(dtype) for samples in pieces]
         entries = torch.cat(gradients).view(factor.shape[0], prod(factor.shape[1:]))
         self._norms[name] = torch.linalg.vector_norm(entries, dim=1)
         self._waiting[name] = entries
@@ -136,46 +138,43 @@ class NormsAndSketch(Quantity):
         self.sketch.index_add_(1, buckets, entries.mul_(signs))
         self._waiting.clear()
 
-    def _by_pieces(self, name: str, factor: Factor) -> Tensor:
+    def _by_pieces(self, name: str, factor: Factor, pieces: list[slice]) -> Tensor:
         """|G_n|; the sketches are added to those of the other parameters."""
-        key = name, wide(factor.dtype)
-        if key not in self._maps:
-            self._maps[key] = _Map.of(self._sketches[name], factor.shape[1:], key[1])
-        to = self._maps[key]
+        dtype = wide(factor.dtype)
+        if (name, dtype) not in self._maps:
+            self._maps[name, dtype] = _Map.of(self._sketches[name], factor.shape[1:], dtype)
+        to = self._maps[name, dtype]
+        windows = [self._unfolded.unfold(1, c.stop - c.start, 1) for c, _ in to.runs]
         norms = []
-        for samples in _pieces(factor):
-            entries = self._signed(factor.part(samples), to)
+        for samples in pieces:
+            entries = self._signed(factor.part(samples), to, dtype)
             norms.append(torch.linalg.vector_norm(entries.flatten(1), dim=1))
-            buckets = self._unfolded[samples]
-            for columns, first in to.runs:
+            for window, (columns, first) in zip(windows, to.runs, strict=True):
                 # The windows overlap, but each row's run is added to its own after the one before it.
-                windows = buckets.unfold(1, columns.stop - columns.start, 1)
-                windows.index_add_(1, first, entries[:, :, columns].to(windows.dtype))
+                run = entries[:, :, columns]
+                window[samples].index_add_(1, first, run.to(window.dtype))
         return torch.cat(norms)
 
-    def _signed(self, factor: Factor, to: _Map) -> Tensor:  # (n, rows, columns)
-        """The gradients themselves with the signs of the map, columns in its order."""
-        dtype = wide(factor.dtype)
+    def _signed(self, factor: Factor, to: _Map, dtype: torch.dtype) -> Tensor:
+        """The gradients themselves, (n, rows, columns), with the signs of the map, columns in its order."""
+        rows, columns = len(to.row_signs), to.column_signs.numel()
         if isinstance(factor, OuterProduct):
-            return self._product(factor.grad_output, factor.input, to.column_signs, to, dtype)
-        if isinstance(factor, Convolution) and factor.channels_last_is_cheaper:
-            if factor.groups == 1:
-                signs = to.column_signs.view(*factor.kernel[2:], -1)
-                return self._product(factor.by_position(), factor.windows(), signs, to, dtype)
-            entries = factor.channels_last().materialize(dtype)
-        else:
-            entries = factor.materialize(dtype)
-            entries = entries.flatten(3).mT if entries.dim() > 3 else entries
-        entries = entries.reshape(factor.shape[0], len(to.row_signs), len(to.column_signs))
-        return (entries * to.row_signs[:, None]).mul_(to.column_signs)
+            return self._product(factor.grad_output, factor.input, to, dtype)
+        if isinstance(factor, Convolution) and _goes_by_windows(factor):
+            return self._product(factor.by_position(), factor.windows(), to, dtype)
+        entries = factor.materialize(dtype)
+        entries = entries.flatten(3).mT if entries.dim() > 3 else entries.unsqueeze(-1)
+        entries = entries.view(len(entries), rows, -1, entries.shape[-1])
+        signs = to.row_signs[:, None, None] * to.column_signs.view(entries.shape[2:])
+        # Signed as they are put into order: one pass over all entries, not three.
+        signed = torch.mul(entries, signs, out=self._held("entries", entries.shape, dtype))
+        return signed.view(-1, rows, columns)
 
-    def _product(
-        self, g: Tensor, x: Tensor, column_signs: Tensor, to: _Map, dtype: torch.dtype
-    ) -> Tensor:
-        """Σ_t g ⊗ x, signed, of g (n, t, rows) and x (n, t, columns), or windows that can be seen so."""
+    def _product(self, g: Tensor, x: Tensor, to: _Map, dtype: torch.dtype) -> Tensor:
+        """The same of Σ_t g ⊗ x, of g (n, t, rows) and x (n, t, columns), or windows that can be seen so."""
         n, t, rows = g.shape
-        columns = len(to.column_signs)
-        signed = torch.mul(x, column_signs, out=self._held("input", x.shape, dtype))
+        columns = to.column_signs.numel()
+        signed = torch.mul(x, to.column_signs, out=self._held("input", x.shape, dtype))
         g, x = g.to(dtype) * to.row_signs, signed.view(n, t, columns)
         entries = self._held("entries", (n, rows, columns), dtype)
         return torch.mul(g.mT, x, out=entries) if t == 1 else torch.bmm(g.mT, x, out=entries)
@@ -189,12 +188,25 @@ class NormsAndSketch(Quantity):
         return memory[:size].view(shape)
 
 
-def _pieces(factor: Factor) -> list[slice]:
+def _goes_by_windows(factor: Convolution) -> bool:
+    """Whether to copy windows in the order of the map: else the gradients are put into it afterwards.
+
+    The one copies positions by columns, at less cost, and the other rows by columns.
+    """
+    if factor.groups > 1 or factor.kernel[1] < factor.grad_output.shape[-1]:
+        return False
+    return factor.channels_last_is_cheaper or factor.positions <= 4 * factor.kernel[0]
+
+
+def _pieces(samples: int, bytes_each: int) -> list[slice]:
     """Samples whose gradients are made at once."""
-    step = min(at_once(_bytes_each(factor), _PIECE), _AT_ONCE)
-    return [slice(start, start + step) for start in range(0, factor.shape[0], step)]
+    step = min(at_once(bytes_each, _PIECE), _AT_ONCE)
+    return [slice(start, start + step) for start in range(0, samples, step)]
 
 
 def _bytes_each(factor: Factor) -> int:
     """What the gradient of one sample takes while it is made."""
-    return (prod(factor.shape[1:]) + factor.scratch) * wide(factor.dtype).itemsize
+    scratch = factor.scratch
+    if isinstance(factor, Convolution) and _goes_by_windows(factor):
+        scratch = prod(factor.kernel[1:]) * factor.positions
+    return (prod(factor.shape[1:]) + scratch) * wide(factor.dtype).itemsize
