@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from pergrad.engine.attention import spell_out_short_attention
 from pergrad.factors import is_large
 
 __all__ = ["rewrite"]
@@ -24,6 +25,7 @@ def rewrite(graph: Graph) -> None:
     _make_input_gradients_convolutions(graph, written)
     _share_padding(graph, written)
     _write_to_kept_memory(graph)
+    spell_out_short_attention(graph)
     graph.eliminate_dead_code()
 
 
