@@ -167,6 +167,25 @@ def test_large_results_are_those_of_single_samples_and_stay_as_they_are(reductio
         torch.testing.assert_close(flat(result), alone(*words))
 
 
+def test_samples_that_are_not_finite_add_nothing_to_a_compiled_clipped_sum() -> None:
+    model = nn.Linear(4, 3).double()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).tanh().sum((1, 2))
+
+    x = torch.randn(5, 20, 4, dtype=torch.float64)  # so many positions that gradients are kept
+    x[1, 3] = torch.nan
+    x[4, 0] = torch.inf
+    clipped = pergrad.ClippedSum(0.5)
+    step = pergrad.compiled(model, loss, clipped)
+    for _ in range(2):
+        step(x)
+    assert step.graphs == 1
+    with pergrad.record(model, pergrad.ClippedSum(0.5)) as expected:
+        loss(model, x[[0, 2, 3]]).sum().backward()
+    assert_near(flat(clipped.result), flat(expected.result))
+
+
 def test_results_of_the_last_call_are_let_go_of_before_the_next_one_runs() -> None:
     model, norms = nn.Linear(3, 2), pergrad.Norms()
     step = pergrad.compiled(model, lambda model, x: model(x).sum(1), norms)
