@@ -29,11 +29,11 @@ def _cuda_peak(step: Step, device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _ordinary_pages() -> AbstractContextManager[object]:
+def _torchs_own_memory() -> AbstractContextManager[object]:
     """Within, pergrad takes large results from torch's allocator, where their bytes are counted."""
     if "pergrad" not in sys.modules:
         return nullcontext()
-    return patch("pergrad.factors.allocation._FRESHLY_MAPPED", sys.maxsize)
+    return patch("pergrad.factors.allocation._LARGE", sys.maxsize)
 
 
 def _cpu_peak(step: Step) -> int:
@@ -41,7 +41,7 @@ def _cpu_peak(step: Step) -> int:
         "KINETO_LOG_LEVEL", "99"
     )  # else a line on stderr for every start and stop
     with (
-        _ordinary_pages(),
+        _torchs_own_memory(),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
     ):
         result = step()
@@ -52,11 +52,17 @@ def _cpu_peak(step: Step) -> int:
         event = pending.pop()
         pending.extend(event.children)
         if event.tag == torch._C._profiler._EventType.Allocation:
-            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
+            fields = event.extra_fields
+            changes.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+    sizes: dict[int, int] = {}  # of what the step has allocated, by address
     live = peak = 0
-    for _, size in sorted(changes, key=lambda change: change[0]):
-        live += size
-        peak = max(peak, live)
+    for _, address, size in sorted(changes, key=lambda change: change[0]):
+        if size > 0:
+            sizes[address] = size
+            live += size
+            peak = max(peak, live)
+        else:  # what was there before the step, such as the last one's results, makes no room for it
+            live -= sizes.pop(address, 0)
     return peak
 
 

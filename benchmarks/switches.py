@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.precision import PRECISIONS
 from benchmarks.scaling import AXES, SWEEPS, Shape
-from pergrad.factors import OuterProduct, allocation
+from pergrad.factors import OuterProduct
 from pergrad.reductions import norms, tiles
 
 
@@ -91,21 +91,12 @@ def norm_pieces(shape: Shape, layer: str, place: Place) -> str:
     return "in pieces" if is_cut and norm_way(shape, layer, place) == "gradients" else "at once"
 
 
-def gradient_pages(shape: Shape, layer: str, place: Place) -> str:
-    """What memory the full gradients of a layer are written to."""
-    outputs, inputs = layers(shape)[layer]
-    size = 4 * shape.batch * outputs * inputs
-    is_large = place.device == "cpu" and size >= allocation._FRESHLY_MAPPED
-    return "huge pages" if is_large else "torch's allocator"
-
-
 Way = Callable[[Shape, str, Place], str]
 
 # A clipped sum keeps the gradients where they take less room than their factors: where grams cost more too.
 WAYS: list[tuple[tuple[str, ...], Way]] = [
     (("norms", "clipped"), norm_way),
     (("norms",), norm_pieces),
-    (("grads",), gradient_pages),
 ]
 
 

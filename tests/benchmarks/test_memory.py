@@ -26,3 +26,13 @@ def test_peak_counts_results_that_outlive_the_step() -> None:
 
     assert step_peak_bytes(step, CPU) == 5 * MEGABYTE
     assert len(held) == 5
+
+
+def test_peak_is_not_lessened_by_what_the_step_lets_go_of() -> None:
+    held = [torch.empty(3 * MEGABYTE, dtype=torch.uint8)]
+
+    def step() -> dict[str, Tensor]:
+        held.clear()
+        return {"result": torch.empty(2 * MEGABYTE, dtype=torch.uint8)}
+
+    assert step_peak_bytes(step, CPU) == 2 * MEGABYTE

@@ -1,6 +1,7 @@
 """Compiled steps give what recorded ones give, and know when to be compiled anew, or not at all."""
 
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -163,6 +164,76 @@ def test_running_noise_scale_goes_on_from_call_to_call(trained) -> None:
     with pergrad.record(model, alone):
         losses(model, words, labels).sum().backward()
     assert noise.running == pytest.approx(alone.running)
+
+
+class Wide(nn.Module):
+    """Gradients of one position, of several and of a table, each of a megabyte and more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(700, 80)
+        self.each, self.last = nn.Linear(80, 800), nn.Linear(800, 300)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.last(self.each(self.table(words)).tanh().mean(1))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_large_results_are_those_of_single_samples_and_stay_as_they_are(reduction: str) -> None:
+    model = Wide().double()
+
+    def loss(model: nn.Module, words: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model(words), labels, reduction=reduction)
+
+    def alone(words: Tensor, labels: Tensor) -> Tensor:
+        losses = [loss(model, words[n : n + 1], labels[n : n + 1]) for n in range(len(words))]
+        each = [torch.autograd.grad(value, list(model.parameters())) for value in losses]
+        return torch.cat([torch.stack(parts).flatten() for parts in zip(*each, strict=True)])
+
+    batches = [(torch.randint(700, (4, 6)), torch.randint(300, (4,))) for _ in range(5)]
+    grads = pergrad.Grads()
+    step = pergrad.compiled(model, loss, grads, loss_reduction=reduction)
+    found = []
+    for words in batches:
+        step(*words)
+        found.append(grads.result)  # held, so that no later step may write there
+    assert step.graphs == 1
+    for words, result in zip(batches, found, strict=True):
+        torch.testing.assert_close(flat(result), alone(*words))
+
+
+def test_samples_that_are_not_finite_add_nothing_to_a_compiled_clipped_sum() -> None:
+    model = nn.Linear(4, 3).double()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).tanh().sum((1, 2))
+
+    x = torch.randn(5, 20, 4, dtype=torch.float64)  # so many positions that gradients are kept
+    x[1, 3] = torch.nan
+    x[4, 0] = torch.inf
+    clipped = pergrad.ClippedSum(0.5)
+    step = pergrad.compiled(model, loss, clipped)
+    for _ in range(2):
+        step(x)
+    assert step.graphs == 1
+    with pergrad.record(model, pergrad.ClippedSum(0.5)) as expected:
+        loss(model, x[[0, 2, 3]]).sum().backward()
+    assert_near(flat(clipped.result), flat(expected.result))
+
+
+def test_results_of_the_last_call_are_let_go_of_before_the_next_one_runs() -> None:
+    model, norms = nn.Linear(3, 2), pergrad.Norms()
+    step = pergrad.compiled(model, lambda model, x: model(x).sum(1), norms)
+    x = torch.randn(4, 3)
+    for _ in range(3):
+        step(x)
+    held = weakref.ref(norms.result)
+    seen = []
+    (graph,) = step._graphs.values()
+    call = graph.call
+    object.__setattr__(graph, "call", lambda *args: (seen.append(held()), call(*args))[1])
+    step(x)
+    assert seen == [None]
 
 
 def test_what_is_seen_once_is_not_compiled() -> None:

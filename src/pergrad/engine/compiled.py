@@ -212,6 +212,9 @@ class _Graph:
     def run(
         self, state: dict[str, Tensor], flat: list[Any], quantities: Sequence[Quantity]
     ) -> Tensor:
+        for quantity, attributes in zip(quantities, self.place.attributes, strict=True):
+            for name in attributes:  # the last results: what they lie in can be written to again
+                setattr(quantity, name, None)
         with torch.no_grad():
             loss, *results = self.call(*_inputs(state, flat))
 

@@ -9,6 +9,9 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from pergrad.engine.attention import spell_out_short_attention
+from pergrad.factors import is_large
+
 __all__ = ["rewrite"]
 
 _aten = torch.ops.aten
@@ -21,6 +24,8 @@ def rewrite(graph: Graph) -> None:
     written = _written(graph)
     _make_input_gradients_convolutions(graph, written)
     _share_padding(graph, written)
+    _write_to_kept_memory(graph)
+    spell_out_short_attention(graph)
     graph.eliminate_dead_code()
 
 
@@ -111,6 +116,23 @@ def _share_padding(graph: Graph, written: set[int]) -> None:
                     right = graph.call_function(_pad, (matrix, [0, 0, 0, missing], 0.0))
                 node.args = (left, right)
                 break
+
+
+def _write_to_kept_memory(graph: Graph) -> None:
+    """Large products on the CPU go to memory that is there, where the compiler would map it afresh.
+
+    Products of matrices it hands to a library in any case. Products of numbers it computes together with what
+    is made of them, unless they are results themselves.
+    """
+    results = set(graph.output_node().all_input_nodes)
+    for node in graph.find_nodes(op="call_function", target=_aten.bmm.default):
+        if is_large(node.meta["val"].shape, node.meta["val"]):
+            node.target = torch.ops.pergrad.products.default
+    for node in graph.find_nodes(op="call_function", target=_aten.mul.Tensor):
+        value, factors = node.meta["val"], node.all_input_nodes
+        is_of_one_type = [f.meta["val"].dtype for f in factors] == [value.dtype] * 2
+        if node in results and is_of_one_type and is_large(value.shape, value):
+            node.target = torch.ops.pergrad.product.default
 
 
 def _with_all_rows(node: Node) -> Node:

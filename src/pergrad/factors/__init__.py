@@ -1,5 +1,6 @@
 """Lazy per-sample gradients."""
 
+from pergrad.factors.allocation import empty, is_large
 from pergrad.factors.base import ALL, Dense, Factor
 from pergrad.factors.convolution import Convolution
 from pergrad.factors.joining import add_up, joined
@@ -22,6 +23,8 @@ __all__ = [
     "aligned",
     "bmm",
     "computed_once",
+    "empty",
+    "is_large",
     "is_traced",
     "joined",
     "mm",

@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pergrad.factors import ByOwner, Convolution, Dense, Factor, add_up, joined, wide
+from pergrad.factors import ByOwner, Convolution, Dense, Factor, add_up, empty, joined, wide
 from pergrad.reductions.dots import dots
 from pergrad.reductions.gram import gram, gram_against
 from pergrad.reductions.moments import squares_about, sum_of_squares
@@ -78,9 +78,9 @@ class SampleGradients:
         gradients = add_up(self._factors, dtype)
         if isinstance(self._scale, Tensor):  # in its own type: rounded once
             scale = self._scales(gradients, torch.promote_types(self._scale.dtype, gradients.dtype))
-            gradients = torch.mul(gradients, scale, out=torch.empty_like(gradients))
+            gradients = torch.mul(gradients, scale, out=empty(gradients.shape, gradients))
         elif self._scale != 1:
-            gradients = gradients * self._scale
+            gradients = torch.mul(gradients, self._scale, out=empty(gradients.shape, gradients))
         if wide(gradients.dtype) == gradients.dtype:
             self._factors, self._is_joined, self._scale = [Dense(gradients)], True, 1.0
         return gradients

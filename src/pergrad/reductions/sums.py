@@ -133,7 +133,9 @@ def _without_dropped(x: Tensor, scale: Tensor | None) -> Tensor:
 def weighted_sum_of(factor: Factor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Σ_n scale[n] G_n of one factor; the plain way has the gradients of all samples at once."""
     gradients = factor.materialize(dtype)
-    if scale is None or gradients.dim() == 1:
+    # A compiler makes one pass of it on a CPU, in less than half of the time that two take.
+    is_one_pass = is_traced(gradients) and gradients.device.type == "cpu"
+    if scale is None or gradients.dim() == 1 or is_one_pass:
         return _scaled(gradients, scale).sum(0)
     rows = _without_dropped(gradients, scale).flatten(1)
     return (scale.to(dtype) @ rows).view(gradients.shape[1:])
