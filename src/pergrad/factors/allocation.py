@@ -18,6 +18,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from pergrad.factors.tracing import operation
+
 __all__ = ["empty", "is_large", "large_result", "product", "products", "zeros"]
 
 # Above this, a result is worth the few microseconds in Python. A (64, 512, 512) float32 product took 46 ms in
@@ -134,23 +136,13 @@ def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
 # A compiler allocates all by itself; these it calls as they are, with whatever strides there are.
 
 
-@torch.library.custom_op("pergrad::products", mutates_args=(), tags=torch.Tag.flexible_layout)
+@operation("products", lambda a, b: a.new_empty(a.shape[0], a.shape[1], b.shape[2]))
 def products(a: Tensor, b: Tensor) -> Tensor:
     """A @ b, (n, p, q) @ (n, q, s), in kept memory where that pays."""
     return torch.bmm(a, b, out=large_result((a.shape[0], a.shape[1], b.shape[2]), a))
 
 
-@products.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
-
-
-@torch.library.custom_op("pergrad::product", mutates_args=(), tags=torch.Tag.flexible_layout)
+@operation("product", lambda a, b: a.new_empty(torch.broadcast_shapes(a.shape, b.shape)))
 def product(a: Tensor, b: Tensor) -> Tensor:
     """A ⊙ b, of one type, in kept memory where that pays."""
     return torch.mul(a, b, out=empty(torch.broadcast_shapes(a.shape, b.shape), a))
-
-
-@product.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty(torch.broadcast_shapes(a.shape, b.shape))
