@@ -128,3 +128,19 @@ def test_kernels_that_are_written_to_are_read_when_they_were() -> None:
     rewrite(traced.graph)
     traced.recompile()
     torch.testing.assert_close(traced(*inputs), gradient(*inputs))
+
+
+def test_what_is_made_of_shared_padding_is_a_result_like_others() -> None:
+    """Every pass knows the shape of what an earlier one has put there."""
+
+    def step(x: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        rows = x.exp()
+        padded = F.pad(rows, (0, 3))
+        return padded * padded, rows.flatten(0, 1) @ matrix
+
+    x, matrix = torch.randn(2, 3, 5), torch.randn(5, 4)
+    traced = make_fx(step, tracing_mode="fake")(x, matrix)
+    rewrite(traced.graph)
+    traced.recompile()
+    assert all("val" in node.meta for node in traced.graph.nodes if node.op == "call_function")
+    torch.testing.assert_close(traced(x, matrix), step(x, matrix))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from pergrad.engine.attention import spell_out_short_attention
 from pergrad.factors import is_large
@@ -98,10 +99,10 @@ def _share_padding(graph: Graph, written: set[int]) -> None:
             continue
         if (whole, sides[1]) not in padded:
             with graph.inserting_after(whole):
-                padded[whole, sides[1]] = graph.call_function(_pad, (whole, *arguments[1:]))
+                padded[whole, sides[1]] = _inserted(graph, _pad, whole, *arguments[1:])
         with graph.inserting_before(node):
             shape = list(node.meta["val"].shape)
-            view = graph.call_function(_aten.view.default, (padded[whole, sides[1]], shape))
+            view = _inserted(graph, _aten.view.default, padded[whole, sides[1]], shape)
             node.replace_all_uses_with(view)
     for node in _calls(graph, _aten.mm.default):
         arguments = node.args
@@ -110,10 +111,8 @@ def _share_padding(graph: Graph, written: set[int]) -> None:
             if _with_all_rows(rows) is whole:
                 count, length = rows.meta["val"].shape
                 with graph.inserting_before(node):
-                    left = graph.call_function(
-                        _aten.view.default, (longer, [count, length + missing])
-                    )
-                    right = graph.call_function(_pad, (matrix, [0, 0, 0, missing], 0.0))
+                    left = _inserted(graph, _aten.view.default, longer, [count, length + missing])
+                    right = _inserted(graph, _pad, matrix, [0, 0, 0, missing], 0.0)
                 node.args = (left, right)
                 break
 
@@ -144,6 +143,13 @@ def _with_all_rows(node: Node) -> Node:
         if source.meta["val"].shape[-1] != node.meta["val"].shape[-1]:
             break
         node = source
+    return node
+
+
+def _inserted(graph: Graph, target: Any, *arguments: Any) -> Node:
+    """A call where the graph inserts at present, with what it gives."""
+    node = graph.call_function(target, arguments)
+    node.meta["val"] = target(*map_arg(arguments, lambda given: given.meta["val"]))
     return node
 
 

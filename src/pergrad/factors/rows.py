@@ -26,7 +26,7 @@ def row_sums(index: Tensor, grad_output: Tensor, rows: int) -> Tensor:
 
 
 # In a compiled step as it is: the compiler's own took ten times as long, in fresh pages.
-@torch.library.custom_op("pergrad::row_sums", mutates_args=(), tags=torch.Tag.flexible_layout)
+@torch.library.custom_op("pergrad::row_sums", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def _row_sums(index: Tensor, grad_output: Tensor, rows: int) -> Tensor:
     return row_sums(index, grad_output, rows)
 
