@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.factors import Factor
+from pergrad.factors import Factor, is_traced
 from pergrad.reductions.gradients import SampleGradients, scaled_squares
 from pergrad.reductions.norms import Launch, squared_norms_in_one_launch, sums_in_one_launch
 from pergrad.reductions.sums import weighted_sums_in_company
@@ -34,7 +34,7 @@ class SquaredNorms:
 
     def add(self, name: str, gradients: SampleGradients) -> None:
         shared = gradients.launch
-        if self._kept and not (shared and shared[0].kernel == "column_squared_norms"):
+        if self._kept and not (shared and _finds_gradients(*shared)):
             gradients.compact()
             shared = gradients.launch
         if shared is None:
@@ -68,7 +68,7 @@ class SquaredNorms:
 
     def _launch(self, key: tuple[Launch, float]) -> None:
         waiting = self._waiting.pop(key)
-        if self._kept and key[0].kernel == "column_squared_norms":
+        if self._kept and _finds_gradients(key[0], waiting.tensors[0]):
             sums, found = sums_in_one_launch(waiting.tensors)
             for (gradients, factor), total in zip(waiting.kept, sums, strict=True):
                 gradients.settle(factor, total)
@@ -87,6 +87,11 @@ class _Waiting:
     tensors: list[tuple[Tensor, ...]] = field(default_factory=list)
     kept: list[tuple[SampleGradients, Factor]] = field(default_factory=list)
     bytes: int = 0
+
+
+def _finds_gradients(launch: Launch, tensors: tuple[Tensor, ...]) -> bool:
+    """Whether it can give the gradients too; a compiler sums them up together with what they are made by."""
+    return launch.kernel == "column_squared_norms" and not is_traced(tensors[0])
 
 
 def weighted_sums(
