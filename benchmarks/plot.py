@@ -68,7 +68,7 @@ def _wrapped(title: str) -> str:
 def bars(table: Table, path: Path) -> None:
     """A panel for each model, a bar for each method; the line is plain training."""
     methods = [name for name in table.methods if name != "plain"]
-    columns = [column for _, column in table.columns.values()]
+    columns = [column.rows for column in table.columns.values()]
     with mpl.rc_context(STYLE):
         size = (1.6 + 1.7 * len(columns), 0.7 + 0.24 * len(methods))
         figure = Figure(figsize=size, layout="constrained")

@@ -1,8 +1,9 @@
 """Renders the stored rows as markdown, and keeps the tables in a document equal to them.
 
-``python -m benchmarks.table`` prints a table for each size, precision and quantity, with every model's
-column from the newest run that has it; ``--write FILE`` puts them between the two markers in the file;
-``--check FILE`` exits 1 where the file differs.
+``python -m benchmarks.table`` prints a table for each size, precision and quantity. Every method is from
+the newest run that has timed it on the model, and a ratio is one to plain training in that same run.
+``--write FILE`` puts the tables between the two markers in the file; ``--check FILE`` exits 1 where the file
+differs.
 """
 
 from __future__ import annotations
@@ -16,12 +17,43 @@ from itertools import groupby
 from pathlib import Path
 
 from benchmarks import rows
-from benchmarks.methods import BASES, TITLES
+from benchmarks.methods import BASES, METHODS, TITLES
 from benchmarks.models import MODELS
 from benchmarks.rows import Row
 
 START, END = "<!-- benchmark-table:start -->", "<!-- benchmark-table:end -->"
 LONGEST = 130  # characters of an error
+
+
+@dataclass(frozen=True)
+class Column:
+    """What is known of one quantity on one model."""
+
+    runs: list[tuple[str, list[Row]]]  # file name, rows; the newest first
+
+    def run_of(self, method: str) -> tuple[str, list[Row]] | None:
+        """The newest run that has tried the method, or else the newest that names it."""
+        naming = [run for run in self.runs if method in [row.method for row in run[1]]]
+        for run in naming:
+            if any(row.method == method and row.status != "skipped" for row in run[1]):
+                return run
+        return naming[0] if naming else None
+
+    @property
+    def rows(self) -> list[Row]:
+        """One for each method, in the order of the methods; those that are not known come last."""
+        found = []
+        for name in dict.fromkeys(row.method for _, run in self.runs for row in run):
+            run = self.run_of(name)
+            assert run is not None
+            found += [row for row in run[1] if row.method == name]
+        return sorted(found, key=lambda row: _place(row.method))
+
+    @property
+    def sources(self) -> dict[str, Row]:
+        """The files that the rows are from, with one of them each."""
+        named = [(self.run_of(row.method), row) for row in self.rows]
+        return {run[0]: row for run, row in named if run is not None}
 
 
 @dataclass(frozen=True)
@@ -31,17 +63,25 @@ class Table:
     size: str
     precision: str
     title: str  # of the quantity
-    columns: dict[str, tuple[str, list[Row]]]  # model -> file name, rows
+    columns: dict[str, Column]  # by model
 
     @property
     def rows(self) -> list[Row]:
         """Of all columns."""
-        return [row for _, column in self.columns.values() for row in column]
+        return [row for column in self.columns.values() for row in column.rows]
 
     @property
     def methods(self) -> dict[str, str]:
         """The titles of the methods by their names, without what the whole table is called."""
-        return {row.method: row.method_title.removeprefix(f"{self.title}: ") for row in self.rows}
+        titles = {row.method: row.method_title.removeprefix(f"{self.title}: ") for row in self.rows}
+        return {name: titles[name] for name in sorted(titles, key=_place)}
+
+
+def _place(method: str) -> tuple[bool, int]:
+    """Where a method stands in a table: plain training first, what is not known last."""
+    known = METHODS.get(method)
+    is_base = known is not None and known.quantity in BASES
+    return not is_base, list(METHODS).index(method) if known is not None else len(METHODS)
 
 
 def _cell(row: Row | None) -> str:
@@ -105,15 +145,15 @@ def render(table: Table) -> str:
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
-def caption(first: Row, name: str) -> str:
-    """One line: machine, versions, commit, rounds and the file that the rows come from."""
-    run = first.provenance
+def caption(row: Row) -> str:
+    """One line: machine, versions, commit and rounds of the run that a row is from."""
+    run = row.provenance
     versions = ", ".join(f"{package} {version}" for package, version in run.versions.items())
-    commit = run.commit + (" with local changes" if run.dirty else "")
+    commit = run.commit[:12] + (" with local changes" if run.dirty else "")
     return (
         f"Time as a multiple of plain forward and backward (peak memory as a multiple of its), "
-        f"{first.precision}, median of {run.rounds} rounds of {run.steps} steps; {run.machine}; "
-        f"{versions}; commit {commit}, {run.date[:10]}; rows in `benchmarks/results/{name}`."
+        f"{row.precision}, median of {run.rounds} rounds of {run.steps} steps; {run.machine}; "
+        f"{versions}; commit {commit}, {run.date[:10]}"
     )
 
 
@@ -146,25 +186,23 @@ def _columns(results: list[Row]) -> Iterator[tuple[str, str, list[Row]]]:
 
 
 def tables(runs: list[tuple[str, list[Row]]]) -> list[Table]:
-    """One for each size, precision and quantity; a model's column is from the newest run with it."""
-    latest: dict[tuple[str, str, str], dict[str, tuple[str, list[Row]]]] = {}
-    for name, results in runs:
+    """One for each size, precision and quantity."""
+    found: dict[tuple[str, str, str], dict[str, list[tuple[str, list[Row]]]]] = {}
+    for name, results in sorted(runs, key=lambda run: run[1][0].provenance.date, reverse=True):
         first = results[0]
-        for title, model, column in _columns(results):
-            columns = latest.setdefault((first.size, first.precision, title), {})
-            known = columns.get(model)
-            if known is None or known[1][0].provenance.date <= first.provenance.date:
-                columns[model] = (name, column)
+        for title, model, rows_of_model in _columns(results):
+            columns = found.setdefault((first.size, first.precision, title), {})
+            columns.setdefault(model, []).append((name, rows_of_model))
     known_models, titles = list(MODELS), [*TITLES.values(), "training"]
-    ordered = sorted(latest, key=lambda key: (key[0], key[1], titles.index(key[2])))
+    ordered = sorted(found, key=lambda key: (key[0], key[1], titles.index(key[2])))
     return [
         Table(
             *key,
             {
-                model: latest[key][model]
+                model: Column(found[key][model])
                 for model in [
-                    *(m for m in known_models if m in latest[key]),
-                    *(m for m in latest[key] if m not in known_models),
+                    *(m for m in known_models if m in found[key]),
+                    *(m for m in found[key] if m not in known_models),
                 ]
             },
         )
@@ -178,16 +216,23 @@ def stored(folder: Path) -> list[tuple[str, list[Row]]]:
 
 
 def document(found: list[Table]) -> str:
-    """All tables, and under those of a size and precision a caption for each run they come from."""
+    """All tables, and under those of a size and precision a caption for each kind of run they come from."""
     parts = []
     for _, group in groupby(found, key=lambda table: (table.size, table.precision)):
         some = list(group)
         parts += [render(table) for table in some]
-        sources = {name: c[0] for table in some for name, c in table.columns.values()}
-        for name, first in sources.items():
-            of = [t.title for t in some if name in [source for source, _ in t.columns.values()]]
-            label = f"{', '.join(of)}: " if len(sources) > 1 else ""
-            parts.append(label + caption(first, name))
+        files: dict[str, dict[str, set[str]]] = {}  # caption -> file -> titles
+        for table in some:
+            for column in table.columns.values():
+                for name, row in column.sources.items():
+                    by_file = files.setdefault(caption(row), {})
+                    by_file.setdefault(name, set()).add(table.title)
+        order = [table.title for table in some]
+        for text, by_file in files.items():
+            of = sorted(set().union(*by_file.values()), key=order.index)
+            label = f"{', '.join(of)}: " if len(files) > 1 else ""
+            names = ", ".join(f"`benchmarks/results/{name}`" for name in sorted(by_file))
+            parts.append(f"{label}{text}; rows in {names}.")
     return "\n\n".join(parts)
 
 

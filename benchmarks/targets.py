@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks import rows
-from benchmarks.methods import BASES, METHODS
+from benchmarks.methods import BASES, METHODS, TITLES
 from benchmarks.rows import Row
 from benchmarks.table import Table, settle, stored, tables
 
@@ -134,14 +134,16 @@ class Verdict:
 
 
 def judged(target: Target, model: str, limit: float, found: list[Table]) -> Verdict:
-    """Both figures from one run: that of the newest table of the method's quantity with the model."""
-    quantity = METHODS[target.method].quantity
+    """Both figures from one run: the newest that has tried the method on the model."""
+    title = TITLES[METHODS[target.method].quantity]
     for table in found:
-        if (table.size, table.precision) != (SIZE, PRECISION) or model not in table.columns:
+        if (table.size, table.precision, table.title) != (SIZE, PRECISION, title):
             continue
-        own = {row.method: row for row in table.columns[model][1]}
-        if not any(row.quantity == quantity for row in own.values()):
+        column = table.columns.get(model)
+        if column is None:
             continue
+        run = column.run_of(target.method)
+        own = {} if run is None else {row.method: row for row in run[1]}
         for name in (target.method, target.base):
             row = own.get(name)
             if row is None:
@@ -174,8 +176,8 @@ def _best(column: list[Row], *, is_pergrad: bool) -> Row | None:
 def leads(found: list[Table]) -> Iterator[tuple[Table, str, Row, Row]]:
     """(table, model, pergrad's fastest, the fastest peer), of every cell that has both."""
     for table in found:
-        for model, (_, column) in table.columns.items():
-            own, peer = _best(column, is_pergrad=True), _best(column, is_pergrad=False)
+        for model, column in table.columns.items():
+            own, peer = (_best(column.rows, is_pergrad=mine) for mine in (True, False))
             if own is not None and peer is not None:
                 yield table, model, own, peer
 

@@ -113,8 +113,8 @@ def test_every_quantity_has_its_table_beside_plain() -> None:
 def test_run_of_one_quantity_replaces_no_other() -> None:
     norms = later([PLAIN, norms_of(FAST)], "2026-01-03T00:00:00+00:00")
     grads, own = tables([("new", norms), ("old", [*ROWS, norms_of(FAST)])])
-    assert [source for source, _ in grads.columns.values()] == ["old"]
-    assert [source for source, _ in own.columns.values()] == ["new"]
+    assert [set(column.sources) for column in grads.columns.values()] == [{"old"}]
+    assert [set(column.sources) for column in own.columns.values()] == [{"new"}]
     text = document([grads, own])
     assert "\n\nfull gradients: Time as a multiple" in text
     assert "\n\nnorms: Time as a multiple" in text
@@ -124,10 +124,27 @@ def test_run_of_one_model_replaces_its_column_alone() -> None:
     other = [replace(row, model="vit", model_title="ViT, B=2") for row in ROWS]
     run = later(other, "2026-01-03T00:00:00+00:00")
     (table,) = tables([("new", run), ("old", [*ROWS, *other])])
-    assert {model: source for model, (source, _) in table.columns.items()} == {
-        "mlp": "old",
-        "vit": "new",
+    assert {model: set(column.sources) for model, column in table.columns.items()} == {
+        "mlp": {"old"},
+        "vit": {"new"},
     }
+
+
+def test_method_that_a_run_has_not_tried_is_from_the_newest_that_has() -> None:
+    skipped = replace(BROKEN, method="fast", method_title=FAST.method_title, status="skipped")
+    newest = later([PLAIN, skipped, replace(BROKEN, note="new")], "2026-01-04T00:00:00+00:00")
+    newer = later([PLAIN, replace(FAST, ratio=1.5)], "2026-01-03T00:00:00+00:00")
+    (table,) = tables([("old", ROWS), ("newest", newest), ("newer", newer)])
+    column = table.columns["mlp"]
+    assert {row.method: (row.ratio, row.note) for row in column.rows} == {
+        "plain": (PLAIN.ratio, PLAIN.note),
+        "fast": (1.5, FAST.note),
+        "broken": (None, "new"),  # a failure is not hidden by an older success
+    }
+    assert set(column.sources) == {"newest", "newer"}
+    run = column.run_of("fast")
+    assert run is not None
+    assert run[0] == "newer"
 
 
 def test_run_of_plain_training_alone_is_a_table_too() -> None:
@@ -166,7 +183,7 @@ def test_check_detects_newer_rows(results: Path, readme: Path) -> None:
     call(results, "--write", readme)
     rows.write(results / "cpu-a.jsonl", later(ROWS, "2026-01-03T00:00:00+00:00"))
     (table,) = tables(stored(results))
-    assert [source for source, _ in table.columns.values()] == ["cpu-a.jsonl"]
+    assert [set(column.sources) for column in table.columns.values()] == [{"cpu-a.jsonl"}]
     assert call(results, "--check", readme) == 1
 
 
