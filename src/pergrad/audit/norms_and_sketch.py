@@ -20,6 +20,7 @@ __all__ = ["NormsAndSketch"]
 _PIECE = 4 * 2**20  # bytes; what is made of a piece stays in the cache meanwhile
 _AT_ONCE = 256  # samples; larger pieces bring no speed
 _MOST_JOINED = 64
+_LONG_RUN = 32  # positions
 _FEW = 256  # entries of a gradient that is so small that its sketch waits for those of others
 
 
@@ -60,6 +61,7 @@ class NormsAndSketch(Quantity):
         self._sketches: dict[str, CountSketch] = {}
         self._maps: dict[tuple[str, torch.dtype], _Map] = {}
         self._joined: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}  # buckets and signs
+        self._shifted: dict[tuple[str, torch.dtype], tuple[tuple[object, ...], Tensor]] = {}
         self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
         # Of one batch. No run goes round from the last bucket to the first before the end.
         self._unfolded = torch.empty(0)  # (n, 2k - 1)
@@ -147,7 +149,7 @@ class NormsAndSketch(Quantity):
         windows = [self._unfolded.unfold(1, c.stop - c.start, 1) for c, _ in to.runs]
         norms = []
         for samples in pieces:
-            entries = self._signed(factor.part(samples), to, dtype)
+            entries = self._signed(name, factor.part(samples), to, dtype)
             norms.append(torch.linalg.vector_norm(entries.flatten(1), dim=1))
             for window, (columns, first) in zip(windows, to.runs, strict=True):
                 # The windows overlap, but each row's run is added to its own after the one before it.
@@ -155,13 +157,21 @@ class NormsAndSketch(Quantity):
                 window[samples].index_add_(1, first, run.to(window.dtype))
         return torch.cat(norms)
 
-    def _signed(self, factor: Factor, to: _Map, dtype: torch.dtype) -> Tensor:
+    def _signed(self, name: str, factor: Factor, to: _Map, dtype: torch.dtype) -> Tensor:
         """The gradients themselves, (n, rows, columns), with the signs of the map, columns in its order."""
         rows, columns = len(to.row_signs), to.column_signs.numel()
         if isinstance(factor, OuterProduct):
-            return self._product(factor.grad_output, factor.input, to, dtype)
+            signed = self._times(factor.input, to.column_signs, dtype)
+            return self._product(factor.grad_output, signed, to, dtype)
+        if isinstance(factor, Convolution) and _goes_by_shifts(factor):
+            shifts = factor.shifts(lambda shape: self._held("shifts", shape, dtype))
+            signed = self._times(shifts, self._signs_of_shifts(name, factor, to), dtype)
+            signed = signed.view(len(signed), columns, -1).mT
+            return self._product(factor.by_position(), signed, to, dtype)
         if isinstance(factor, Convolution) and _goes_by_windows(factor):
-            return self._product(factor.by_position(), factor.windows(), to, dtype)
+            signed = self._times(factor.windows(), to.column_signs, dtype)
+            signed = signed.view(len(signed), -1, columns)
+            return self._product(factor.by_position(), signed, to, dtype)
         entries = factor.materialize(dtype)
         entries = entries.flatten(3).mT if entries.dim() > 3 else entries.unsqueeze(-1)
         entries = entries.view(len(entries), rows, -1, entries.shape[-1])
@@ -170,14 +180,25 @@ class NormsAndSketch(Quantity):
         signed = torch.mul(entries, signs, out=self._held("entries", entries.shape, dtype))
         return signed.view(-1, rows, columns)
 
+    def _times(self, x: Tensor, signs: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.mul(x, signs, out=self._held("input", x.shape, dtype))
+
     def _product(self, g: Tensor, x: Tensor, to: _Map, dtype: torch.dtype) -> Tensor:
-        """The same of Σ_t g ⊗ x, of g (n, t, rows) and x (n, t, columns), or windows that can be seen so."""
+        """The same of Σ_t g ⊗ x, of g (n, t, rows) and x (n, t, columns), which has its signs already."""
         n, t, rows = g.shape
-        columns = to.column_signs.numel()
-        signed = torch.mul(x, to.column_signs, out=self._held("input", x.shape, dtype))
-        g, x = g.to(dtype) * to.row_signs, signed.view(n, t, columns)
-        entries = self._held("entries", (n, rows, columns), dtype)
-        return torch.mul(g.mT, x, out=entries) if t == 1 else torch.bmm(g.mT, x, out=entries)
+        # Written here and not where fresh memory happens to lie, it takes half as long.
+        g = torch.mul(g.mT, to.row_signs[:, None], out=self._held("output", (n, rows, t), dtype))
+        entries = self._held("entries", (n, rows, x.shape[2]), dtype)
+        return torch.mul(g, x, out=entries) if t == 1 else torch.bmm(g, x, out=entries)
+
+    def _signs_of_shifts(self, name: str, factor: Convolution, to: _Map) -> Tensor:
+        """(*taps, c, 1, positions), zero where a shift leaves the input."""
+        geometry = (*factor.geometry, *factor.input.shape[3:])
+        known, signs = self._shifted.get((name, to.column_signs.dtype), (None, None))
+        if signs is None or known != geometry:
+            signs = to.column_signs[..., None, None] * factor.shifts_inside()
+            self._shifted[name, signs.dtype] = geometry, signs
+        return signs
 
     def _held(self, what: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory that pieces take one after the other: to be given fresh pages takes as long as a product."""
@@ -186,6 +207,13 @@ class NormsAndSketch(Quantity):
         if memory is None or len(memory) < size:
             memory = self._memory[what, dtype] = torch.empty(size, dtype=dtype)
         return memory[:size].view(shape)
+
+
+def _goes_by_shifts(factor: Convolution) -> bool:
+    """Whether to copy what each tap sees of the whole input: runs of all positions, in the order they lie."""
+    if not factor.keeps_its_shape or factor.positions > 4 * factor.kernel[0]:
+        return False
+    return prod(factor.input.shape[3:]) >= _LONG_RUN
 
 
 def _goes_by_windows(factor: Convolution) -> bool:
@@ -207,6 +235,6 @@ def _pieces(samples: int, bytes_each: int) -> list[slice]:
 def _bytes_each(factor: Factor) -> int:
     """What the gradient of one sample takes while it is made."""
     scratch = factor.scratch
-    if isinstance(factor, Convolution) and _goes_by_windows(factor):
+    if isinstance(factor, Convolution) and (_goes_by_shifts(factor) or _goes_by_windows(factor)):
         scratch = prod(factor.kernel[1:]) * factor.positions
     return (prod(factor.shape[1:]) + scratch) * wide(factor.dtype).itemsize
