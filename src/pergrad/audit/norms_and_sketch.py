@@ -19,9 +19,9 @@ __all__ = ["NormsAndSketch"]
 
 _PIECE = 4 * 2**20  # bytes; what is made of a piece stays in the cache meanwhile
 _AT_ONCE = 256  # samples; larger pieces bring no speed
-_MOST_JOINED = 64
+_MOST_KEPT = 64  # tables, or shapes, that a batch may change
 _LONG_RUN = 32  # positions
-_FEW = 256  # entries of a gradient that is so small that its sketch waits for those of others
+_FEW = 512  # entries of a gradient that is so small that its sketch waits for those of others
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class NormsAndSketch(Quantity):
         self._sketches: dict[str, CountSketch] = {}
         self._maps: dict[tuple[str, torch.dtype], _Map] = {}
         self._joined: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}  # buckets and signs
-        self._shifted: dict[tuple[str, torch.dtype], tuple[tuple[object, ...], Tensor]] = {}
+        self._tables: dict[tuple[str, torch.dtype], tuple[tuple[object, ...], Tensor]] = {}
+        self._edged: dict[tuple[object, ...], Tensor] = {}
         self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
         # Of one batch. No run goes round from the last bucket to the first before the end.
         self._unfolded = torch.empty(0)  # (n, 2k - 1)
@@ -114,7 +115,7 @@ class NormsAndSketch(Quantity):
     def _let_wait(self, name: str, factor: Factor, pieces: list[slice]) -> None:
         """Small gradients are sketched together: one by one each would cost as much as many."""
         dtype = wide(factor.dtype)
-        gradients = [factor.part(samples).materialize(dtype) for samples in pieces]
+        gradients = [self._unsigned(name, factor.part(samples), dtype) for samples in pieces]
         entries = torch.cat(gradients).view(factor.shape[0], prod(factor.shape[1:]))
         self._norms[name] = torch.linalg.vector_norm(entries, dim=1)
         self._waiting[name] = entries
@@ -126,9 +127,7 @@ class NormsAndSketch(Quantity):
         if not names:
             return
         if names not in self._joined:
-            if (
-                len(self._joined) >= _MOST_JOINED
-            ):  # which ones are met may change from batch to batch
+            if len(self._joined) >= _MOST_KEPT:
                 self._joined.clear()
             tables = [self._sketches[name].entries() for name in names]
             self._joined[names] = (
@@ -164,10 +163,8 @@ class NormsAndSketch(Quantity):
             signed = self._times(factor.input, to.column_signs, dtype)
             return self._product(factor.grad_output, signed, to, dtype)
         if isinstance(factor, Convolution) and _goes_by_shifts(factor):
-            shifts = factor.shifts(lambda shape: self._held("shifts", shape, dtype))
-            signed = self._times(shifts, self._signs_of_shifts(name, factor, to), dtype)
-            signed = signed.view(len(signed), columns, -1).mT
-            return self._product(factor.by_position(), signed, to, dtype)
+            signed = self._shifts(name, factor, to.column_signs).view(-1, columns, factor.positions)
+            return self._product(factor.by_position(), signed.mT, to, dtype)
         if isinstance(factor, Convolution) and _goes_by_windows(factor):
             signed = self._times(factor.windows(), to.column_signs, dtype)
             signed = signed.view(len(signed), -1, columns)
@@ -180,6 +177,15 @@ class NormsAndSketch(Quantity):
         signed = torch.mul(entries, signs, out=self._held("entries", entries.shape, dtype))
         return signed.view(-1, rows, columns)
 
+    def _unsigned(self, name: str, factor: Factor, dtype: torch.dtype) -> Tensor:
+        """The gradients as they are, (n, *weight.shape)."""
+        if not (isinstance(factor, Convolution) and _goes_by_shifts(factor)):
+            return factor.materialize(dtype)
+        (n, rows, channels, *taps), one = factor.shape, torch.ones(1, dtype=dtype)
+        x = self._shifts(name, factor, one).view(n, prod(taps) * channels, -1)
+        gradients = OuterProduct(factor.by_position(), x.mT).materialize(dtype)
+        return gradients.view(n, rows, prod(taps), channels).mT.reshape(factor.shape)
+
     def _times(self, x: Tensor, signs: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.mul(x, signs, out=self._held("input", x.shape, dtype))
 
@@ -191,14 +197,24 @@ class NormsAndSketch(Quantity):
         entries = self._held("entries", (n, rows, x.shape[2]), dtype)
         return torch.mul(g, x, out=entries) if t == 1 else torch.bmm(g, x, out=entries)
 
-    def _signs_of_shifts(self, name: str, factor: Convolution, to: _Map) -> Tensor:
-        """(*taps, c, 1, positions), zero where a shift leaves the input."""
-        geometry = (*factor.geometry, *factor.input.shape[3:])
-        known, signs = self._shifted.get((name, to.column_signs.dtype), (None, None))
-        if signs is None or known != geometry:
-            signs = to.column_signs[..., None, None] * factor.shifts_inside()
-            self._shifted[name, signs.dtype] = geometry, signs
-        return signs
+    def _shifts(self, name: str, factor: Convolution, signs: Tensor) -> Tensor:
+        """What each tap sees, with the signs of the columns: (n, *taps, c, r, positions)."""
+        dtype, geometry = signs.dtype, (*factor.geometry, *factor.input.shape[3:])
+        known, table = self._tables.get((name, dtype), (None, signs))
+        if known != geometry:
+            table = signs[..., None, None] * factor.shifts_inside()
+            self._tables[name, dtype] = geometry, table
+        return self._times(factor.shifts(lambda shape: self._zeros(shape, dtype)), table, dtype)
+
+    def _zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Zeros but for what was written to those of the same shape before."""
+        n, *each = shape
+        memory = self._edged.get((*each, dtype))
+        if memory is None or len(memory) < n:
+            if len(self._edged) >= _MOST_KEPT:
+                self._edged.clear()
+            memory = self._edged[*each, dtype] = torch.zeros(shape, dtype=dtype)
+        return memory[:n]
 
     def _held(self, what: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory that pieces take one after the other: to be given fresh pages takes as long as a product."""

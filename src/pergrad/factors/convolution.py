@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -216,18 +216,19 @@ class Convolution(Factor):
         all_places = all(step == 1 for step in self.stride) and self.groups == 1
         return all_places and self._out_shape == tuple(self.input.shape[3:])
 
-    def shifts(self, memory: Callable[[tuple[int, ...]], Tensor] | None = None) -> Tensor:
+    def shifts(self, memory: Callable[[Sequence[int]], Tensor] | None = None) -> Tensor:
         """What the kernel sees where `shifts_inside` is true, as a view: (n, *taps, c, r, positions).
 
         A tap sees the whole input moved by so many places. Where that leaves a side of it, the shift goes on
-        with the row after: anything but what is seen. `memory` gives some of a shape to write the input to.
+        with the row after: anything but what is seen. `memory` gives zeros of a shape, to be kept: what is
+        written to is the same part each time.
         """
         x = self.input.flatten(3)
         places = [prod(self._out_shape[dim + 1 :]) for dim in range(len(self._out_shape))]
         reach = [size * step for size, step in zip(places, self.dilation, strict=True)]
         before = sum(size * side for size, (side, _) in zip(places, self.padding, strict=True))
         whole = sum(size * (taps - 1) for size, taps in zip(reach, self.kernel[2:], strict=True))
-        longer = (memory or x.new_empty)((*x.shape[:3], x.shape[3] + whole)).zero_()
+        longer = (memory or x.new_zeros)((*x.shape[:3], x.shape[3] + whole))
         longer.narrow(3, before, x.shape[3]).copy_(x)
         n, r, c, _ = longer.stride()
         shape = (len(x), *self.kernel[2:], x.shape[2], x.shape[1], x.shape[3])

@@ -27,7 +27,7 @@ from operator import add
 import torch
 from torch import Tensor
 
-from pergrad.factors import ALL, ByOwner, Factor, OuterProduct, RowSum, bmm, wide
+from pergrad.factors import ALL, ByOwner, Factor, OuterProduct, RowSum, bmm, is_traced, wide
 from pergrad.reductions.tiles import at_once, sample_tiles
 
 __all__ = ["CountSketch", "TwoSidedSketch", "count_sketch", "two_sided_sketch"]
@@ -60,6 +60,7 @@ class CountSketch:
     row_signs: Tensor
     column_buckets: Tensor
     column_signs: Tensor
+    runs: tuple[int, ...] | None  # the first bucket of each, where columns lie in that order
 
     @classmethod
     def of(cls, name: str, shape: Sequence[int], size: int, seed: int) -> CountSketch:
@@ -68,13 +69,19 @@ class CountSketch:
         signs, buckets = (hashed & 1) * 2 - 1, (hashed >> 1) % size
         order = torch.arange(columns)
         of_columns = (buckets[rows::size][order // size] + order) % size
+        runs: tuple[int, ...] | None = tuple(of_columns[::size].tolist())
         if len(shape) > 2:  # given for channels, then taps
             of_columns = of_columns.view(prod(shape[2:]), shape[1]).T.flatten()
-        return cls(size, buckets[:rows], signs[:rows], of_columns, signs[rows:])
+            runs = None
+        return cls(size, buckets[:rows], signs[:rows], of_columns, signs[rows:], runs)
 
     def to(self, device: torch.device) -> CountSketch:
-        tables = (self.row_buckets, self.row_signs, self.column_buckets, self.column_signs)
-        return CountSketch(self.size, *(t.to(device) for t in tables))
+        rows, columns = (self.row_buckets, self.row_signs), (self.column_buckets, self.column_signs)
+        row_buckets, row_signs = (t.to(device) for t in rows)
+        column_buckets, column_signs = (t.to(device) for t in columns)
+        return CountSketch(
+            self.size, row_buckets, row_signs, column_buckets, column_signs, self.runs
+        )
 
     def entries(self, rows: slice = ALL) -> tuple[Tensor, Tensor]:
         """Bucket and sign of each entry of some rows, in order."""
@@ -88,7 +95,22 @@ class CountSketch:
 
     def of_columns(self, x: Tensor) -> Tensor:
         """(..., columns) -> (..., k)."""
+        if self.runs is not None and x.is_cpu and not is_traced(x):
+            return self._by_runs(x)
         return _scattered(x, self.column_buckets, self.column_signs, self.size)
+
+    def _by_runs(self, x: Tensor) -> Tensor:
+        """The same, three times as fast: whole runs are added at once."""
+        assert self.runs is not None
+        k, flat, signs = self.size, x.reshape(-1, x.shape[-1]), self.column_signs.to(x.dtype)
+        unfolded = flat.new_zeros(len(flat), 2 * k - 1)  # no run goes round
+        for number, first in enumerate(self.runs):
+            run = slice(number * k, min((number + 1) * k, flat.shape[1]))
+            to = unfolded[:, first : first + run.stop - run.start]
+            to.addcmul_(flat[:, run], signs[run])
+        out = unfolded[:, :k].contiguous()
+        out[:, :-1] += unfolded[:, k:]
+        return out.view(*x.shape[:-1], k)
 
 
 def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
@@ -152,19 +174,21 @@ def by_fourier(factor: OuterProduct, sketch: CountSketch, bound: int) -> Tensor:
     """Σ_t of circular convolutions, as one inverse transform of a sum of products."""
     n, t, size = factor.shape[0], factor.positions, sketch.size
     dtype = wide(factor.dtype)
+    if n == 0 or t == 0:
+        return factor.grad_output.new_zeros(n, size, dtype=dtype)
     step = at_once(6 * t * size * dtype.itemsize, bound)
     found = []
     for start in range(0, n, step):
         some = factor.part(slice(start, start + step))
-        total = some.grad_output.new_zeros(some.shape[0], size // 2 + 1, dtype=dtype)
         block = t if step > 1 else at_once(6 * size * dtype.itemsize, bound)
-        for first in range(0, t, max(block, 1)):
+        sums = []
+        for first in range(0, t, block):
             at = slice(first, first + block)
             g = torch.fft.rfft(sketch.of_rows(some.grad_output[:, at].to(dtype)))
             x = torch.fft.rfft(sketch.of_columns(some.input[:, at].to(dtype)))
-            total = total + (g * x).sum(1)
-        found.append(torch.fft.irfft(total, size))
-    return torch.cat(found)
+            sums.append((g * x).squeeze(1) if g.shape[1] == 1 else (g * x).sum(1))
+        found.append(torch.fft.irfft(reduce(add, sums), size))
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 @count_sketch_of.register
