@@ -132,7 +132,7 @@ class NormsAndSketch(Quantity):
             tables = [self._sketches[name].entries() for name in names]
             self._joined[names] = (
                 torch.cat([buckets for buckets, _ in tables]),
-                torch.cat([signs for _, signs in tables]),
+                torch.cat([signs for _, signs in tables]).to(self.sketch.dtype),
             )
         buckets, signs = self._joined[names]
         entries = torch.cat(list(self._waiting.values()), dim=1).to(self.sketch.dtype)
