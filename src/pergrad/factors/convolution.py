@@ -213,8 +213,13 @@ class Convolution(Factor):
     @property
     def keeps_its_shape(self) -> bool:
         """Whether there is one output for each place of the input, which `shifts` needs."""
-        all_places = all(step == 1 for step in self.stride) and self.groups == 1
-        return all_places and self._out_shape == tuple(self.input.shape[3:])
+        sides = zip(self.padding, self.kernel[2:], self.dilation, strict=True)
+        return (
+            self.groups == 1
+            and all(step == 1 for step in self.stride)
+            and self._out_shape == tuple(self.input.shape[3:])
+            and all(min(p) >= 0 and sum(p) == step * (taps - 1) for p, taps, step in sides)
+        )
 
     def shifts(self, memory: Callable[[Sequence[int]], Tensor] | None = None) -> Tensor:
         """What the kernel sees where `shifts_inside` is true, as a view: (n, *taps, c, r, positions).

@@ -130,7 +130,8 @@ def _scale_and_shift(
     """Both as torch would sum them over the batch, were all samples channels of a single one."""
     n, rows, channels = g.shape[:3]
     count, positions = n * rows, prod(g.shape[3:])
-    x, g = x.to(g.dtype).reshape(count, channels, positions), g.reshape(1, -1, positions)
+    x = x.to(g.dtype).contiguous().view(count, channels, positions)
+    g = g.contiguous().view(1, count * channels, positions)
     _, mean, scale = torch.native_group_norm(
         x, None, None, count, channels, positions, num_groups, eps
     )
