@@ -92,6 +92,19 @@ def test_both_ways_of_a_count_sketch_give_the_same(
     assert_near(count_sketch([factor], sketch, bound), exact, "as chosen")
 
 
+@pytest.mark.parametrize("columns", [1, 7, 8, 9, 24, 30])
+def test_columns_by_runs_are_added_to_their_buckets(columns: int) -> None:
+    sketch, x = CountSketch.of("w", (3, columns), 8, 0), data(2, 5, columns)
+    assert sketch.runs is not None
+    expected = torch.zeros(2, 5, 8, dtype=x.dtype)
+    signs = sketch.column_signs.tolist()
+    for column, (bucket, sign) in enumerate(
+        zip(sketch.column_buckets.tolist(), signs, strict=True)
+    ):
+        expected[..., bucket] += sign * x[..., column]
+    assert_near(sketch.of_columns(x), expected)
+
+
 def test_wide_layers_are_sketched_without_their_gradients() -> None:
     factor, sketch = outer(2, 1, 64, 64), CountSketch.of("w", (64, 64), 16, 0)
     assert fourier_is_cheaper(1, 64, 64, 16)

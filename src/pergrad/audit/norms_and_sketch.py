@@ -19,8 +19,9 @@ __all__ = ["NormsAndSketch"]
 
 _PIECE = 4 * 2**20  # bytes; what is made of a piece stays in the cache meanwhile
 _AT_ONCE = 256  # samples; larger pieces bring no speed
-_MOST_JOINED = 64
-_FEW = 256  # entries of a gradient that is so small that its sketch waits for those of others
+_MOST_KEPT = 64  # tables, or shapes, that a batch may change
+_LONG_RUN = 32  # positions
+_FEW = 512  # entries of a gradient that is so small that its sketch waits for those of others
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class NormsAndSketch(Quantity):
         self._sketches: dict[str, CountSketch] = {}
         self._maps: dict[tuple[str, torch.dtype], _Map] = {}
         self._joined: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}  # buckets and signs
+        self._tables: dict[tuple[str, torch.dtype], tuple[tuple[object, ...], Tensor]] = {}
+        self._edged: dict[tuple[object, ...], Tensor] = {}
         self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
         # Of one batch. No run goes round from the last bucket to the first before the end.
         self._unfolded = torch.empty(0)  # (n, 2k - 1)
@@ -112,7 +115,7 @@ class NormsAndSketch(Quantity):
     def _let_wait(self, name: str, factor: Factor, pieces: list[slice]) -> None:
         """Small gradients are sketched together: one by one each would cost as much as many."""
         dtype = wide(factor.dtype)
-        gradients = [factor.part(samples).materialize(dtype) for samples in pieces]
+        gradients = [self._unsigned(name, factor.part(samples), dtype) for samples in pieces]
         entries = torch.cat(gradients).view(factor.shape[0], prod(factor.shape[1:]))
         self._norms[name] = torch.linalg.vector_norm(entries, dim=1)
         self._waiting[name] = entries
@@ -124,14 +127,12 @@ class NormsAndSketch(Quantity):
         if not names:
             return
         if names not in self._joined:
-            if (
-                len(self._joined) >= _MOST_JOINED
-            ):  # which ones are met may change from batch to batch
+            if len(self._joined) >= _MOST_KEPT:
                 self._joined.clear()
             tables = [self._sketches[name].entries() for name in names]
             self._joined[names] = (
                 torch.cat([buckets for buckets, _ in tables]),
-                torch.cat([signs for _, signs in tables]),
+                torch.cat([signs for _, signs in tables]).to(self.sketch.dtype),
             )
         buckets, signs = self._joined[names]
         entries = torch.cat(list(self._waiting.values()), dim=1).to(self.sketch.dtype)
@@ -147,7 +148,7 @@ class NormsAndSketch(Quantity):
         windows = [self._unfolded.unfold(1, c.stop - c.start, 1) for c, _ in to.runs]
         norms = []
         for samples in pieces:
-            entries = self._signed(factor.part(samples), to, dtype)
+            entries = self._signed(name, factor.part(samples), to, dtype)
             norms.append(torch.linalg.vector_norm(entries.flatten(1), dim=1))
             for window, (columns, first) in zip(windows, to.runs, strict=True):
                 # The windows overlap, but each row's run is added to its own after the one before it.
@@ -155,13 +156,19 @@ class NormsAndSketch(Quantity):
                 window[samples].index_add_(1, first, run.to(window.dtype))
         return torch.cat(norms)
 
-    def _signed(self, factor: Factor, to: _Map, dtype: torch.dtype) -> Tensor:
+    def _signed(self, name: str, factor: Factor, to: _Map, dtype: torch.dtype) -> Tensor:
         """The gradients themselves, (n, rows, columns), with the signs of the map, columns in its order."""
         rows, columns = len(to.row_signs), to.column_signs.numel()
         if isinstance(factor, OuterProduct):
-            return self._product(factor.grad_output, factor.input, to, dtype)
+            signed = self._times(factor.input, to.column_signs, dtype)
+            return self._product(factor.grad_output, signed, to, dtype)
+        if isinstance(factor, Convolution) and _goes_by_shifts(factor):
+            signed = self._shifts(name, factor, to.column_signs).view(-1, columns, factor.positions)
+            return self._product(factor.by_position(), signed.mT, to, dtype)
         if isinstance(factor, Convolution) and _goes_by_windows(factor):
-            return self._product(factor.by_position(), factor.windows(), to, dtype)
+            signed = self._times(factor.windows(), to.column_signs, dtype)
+            signed = signed.view(len(signed), -1, columns)
+            return self._product(factor.by_position(), signed, to, dtype)
         entries = factor.materialize(dtype)
         entries = entries.flatten(3).mT if entries.dim() > 3 else entries.unsqueeze(-1)
         entries = entries.view(len(entries), rows, -1, entries.shape[-1])
@@ -170,14 +177,44 @@ class NormsAndSketch(Quantity):
         signed = torch.mul(entries, signs, out=self._held("entries", entries.shape, dtype))
         return signed.view(-1, rows, columns)
 
+    def _unsigned(self, name: str, factor: Factor, dtype: torch.dtype) -> Tensor:
+        """The gradients as they are, (n, *weight.shape)."""
+        if not (isinstance(factor, Convolution) and _goes_by_shifts(factor)):
+            return factor.materialize(dtype)
+        (n, rows, channels, *taps), one = factor.shape, torch.ones(1, dtype=dtype)
+        x = self._shifts(name, factor, one).view(n, prod(taps) * channels, -1)
+        gradients = OuterProduct(factor.by_position(), x.mT).materialize(dtype)
+        return gradients.view(n, rows, prod(taps), channels).mT.reshape(factor.shape)
+
+    def _times(self, x: Tensor, signs: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.mul(x, signs, out=self._held("input", x.shape, dtype))
+
     def _product(self, g: Tensor, x: Tensor, to: _Map, dtype: torch.dtype) -> Tensor:
-        """The same of Σ_t g ⊗ x, of g (n, t, rows) and x (n, t, columns), or windows that can be seen so."""
+        """The same of Σ_t g ⊗ x, of g (n, t, rows) and x (n, t, columns), which has its signs already."""
         n, t, rows = g.shape
-        columns = to.column_signs.numel()
-        signed = torch.mul(x, to.column_signs, out=self._held("input", x.shape, dtype))
-        g, x = g.to(dtype) * to.row_signs, signed.view(n, t, columns)
-        entries = self._held("entries", (n, rows, columns), dtype)
-        return torch.mul(g.mT, x, out=entries) if t == 1 else torch.bmm(g.mT, x, out=entries)
+        # Written here and not where fresh memory happens to lie, it takes half as long.
+        g = torch.mul(g.mT, to.row_signs[:, None], out=self._held("output", (n, rows, t), dtype))
+        entries = self._held("entries", (n, rows, x.shape[2]), dtype)
+        return torch.mul(g, x, out=entries) if t == 1 else torch.bmm(g, x, out=entries)
+
+    def _shifts(self, name: str, factor: Convolution, signs: Tensor) -> Tensor:
+        """What each tap sees, with the signs of the columns: (n, *taps, c, r, positions)."""
+        dtype, geometry = signs.dtype, (*factor.geometry, *factor.input.shape[3:])
+        known, table = self._tables.get((name, dtype), (None, signs))
+        if known != geometry:
+            table = signs[..., None, None] * factor.shifts_inside()
+            self._tables[name, dtype] = geometry, table
+        return self._times(factor.shifts(lambda shape: self._zeros(shape, dtype)), table, dtype)
+
+    def _zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Zeros but for what was written to those of the same shape before."""
+        n, *each = shape
+        memory = self._edged.get((*each, dtype))
+        if memory is None or len(memory) < n:
+            if len(self._edged) >= _MOST_KEPT:
+                self._edged.clear()
+            memory = self._edged[*each, dtype] = torch.zeros(shape, dtype=dtype)
+        return memory[:n]
 
     def _held(self, what: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory that pieces take one after the other: to be given fresh pages takes as long as a product."""
@@ -186,6 +223,13 @@ class NormsAndSketch(Quantity):
         if memory is None or len(memory) < size:
             memory = self._memory[what, dtype] = torch.empty(size, dtype=dtype)
         return memory[:size].view(shape)
+
+
+def _goes_by_shifts(factor: Convolution) -> bool:
+    """Whether to copy what each tap sees of the whole input: runs of all positions, in the order they lie."""
+    if not factor.keeps_its_shape or factor.positions > 4 * factor.kernel[0]:
+        return False
+    return prod(factor.input.shape[3:]) >= _LONG_RUN
 
 
 def _goes_by_windows(factor: Convolution) -> bool:
@@ -207,6 +251,6 @@ def _pieces(samples: int, bytes_each: int) -> list[slice]:
 def _bytes_each(factor: Factor) -> int:
     """What the gradient of one sample takes while it is made."""
     scratch = factor.scratch
-    if isinstance(factor, Convolution) and _goes_by_windows(factor):
+    if isinstance(factor, Convolution) and (_goes_by_shifts(factor) or _goes_by_windows(factor)):
         scratch = prod(factor.kernel[1:]) * factor.positions
     return (prod(factor.shape[1:]) + scratch) * wide(factor.dtype).itemsize

@@ -28,7 +28,7 @@ def sample_table(samples: Samples, findings: Findings, labels: Sequence[str] | N
         "self_influence": findings.self_influence,
         "suspicion": findings.suspicion,
         "rank": findings.rank,
-        "evidence": pa.array(map(list, findings.evidence), type=texts),
+        "evidence": pa.array(findings.evidence, type=texts),
         "label": pa.array(labels, type=text) if labels else pa.nulls(len(samples), text),
     }
     return pa.table(columns)
