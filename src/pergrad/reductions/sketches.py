@@ -24,7 +24,6 @@ from functools import reduce, singledispatch
 from math import isqrt, prod
 from operator import add
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,20 +33,22 @@ from pergrad.reductions.tiles import at_once, sample_tiles
 __all__ = ["CountSketch", "TwoSidedSketch", "count_sketch", "two_sided_sketch"]
 
 
-def _hashed(label: str, count: int) -> np.ndarray:
-    """`count` integers in [0, 2^48), a fixed function of the label: splitmix64 from a hashed start.
+def _hashed(label: str, count: int) -> Tensor:
+    """`count` integers in [0, 2^48), a fixed function of the label: splitmix64 from a hashed start."""
+    start = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "little", signed=True)
+    z = torch.arange(1, count + 1, dtype=torch.int64) * -7046029254386353131 + start
+    z = (z ^ _shifted(z, 30)) * -4658895280553007687
+    z = (z ^ _shifted(z, 27)) * -7723592293110705685
+    return _shifted(z ^ _shifted(z, 31), 16)
 
-    By NumPy: for so few numbers it takes a third of the time of torch, which an audit notices.
-    """
-    start = np.frombuffer(hashlib.sha256(label.encode()).digest()[:8], dtype="<u8")
-    z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + start
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((z ^ (z >> np.uint64(31))) >> np.uint64(16)).view(np.int64)
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """Z >> bits of an unsigned number."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _signs(label: str, count: int) -> Tensor:
-    return torch.from_numpy((_hashed(label, count) & 1) * 2 - 1)
+    return (_hashed(label, count) & 1) * 2 - 1
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,13 @@ class CountSketch:
         rows, columns = _as_matrix(shape)
         hashed = _hashed(f"{seed}/{name}", rows + columns)
         signs, buckets = (hashed & 1) * 2 - 1, (hashed >> 1) % size
-        order = np.arange(columns)
+        order = torch.arange(columns)
         of_columns = (buckets[rows::size][order // size] + order) % size
         runs: tuple[int, ...] | None = tuple(of_columns[::size].tolist())
         if len(shape) > 2:  # given for channels, then taps
-            of_columns = of_columns.reshape(prod(shape[2:]), shape[1]).T.flatten()
+            of_columns = of_columns.view(prod(shape[2:]), shape[1]).T.flatten()
             runs = None
-        tables = (buckets[:rows], signs[:rows], of_columns, signs[rows:])
-        row_buckets, row_signs, column_buckets, column_signs = map(torch.from_numpy, tables)
-        return cls(size, row_buckets, row_signs, column_buckets, column_signs, runs)
+        return cls(size, buckets[:rows], signs[:rows], of_columns, signs[rows:], runs)
 
     def to(self, device: torch.device) -> CountSketch:
         rows, columns = (self.row_buckets, self.row_signs), (self.column_buckets, self.column_signs)
