@@ -4,7 +4,15 @@ from pergrad.factors.allocation import empty, is_large
 from pergrad.factors.base import ALL, Dense, Factor
 from pergrad.factors.convolution import Convolution
 from pergrad.factors.joining import add_up, joined
-from pergrad.factors.precision import aligned, bmm, mm, promoted, wide, without_autocast
+from pergrad.factors.precision import (
+    aligned,
+    bmm,
+    least_trusted,
+    mm,
+    promoted,
+    wide,
+    without_autocast,
+)
 from pergrad.factors.products import ElementProduct, OuterProduct, PositionSum
 from pergrad.factors.rows import ByOwner, RowSum
 from pergrad.factors.tracing import computed_once, is_traced, operation
@@ -27,6 +35,7 @@ __all__ = [
     "is_large",
     "is_traced",
     "joined",
+    "least_trusted",
     "mm",
     "operation",
     "promoted",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pergrad.factors.allocation import large_result
 
-__all__ = ["aligned", "bmm", "mm", "promoted", "wide", "without_autocast"]
+__all__ = ["aligned", "bmm", "least_trusted", "mm", "promoted", "wide", "without_autocast"]
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -18,6 +18,11 @@ _HALVES = (torch.bfloat16, torch.float16)
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The type to sum up in: float32, or float64 where the numbers have that."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def least_trusted(dtype: torch.dtype) -> float:
+    """Of its terms' length as a vector: a sum that is less has cancelled, and their rounding errors show."""
+    return 1e4 * torch.finfo(dtype).eps
 
 
 def promoted(dtype: torch.dtype, other: torch.dtype) -> torch.dtype:

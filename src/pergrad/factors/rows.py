@@ -11,7 +11,7 @@ from pergrad.factors.allocation import is_large, zeros
 from pergrad.factors.base import ALL, Dense, Factor
 from pergrad.factors.precision import wide
 from pergrad.factors.products import ElementProduct, PositionSum
-from pergrad.factors.tracing import is_traced
+from pergrad.factors.tracing import operation
 
 __all__ = ["ByOwner", "RowSum"]
 
@@ -26,15 +26,9 @@ def row_sums(index: Tensor, grad_output: Tensor, rows: int) -> Tensor:
 
 
 # In a compiled step as it is: the compiler's own took ten times as long, in fresh pages.
-@torch.library.custom_op("pergrad::row_sums", mutates_args=(), tags=(torch.Tag.flexible_layout,))
-def _row_sums(index: Tensor, grad_output: Tensor, rows: int) -> Tensor:
-    return row_sums(index, grad_output, rows)
-
-
-@_row_sums.register_fake
-def _(index: Tensor, grad_output: Tensor, rows: int) -> Tensor:
-    n, _, width = grad_output.shape
-    return grad_output.new_empty(n, rows, width)
+_large_row_sums = operation(
+    "row_sums", lambda index, g, rows: g.new_empty(g.shape[0], rows, g.shape[2])
+)(row_sums)
 
 
 @dataclass(eq=False)
@@ -55,9 +49,8 @@ class RowSum(Factor):
 
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
         g = self.grad_output.to(dtype or self.dtype)
-        if is_traced(g) and is_large(self.shape, g):
-            return _row_sums(self.index, g, self.rows)
-        return row_sums(self.index, g, self.rows)
+        found = _large_row_sums if is_large(self.shape, g) else row_sums
+        return found(self.index, g, self.rows)
 
     def part(self, samples: slice, rows: slice = ALL) -> RowSum:
         index, g = self.index[samples], self.grad_output[samples]

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.factors import operation
+from pergrad.factors import least_trusted, operation
 from pergrad.kernels.launching import (
     INTERPRETED,
     MULTIPROCESSORS,
@@ -26,7 +26,7 @@ from pergrad.kernels.launching import (
     power_of_two,
     same_dtype,
 )
-from pergrad.kernels.pairs import LEAST_OF_TERMS, inner_products, pair_of
+from pergrad.kernels.pairs import inner_products, pair_of
 
 __all__ = ["convolution_by_gram", "convolution_by_tiles", "convolution_gram_is_cheaper"]
 
@@ -398,7 +398,7 @@ def convolution_by_gram(
         groups,
         *tiles,
         samples,
-        LEAST=LEAST_OF_TERMS,
+        LEAST=least_trusted(torch.float32),
         **geometry,
         **settings,
     )

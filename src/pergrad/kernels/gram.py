@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.factors import operation
+from pergrad.factors import least_trusted, operation
 from pergrad.kernels.launching import (
     INTERPRETED,
     MULTIPROCESSORS,
@@ -30,7 +30,7 @@ from pergrad.kernels.launching import (
     power_of_two,
     same_dtype,
 )
-from pergrad.kernels.pairs import LEAST_OF_TERMS, inner_products, pair_of, problem_of
+from pergrad.kernels.pairs import inner_products, pair_of, problem_of
 from pergrad.kernels.tables import table_of
 
 __all__ = ["gram_microseconds", "gram_squared_norms", "mended_squared_norms"]
@@ -217,7 +217,7 @@ def _mend(
         TYPE=TYPES[dtype],
         BYTES=byte_alignment,
         ALIGNMENT=max(1, byte_alignment // dtype.itemsize),
-        LEAST=LEAST_OF_TERMS,
+        LEAST=least_trusted(torch.float32),
         SIDE=64,
         POSITIONS=32,
         PRECISION=float32_precision(),

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-__all__ = ["LEAST_OF_TERMS", "inner_products", "pair_of", "problem_of"]
-
-# Of the terms' length as a vector; what is less has lost three of the seven digits that float32 has.
-LEAST_OF_TERMS = 1e4 * torch.finfo(torch.float32).eps
+__all__ = ["inner_products", "pair_of", "problem_of"]
 
 
 @triton.jit

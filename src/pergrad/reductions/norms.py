@@ -29,6 +29,7 @@ from pergrad.factors import (
     aligned,
     bmm,
     is_traced,
+    least_trusted,
     operation,
     promoted,
     wide,
@@ -274,7 +275,7 @@ def is_cancelled(found: Tensor, terms: Tensor, dtype: torch.dtype) -> Tensor:
 
     `terms` bounds their length as a vector; of independent positions, the sum is as large.
     """
-    return ~(found >= 1e4 * torch.finfo(dtype).eps * terms)
+    return ~(found >= least_trusted(dtype) * terms)
 
 
 def _checked(found: Tensor, terms: Tensor, factors: Sequence[Factor], bound: int) -> Tensor:
