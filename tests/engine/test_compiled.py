@@ -289,6 +289,39 @@ def test_autocast_is_part_of_the_signature() -> None:
     assert error < 0.02
 
 
+class Exactly(nn.Module):
+    """A head that does not want to be rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x).float()
+        with torch.autocast("cpu", enabled=False):
+            return self.head(h)
+
+
+def test_what_is_exempt_from_autocast_is_not_rounded_in_a_compiled_step() -> None:
+    model, grads, expected = Exactly(), pergrad.Grads(), pergrad.Grads()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().sum(1)
+
+    step = pergrad.compiled(model, loss, grads)
+    x = torch.randn(4, 3, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            losses = step(x.sum(1))
+        assert step.graphs == 1
+        with pergrad.record(model, expected):
+            wanted = loss(model, x.sum(1))
+            wanted.sum().backward()
+    torch.testing.assert_close(losses, wanted.detach(), rtol=1e-5, atol=1e-6)
+    head = grads.result["head.weight"], expected.result["head.weight"]
+    torch.testing.assert_close(*head, rtol=1e-5, atol=1e-5)
+
+
 def test_too_many_signatures_run_uncompiled_with_one_warning() -> None:
     model, norms = nn.Linear(3, 2), pergrad.Norms()
     step = pergrad.compiled(model, lambda model, x: model(x).sum(1), norms, max_graphs=0)

@@ -178,7 +178,7 @@ class CompiledStep:
         assert place is not None
         rewrite(graph.graph)
         graph.recompile()
-        with torch.no_grad():
+        with torch.no_grad(), torch._C._DisableAutocast():
             # In the order in which it was traced: whoever reads a tensor first decides on its layout.
             call: Any = compile_fx(graph, inputs, config_patches={"reorder_for_locality": False})
         if self._cuda_graphs:
@@ -215,7 +215,7 @@ class _Graph:
         for quantity, attributes in zip(quantities, self.place.attributes, strict=True):
             for name in attributes:  # the last results: what they lie in can be written to again
                 setattr(quantity, name, None)
-        with torch.no_grad():
+        with torch.no_grad(), torch._C._DisableAutocast():  # the graph has its casts
             loss, *results = self.call(*_inputs(state, flat))
 
         def value(leaf: Any) -> Any:
