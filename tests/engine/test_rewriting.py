@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -58,6 +59,27 @@ def test_gradients_of_kernels_stay_as_they_are() -> None:
     torch.testing.assert_close(traced(kernel), gradient(kernel))
 
 
+def test_gradients_of_kernels_get_channels_last_on_a_gpu() -> None:
+    def gradient(g: Tensor, x: Tensor) -> Tensor:
+        geometry = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        kernel = g.new_empty(4, 3, 2, 2)
+        _, found, _ = torch.ops.aten.convolution_backward(
+            g * 2, x, kernel, None, *geometry, [False, True, False]
+        )
+        return found.float()
+
+    with FakeTensorMode():  # no number is computed
+        g = torch.empty(5, 4, 6, 6, device="cuda", dtype=torch.bfloat16)
+        x = torch.empty(5, 3, 7, 7, device="cuda", dtype=torch.bfloat16)
+        traced = make_fx(gradient)(g, x)
+    rewrite(traced.graph)
+    (node,) = traced.graph.find_nodes(op="call_function", target=_BACKWARD)
+    for given in node.args[:2]:
+        assert given.meta["val"].is_contiguous(memory_format=torch.channels_last)
+    (cast,) = traced.graph.output_node().all_input_nodes
+    assert cast.args[0].kwargs == {"memory_format": torch.contiguous_format}
+
+
 def _calls(traced: GraphModule, target: object) -> int:
     return len(traced.graph.find_nodes(op="call_function", target=target))
 
@@ -78,8 +100,9 @@ def test_what_is_padded_for_one_product_is_padded_for_all() -> None:
     traced = make_fx(products, tracing_mode="fake")(x, weight)
     rewrite(traced.graph)
     traced.recompile()
-    # Of g, of the weight, and the last, which is another one.
-    assert _calls(traced, torch.ops.aten.constant_pad_nd.default) == 3
+    assert _calls(traced, torch.ops.aten.cat.default) == 1  # of g
+    # Of the weight, and the last, which is another one.
+    assert _calls(traced, torch.ops.aten.constant_pad_nd.default) == 2
     torch.testing.assert_close(traced(x, weight), products(x, weight))
 
 

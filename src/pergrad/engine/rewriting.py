@@ -24,6 +24,7 @@ def rewrite(graph: Graph) -> None:
     graph.eliminate_dead_code()
     written = _written(graph)
     _make_input_gradients_convolutions(graph, written)
+    _give_kernel_gradients_channels_last(graph)
     _share_padding(graph, written)
     _write_to_kept_memory(graph)
     spell_out_short_attention(graph)
@@ -63,6 +64,35 @@ def _make_input_gradients_convolutions(graph: Graph, written: set[int]) -> None:
                 gradient.replace_all_uses_with(_as_convolution(graph, node))
 
 
+def _give_kernel_gradients_channels_last(graph: Graph) -> None:
+    """What gradients of kernels are made of has channels last on a GPU, as the products there want it.
+
+    Else each call would convert what it is given; what gives it to them can write it in that order at once.
+    """
+    for node in _calls(graph, _aten.convolution_backward.default):
+        arguments: Any = node.args
+        g, x, *_, groups, asked = arguments
+        value = g.meta["val"]
+        is_for_them = value.is_cuda and value.dim() == 4 and value.dtype.itemsize == 2
+        if asked != [False, True, False] or groups != 1 or not is_for_them:
+            continue
+        with graph.inserting_before(node):
+            last = [_in_order(graph, t, torch.channels_last) for t in (g, x)]
+        node.args = (*last, *arguments[2:])
+        for gradient in [user for user in node.users if user.args[1] == 1]:
+            others = list(gradient.users)
+            with graph.inserting_after(gradient):
+                again = _in_order(graph, gradient, torch.contiguous_format)
+            for user in others:
+                user.replace_input_with(gradient, again)
+
+
+def _in_order(graph: Graph, node: Node, order: torch.memory_format) -> Node:
+    found = graph.call_function(_aten.clone.default, (node,), {"memory_format": order})
+    found.meta["val"] = node.meta["val"].clone(memory_format=order)
+    return found
+
+
 def _as_convolution(graph: Graph, node: Node) -> Node:
     arguments: Any = node.args
     g, x, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments
@@ -98,8 +128,7 @@ def _share_padding(graph: Graph, written: set[int]) -> None:
         if whole.op == "placeholder" or _storage(whole) in written:
             continue
         if (whole, sides[1]) not in padded:
-            with graph.inserting_after(whole):
-                padded[whole, sides[1]] = _inserted(graph, _pad, whole, *arguments[1:])
+            padded[whole, sides[1]] = _with_zeros(graph, whole, sides[1])
         with graph.inserting_before(node):
             shape = list(node.meta["val"].shape)
             view = _inserted(graph, _aten.view.default, padded[whole, sides[1]], shape)
@@ -115,6 +144,23 @@ def _share_padding(graph: Graph, written: set[int]) -> None:
                     right = _inserted(graph, _pad, matrix, [0, 0, 0, missing], 0.0)
                 node.args = (left, right)
                 break
+
+
+def _with_zeros(graph: Graph, node: Node, missing: int) -> Node:
+    """With so many columns more. Joined and not padded: what comes first is then written in place.
+
+    The compiler would compute padding number by number, in twice the time for the gradient of logits.
+    """
+    value = node.meta["val"]
+    with graph.inserting_after(node):
+        zeros = graph.call_function(
+            _aten.full.default,
+            ([*value.shape[:-1], missing], 0.0),
+            {"dtype": value.dtype, "device": value.device},
+        )
+    zeros.meta["val"] = value.new_zeros(*value.shape[:-1], missing)
+    with graph.inserting_after(zeros):
+        return _inserted(graph, _aten.cat.default, [node, zeros], -1)
 
 
 def _write_to_kept_memory(graph: Graph) -> None:
