@@ -1,10 +1,15 @@
 """Group normalisation by torch's own kernel, against the product with the normalised input."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+import pergrad
 from pergrad.factors import Dense
+from pergrad.rules import RULES
 from pergrad.rules.normalization import group_norm
 from pergrad.testing import assert_near
 
@@ -34,3 +39,50 @@ def test_low_precision_is_summed_up_in_the_type_that_is_asked_for():
 def test_a_shift_alone_needs_no_input():
     g = torch.ones(2, 1, 4, 5)
     assert_near(group_norm(g, None, 2)["bias"]().materialize(), torch.full((2, 4), 5.0))
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 6, 5), (3, 2, 6, 4, 3)])
+def test_statistics_may_be_given(shape):
+    g, x = (torch.randn(shape, dtype=torch.float64) + 1 for _ in range(2))
+    flat = x.flatten(0, 1)
+    _, mean, inverse = torch.native_group_norm(
+        flat, None, None, len(flat), 6, flat[0, 0].numel(), 2, 1e-5
+    )
+    found, expected = (
+        {name: factor().materialize() for name, factor in group_norm(g, x, 2, **given).items()}
+        for given in ({"mean": mean, "inverse": inverse}, {})
+    )
+    for name, gradients in found.items():
+        assert_near(gradients, expected[name], name)
+
+
+class Halves(nn.Module):
+    """Normalises images, or their halves as if each were an image."""
+
+    def __init__(self, is_halved):
+        super().__init__()
+        self.norm, self.is_halved = nn.GroupNorm(2, 4), is_halved
+
+    def forward(self, x):  # (n, 4, 6)
+        if self.is_halved:
+            x = x.unflatten(2, (2, 3)).movedim(2, 1).flatten(0, 1)
+        return self.norm(x).square().flatten(1)
+
+
+@pytest.mark.parametrize("is_halved", [False, True])
+def test_statistics_of_the_forward_are_used_where_samples_are_its_rows(is_halved, monkeypatch):
+    given = []
+
+    def seen(*args, mean=None, inverse=None, **kwargs):
+        given.append(mean is not None and inverse is not None)
+        return rule.gradients(*args, mean=mean, inverse=inverse, **kwargs)
+
+    rule = RULES[F.group_norm]
+    monkeypatch.setitem(RULES, F.group_norm, replace(rule, gradients=seen))
+    model = Halves(is_halved).double()
+    x = torch.randn(3, 4, 6, dtype=torch.float64, requires_grad=True)
+    with pergrad.record(model, pergrad.Grads(), batch_size=3) as grads:
+        model(x).sum().backward()
+    assert given == [not is_halved]
+    alone = [torch.autograd.grad(model(x[n : n + 1]).sum(), model.norm.weight)[0] for n in range(3)]
+    assert_near(grads.result["norm.weight"], torch.stack(alone))

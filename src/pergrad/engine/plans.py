@@ -32,6 +32,9 @@ class Plan:
     dims: Mapping[str, int]  # where they carry them, as a rule's check is told
     by_owner: Owners | None  # of the arguments, where rows are told by their owners
     has_rows_in_front: bool  # all of (n, ..., features), as a rule that merges rows takes them
+    results: Mapping[
+        str, str
+    ]  # what the rule may have of the function's node; samples are its rows there
     makes_its_output: bool  # in each call anew, as torch's own functions do and others may not
     output: Key = None  # the layout of its one output, where the signature tells
     is_all_in_front: bool = False  # that too has its rows in front
@@ -69,6 +72,7 @@ def plan_of(
     plain = {  # a list may be changed by its owner before the next call
         name: list(value) if isinstance(value, list) else value for name, value in bound.items()
     }
+    has_rows = all(layout.key == ROWS for layout in layouts.values())
     return Plan(
         rule=rule,
         function=func,
@@ -84,8 +88,9 @@ def plan_of(
         },
         by_owner=next((la for la in layouts.values() if isinstance(la, Owners)), None),
         has_rows_in_front=rule.merges_rows
-        and all(layout.key == ROWS for layout in layouts.values())
+        and has_rows
         and all(bound[name].dim() > 2 for name in kept),
+        results=rule.results if has_rows else {},
         makes_its_output=(
             not isinstance(func, types.FunctionType)
             or (func.__module__ or "").startswith("torch.")  # None for one that was made by exec

@@ -17,6 +17,8 @@ from pergrad.factors import ByOwner, Dense, without_autocast
 
 __all__ = ["Use", "tap"]
 
+_NOTHING: Mapping[str, Tensor] = {}
+
 
 @dataclass(slots=True)
 class Use:
@@ -27,19 +29,25 @@ class Use:
     weights: list[Weight]
 
     def on_gradient(
-        self, grads: tuple[Tensor | None, ...], kept: tuple[Tensor, ...]
+        self,
+        grads: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        results: Mapping[str, Tensor] = _NOTHING,
     ) -> list[Tensor | None]:
         """Give every weight its factor; what is left to flow to the weights' anchors."""
         if not torch._C._is_any_autocast_enabled():
-            return self._give_factors(grads, kept)
+            return self._give_factors(grads, kept, results)
         with without_autocast(self.weights[0].value.device):
-            return self._give_factors(grads, kept)
+            return self._give_factors(grads, kept, results)
 
     def _give_factors(
-        self, grads: tuple[Tensor | None, ...], kept: tuple[Tensor, ...]
+        self,
+        grads: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        results: Mapping[str, Tensor],
     ) -> list[Tensor | None]:
         plan = self.plan
-        arguments = dict(plan.arguments)
+        arguments = {**plan.arguments, **results}
         by_owner: Owners | None = None
         outputs: Sequence[Tensor | None] = grads
         if plan.is_all_in_front or (plan.has_rows_in_front and self._gives_rows_in_front(grads)):
@@ -141,13 +149,19 @@ class _Hook:
     changed meanwhile.
     """
 
-    __slots__ = ("_kept", "_place", "_shape", "_use", "_versions")
+    __slots__ = ("_kept", "_place", "_results", "_shape", "_use", "_versions")
 
     def __init__(
-        self, use: Use, kept: tuple[Tensor, ...], place: int, shape: torch.Size | None
+        self,
+        use: Use,
+        kept: tuple[Tensor, ...],
+        results: Mapping[str, Tensor],
+        place: int,
+        shape: torch.Size | None,
     ) -> None:
         self._use = use
         self._kept: tuple[Tensor, ...] | None = kept
+        self._results = results  # nobody else can write to them
         self._versions = [t._version for t in kept]
         self._place = place  # of what the function made among the outputs of the node
         self._shape = shape  # that the function gave it, where that is another
@@ -169,11 +183,12 @@ class _Hook:
                     f"an argument of `{self._use.plan.function.__name__}` was changed in place after the "
                     "call, and the gradients need it as it was: use the out-of-place form there"
                 )
+            results = self._results
             if not torch._C._autograd._get_current_graph_task_keep_graph():
-                self._kept = None
+                self._kept, self._results = None, _NOTHING
             if self._shape is not None:
                 grad = grad.reshape(self._shape)
-            self._use.on_gradient((grad,), kept)
+            self._use.on_gradient((grad,), kept, results)
 
 
 def _made(use: Use, inputs: Sequence[Tensor], output: Tensor) -> Tensor | None:
@@ -203,6 +218,15 @@ def _made(use: Use, inputs: Sequence[Tensor], output: Tensor) -> Tensor | None:
     return made
 
 
+def _results(node: Any, attributes: Mapping[str, str]) -> Mapping[str, Tensor]:
+    """What torch has kept of a call, without the graph; nothing where it went another way."""
+    return {
+        name: getattr(node, attribute).detach()
+        for name, attribute in attributes.items()
+        if hasattr(node, attribute)
+    }
+
+
 def tap(
     use: Use, kept: tuple[Tensor, ...], inputs: Sequence[Tensor], outputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
@@ -215,6 +239,7 @@ def tap(
         if made is not None:
             node: Any = made.grad_fn
             shape = None if made is output else output.shape
-            node.register_prehook(_Hook(use, kept, made.output_nr, shape))
+            results = _results(node, use.plan.results) if use.plan.results else _NOTHING
+            node.register_prehook(_Hook(use, kept, results, made.output_nr, shape))
             return outputs
     return _apply_tap(use, kept, *[weight.anchor for weight in use.weights], *outputs)

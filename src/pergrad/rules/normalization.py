@@ -80,7 +80,11 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.flatten(3).movedim(2, -1).flatten(1, 2) if x.dim() > 3 else x
 
 
-@implements_per_sample_grads(F.group_norm, weights={"weight": ("input",), "bias": ()})
+@implements_per_sample_grads(
+    F.group_norm,
+    weights={"weight": ("input",), "bias": ()},
+    results={"mean": "_saved_result1", "inverse": "_saved_result2"},
+)
 def group_norm(
     grad_output: Tensor,  # (n, r, c, *positions)
     input: Tensor,  # (n, r, c, *positions)
@@ -88,20 +92,31 @@ def group_norm(
     weight: Tensor | None = None,  # (c,)
     bias: Tensor | None = None,  # (c,)
     eps: float = 1e-5,
+    mean: Tensor | None = None,  # (n, groups)
+    inverse: Tensor | None = None,  # (n, groups) of 1 / std
 ) -> Gradients:
     """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g, with x̂ normalised over each group of channels.
 
-    In a compiled step and on the CPU as torch's own backward has it, ∂γ_n = (Σ_t g ⊙ x - mean Σ_t g) / std:
-    then x̂ is never written. The sums are those of the input's gradient, which the compiler computes once.
+    Where the sums cost least as torch's own backward has them, ∂γ_n = (Σ_t g ⊙ x - mean Σ_t g) / std: then x̂
+    is never written. In a compiled step they are those of the input's gradient, computed once for both.
     """
+
+    def statistics() -> tuple[Tensor, Tensor]:  # (n · r, groups) each
+        count = input.shape[0] * input.shape[1]
+        if mean is not None and inverse is not None:
+            return mean.view(count, num_groups), inverse.view(count, num_groups)
+        groups = input.to(grad_output.dtype).reshape(count, num_groups, -1)
+        variance, center = torch.var_mean(groups, 2, correction=0)
+        return center, (variance + eps).rsqrt()
+
     if is_traced(grad_output):
         shift = _sum_of_positions(grad_output)
         return {
-            "weight": lambda: Dense(_scale_by_sums(grad_output, input, shift, num_groups, eps)),
+            "weight": lambda: Dense(_scale_by_sums(grad_output, input, shift, *statistics())),
             "bias": lambda: Dense(shift.sum(1)),
         }
     if input is not None and _torch_has_a_kernel(grad_output):
-        both = cache(lambda: _scale_and_shift(grad_output, input, num_groups, eps))
+        both = cache(lambda: _scale_and_shift(grad_output, input, *statistics()))
         return {"weight": lambda: Dense(both()[0]), "bias": lambda: Dense(both()[1])}
     rows = _channels_last(grad_output)
 
@@ -116,32 +131,29 @@ def group_norm(
 def _torch_has_a_kernel(g: Tensor) -> bool:
     """Whether `native_group_norm_backward` gives the sums of each sample, at full precision.
 
-    On the CPU that takes half as long as x̂, its product with g, and two sums.
+    That takes half as long as x̂, its product with g, and two sums.
     """
-    return g.is_cpu and g.dim() > 3 and g.numel() > 0 and g.dtype in (torch.float32, torch.float64)
+    return g.dim() > 3 and g.numel() > 0 and g.dtype in (torch.float32, torch.float64)
 
 
 def _scale_and_shift(
     g: Tensor,  # (n, r, c, *positions)
     x: Tensor,  # (n, r, c, *positions)
-    num_groups: int,
-    eps: float,
+    mean: Tensor,  # (n · r, groups)
+    inverse: Tensor,  # (n · r, groups)
 ) -> tuple[Tensor, Tensor]:  # (n, c) each
     """Both as torch would sum them over the batch, were all samples channels of a single one."""
-    n, rows, channels = g.shape[:3]
-    count, positions = n * rows, prod(g.shape[3:])
-    x = x.to(g.dtype).contiguous().view(count, channels, positions)
-    g = g.contiguous().view(1, count * channels, positions)
-    _, mean, scale = torch.native_group_norm(
-        x, None, None, count, channels, positions, num_groups, eps
-    )
-    unread = g.new_empty(count * channels)  # γ, of which only the input's gradient depends
+    channels, positions = prod(g.shape[:3]), prod(g.shape[3:])
+    unread = g.new_empty(channels)  # γ, of which only the input's gradient depends
     _, of_scale, of_shift = torch.ops.aten.native_group_norm_backward(
-        *(g, x.view(g.shape), mean.view(1, -1), scale.view(1, -1), unread),
-        *(1, count * channels, positions, count * num_groups, [False, True, True]),
+        g.contiguous().view(1, channels, positions),
+        x.to(g.dtype).contiguous().view(1, channels, positions),
+        mean.to(g.dtype).view(1, -1),
+        inverse.to(g.dtype).view(1, -1),
+        *(unread, 1, channels, positions, mean.numel(), [False, True, True]),
     )
-    shape = (n, rows, channels)
-    return of_scale.view(shape).sum(1), of_shift.view(shape).sum(1)
+    rows = g.shape[:3]
+    return of_scale.view(rows).sum(1), of_shift.view(rows).sum(1)
 
 
 def _sum_of_positions(x: Tensor) -> Tensor:
@@ -153,15 +165,15 @@ def _scale_by_sums(
     g: Tensor,  # (n, r, c, *positions)
     x: Tensor,  # (n, r, c, *positions)
     shift: Tensor,  # (n, r, c)
-    num_groups: int,
-    eps: float,
+    mean: Tensor,  # (n · r, groups)
+    inverse: Tensor,  # (n · r, groups)
 ) -> Tensor:  # (n, c)
     """Σ_r (Σ_t g ⊙ x - mean Σ_t g) / std."""
-    x = x.to(g.dtype)
-    groups = x.unflatten(2, (num_groups, -1))
-    variance, mean = torch.var_mean(groups.flatten(3), 3, correction=0, keepdim=True)
-    products, shift = (t.unflatten(2, (num_groups, -1)) for t in (_sum_of_positions(g * x), shift))
-    return ((products - mean * shift) * (variance + eps).rsqrt()).sum(1).flatten(1)
+    n, rows, channels = shift.shape
+    mean, inverse = (t.to(g.dtype).view(n, rows, -1, 1) for t in (mean, inverse))
+    products = _sum_of_positions(g * x.to(g.dtype))
+    products, shift = (t.unflatten(2, (mean.shape[2], -1)) for t in (products, shift))
+    return ((products - mean * shift) * inverse).sum(1).reshape(n, channels)
 
 
 def channel_affine(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -43,6 +43,7 @@ class Rule:
     casts_under_autocast: bool
     symmetric: bool
     merges_rows: bool
+    results: Mapping[str, str]
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self.names, args, strict=False)), **kwargs}
@@ -72,6 +73,7 @@ def implements_per_sample_grads(
     casts_under_autocast: bool = False,
     symmetric: bool = False,
     merges_rows: bool = False,
+    results: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
     """Registers a rule: the decorated function gives the per-sample gradients of `functions`.
 
@@ -93,6 +95,8 @@ def implements_per_sample_grads(
         symmetric: whether an argument that may be a weight may also carry samples.
         merges_rows: whether a sample's rows are just more positions to the rule: the batch dimension, of
             size 1, may then be left out where others stand between it and the last.
+        results: further arguments of the rule, for what the function has found on its way to its output: for
+            each the attribute of its node in torch's graph. Given as they lie there, or not at all.
 
     A function of one's own, with its rule:
 
@@ -126,7 +130,14 @@ def implements_per_sample_grads(
                 f"a rule's first argument must be `grad_output`, but {gradients.__qualname__} has {names}"
             )
         rule = Rule(
-            gradients, names[1:], weights, check, casts_under_autocast, symmetric, merges_rows
+            gradients,
+            tuple(name for name in names[1:] if name not in (results or {})),
+            weights,
+            check,
+            casts_under_autocast,
+            symmetric,
+            merges_rows,
+            results or {},
         )
         for function in functions:
             RULES[function] = rule
