@@ -2,6 +2,8 @@
 
 import warnings
 import weakref
+from collections import OrderedDict
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pergrad
+from pergrad.quantities import Batch
+from pergrad.reductions import SampleGradients
 from pergrad.testing import assert_near
 
 
@@ -127,6 +131,42 @@ def test_gradients_of_group_norms_are_those_of_a_recorded_step() -> None:
         loss(model, x).sum().backward()
     for name, wanted in expected.result.items():
         assert_near(grads.result[name], wanted, name)
+
+
+class Pair(NamedTuple):
+    norms: Tensor
+    kinds: OrderedDict[str, tuple[Tensor, str]]
+
+
+class Nested(pergrad.Quantity):
+    """Holds its results within other things than a dict."""
+
+    def begin(self, batch: Batch) -> None:
+        self.found: dict[str, Pair] = {}
+
+    def consume(self, name: str, gradients: SampleGradients) -> None:
+        squares = gradients.squared_norms()
+        self.found[name] = Pair(squares.sqrt(), OrderedDict(square=(squares, name)))
+
+    def end(self) -> None:
+        pass
+
+
+def test_a_quantity_may_hold_its_results_in_any_container() -> None:
+    model, nested = nn.Linear(3, 2), Nested()
+    step = pergrad.compiled(model, lambda model, x: model(x).square().sum(1), nested)
+    for _ in range(2):
+        step(torch.randn(4, 3))
+    assert step.graphs == 1
+    step(torch.zeros(4, 3))
+    assert list(nested.found) == ["weight", "bias"]
+    norms, kinds = nested.found["bias"]
+    assert isinstance(nested.found["bias"], Pair)
+    assert_near(norms, (2 * model.bias).norm().expand(4).double())
+    square, name = kinds["square"]
+    assert name == "bias"
+    assert_near(square, norms.square())
+    assert not nested.found["weight"].norms.any()
 
 
 def test_weights_may_change_between_calls(trained) -> None:

@@ -22,3 +22,11 @@ def test_tables_are_kept_where_asked_for_and_only_there() -> None:
     assert [t.tolist() for t in kept] == [[[5, 6]]]
     assert kept[0].is_pinned()
     assert table.tolist() == [[5, 6]]
+
+
+def test_equal_problems_share_a_table_and_others_do_not() -> None:
+    device = torch.device("cpu")
+    table = table_of([(1, 2), (3, 4)], device)
+    assert table_of([(1, 2), (3, 4)], device) is table
+    assert table_of([(1, 2, 3, 4)], device).tolist() == [[1, 2, 3, 4]]
+    assert table_of([(1, 2), (3, 5)], device).tolist() == [[1, 2], [3, 5]]

@@ -106,7 +106,7 @@ class CompiledStep:
         key = (
             spec,
             *map(_signature, flat),
-            *map(_signature, state.values()),
+            *map(_signature, state),
             _autocast(state),
             training,
         )
@@ -150,13 +150,13 @@ class CompiledStep:
     ) -> Tensor:
         return run_recorded(model, self._loss_fn, batch, quantities, self._options)
 
-    def _traced(self, state: dict[str, Tensor], flat: list[Any], spec: Any) -> _Graph:
+    def _traced(self, state: list[Tensor], flat: list[Any], spec: Any) -> _Graph:
         """Run the step on tensors without values, note every function of torch, and compile them."""
         from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes seconds
 
-        names, moves = list(state), [k for k, value in enumerate(flat) if isinstance(value, Tensor)]
-        trained = {name for name, t in state.items() if t.requires_grad}
-        place: _Place | None = None
+        names, moves = _names(self._model), [k for k, v in enumerate(flat) if isinstance(v, Tensor)]
+        trained = {name for name, t in zip(names, state, strict=True) if t.requires_grad}
+        place: _Place = []
 
         def step(*inputs: Tensor) -> list[Tensor]:
             nonlocal place
@@ -175,7 +175,6 @@ class CompiledStep:
         inputs = _inputs(state, flat)
         with _no_autocast_cache():
             graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-        assert place is not None
         rewrite(graph.graph)
         graph.recompile()
         with torch.no_grad(), torch._C._DisableAutocast():
@@ -189,47 +188,9 @@ class CompiledStep:
 
 @dataclass(frozen=True)
 class _Reference:
-    """Stands for a parameter of the model in what a quantity holds."""
+    """Stands for a tensor of the model in what a quantity holds: its place in the state."""
 
-    name: str
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where the tensors that a graph returns belong: for each quantity, attribute -> position or value."""
-
-    # Of each attribute its leaves, a position, a reference or a value each, and their spec.
-    attributes: list[dict[str, tuple[list[Any], Any]]]
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """A compiled step."""
-
-    call: Callable[..., Any]
-    place: _Place
-
-    def run(
-        self, state: dict[str, Tensor], flat: list[Any], quantities: Sequence[Quantity]
-    ) -> Tensor:
-        for quantity, attributes in zip(quantities, self.place.attributes, strict=True):
-            for name in attributes:  # the last results: what they lie in can be written to again
-                setattr(quantity, name, None)
-        with torch.no_grad(), torch._C._DisableAutocast():  # the graph has its casts
-            loss, *results = self.call(*_inputs(state, flat))
-
-        def value(leaf: Any) -> Any:
-            if isinstance(leaf, _Position):
-                return results[leaf.index]
-            return state[leaf.name] if isinstance(leaf, _Reference) else leaf
-
-        for quantity, attributes in zip(quantities, self.place.attributes, strict=True):
-            for name, (leaves, spec) in attributes.items():
-                setattr(
-                    quantity, name, pytree.tree_unflatten([value(leaf) for leaf in leaves], spec)
-                )
-            quantity.settle()
-        return loss
+    index: int
 
 
 @dataclass(frozen=True)
@@ -239,52 +200,111 @@ class _Position:
     index: int
 
 
+# What each quantity holds, by attribute: as it was when traced, but for positions and references.
+_Place = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A compiled step."""
+
+    call: Callable[..., Any]
+    place: _Place
+
+    def run(self, state: list[Tensor], flat: list[Any], quantities: Sequence[Quantity]) -> Tensor:
+        for quantity, attributes in zip(quantities, self.place, strict=True):
+            for name in attributes:  # the last results: what they lie in can be written to again
+                setattr(quantity, name, None)
+        with torch.no_grad(), torch._C._DisableAutocast():  # the graph has its casts
+            loss, *results = self.call(*_inputs(state, flat))
+        for quantity, attributes in zip(quantities, self.place, strict=True):
+            for name, value in attributes.items():
+                setattr(quantity, name, _filled(value, results, state))
+            quantity.settle()
+        return loss
+
+
+def _filled(value: Any, results: list[Tensor], state: list[Tensor]) -> Any:
+    """What was held when traced, with the tensors of this call."""
+    kind = type(value)
+    if kind is _Position:
+        return results[value.index]
+    if kind is _Reference:
+        return state[value.index]
+    if kind is dict:  # by hand: pytrees take longer for it than kernels to run
+        return {key: _filled(part, results, state) for key, part in value.items()}
+    if kind is tuple or kind is list:
+        return kind([_filled(part, results, state) for part in value])
+    if pytree.tree_is_leaf(value):
+        return value
+    return pytree.tree_map(lambda part: _filled(part, results, state), value)
+
+
 def _taken_apart(
     before: Sequence[Quantity], after: Sequence[Quantity], own: dict[str, Tensor]
 ) -> tuple[_Place, list[Tensor]]:
     """What the quantities have come to hold: the tensors, and how to put others in their place."""
-    references = {id(t): _Reference(name) for name, t in own.items()}
+    references = {id(t): _Reference(index) for index, t in enumerate(own.values())}
     results: list[Tensor] = []
-    attributes: list[dict[str, tuple[list[Any], Any]]] = []
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) in references:
+            return references[id(value)]
+        results.append(value)
+        return _Position(len(results) - 1)
+
+    place: _Place = []
     for old, new in zip(before, after, strict=True):
-        found: dict[str, tuple[list[Any], Any]] = {}
-        for name, value in vars(new).items():
-            if name in vars(old) and vars(old)[name] is value:
-                continue
-            leaves, spec = pytree.tree_flatten(value)
-            for k, leaf in enumerate(leaves):
-                if isinstance(leaf, Tensor):
-                    leaves[k] = references.get(id(leaf), _Position(len(results)))
-                    if isinstance(leaves[k], _Position):
-                        results.append(leaf)
-            found[name] = (leaves, spec)
-        attributes.append(found)
-    return _Place(attributes), results
+        place.append(
+            {
+                name: pytree.tree_map(leaf, value)
+                for name, value in vars(new).items()
+                if name not in vars(old) or vars(old)[name] is not value
+            }
+        )
+    return place, results
 
 
-def _state(model: nn.Module) -> tuple[dict[str, Tensor], tuple[bool, ...]]:
-    """Parameters and buffers, each once, and of each module whether it is in training.
+def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Each once, with the beginning of its tensors' names.
 
-    In one pass over the modules: by their own iterators it takes as long as to launch a hundred kernels.
+    By torch's own iterators it takes as long as to launch a hundred kernels.
     """
-    state: dict[str, Tensor] = {}
-    seen = {id(model)}
-    modules = [("", model)]
-    for prefix, module in modules:
-        for name, t in (*module._parameters.items(), *module._buffers.items()):
-            if t is not None and id(t) not in seen:
-                seen.add(id(t))
-                state[prefix + name] = t
+    seen, found = {id(model)}, [("", model)]
+    for prefix, module in found:
         for name, child in module._modules.items():
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
-                modules.append((f"{prefix}{name}.", child))
-    return state, tuple(module.training for _, module in modules)
+                found.append((f"{prefix}{name}.", child))
+    return found
 
 
-def _inputs(state: dict[str, Tensor], flat: Sequence[Any]) -> list[Tensor]:
+def _state(model: nn.Module) -> tuple[list[Tensor], tuple[bool, ...]]:
+    """Parameters and buffers, each once, and of each module whether it is in training."""
+    modules = [module for _, module in _modules(model)]
+    found: dict[int, Tensor] = {}
+    for module in modules:
+        for t in (*module._parameters.values(), *module._buffers.values()):
+            if t is not None:
+                found.setdefault(id(t), t)
+    return list(found.values()), tuple([module.training for module in modules])
+
+
+def _names(model: nn.Module) -> list[str]:
+    """Of the same parameters and buffers."""
+    found: dict[int, str] = {}
+    for prefix, module in _modules(model):
+        for name, t in (*module._parameters.items(), *module._buffers.items()):
+            if t is not None:
+                found.setdefault(id(t), prefix + name)
+    return list(found.values())
+
+
+def _inputs(state: list[Tensor], flat: Sequence[Any]) -> list[Tensor]:
     """What a graph is called with."""
-    return [t.detach() for t in (*state.values(), *(v for v in flat if isinstance(v, Tensor)))]
+    return [t.detach() for t in (*state, *(v for v in flat if isinstance(v, Tensor)))]
 
 
 def _signature(value: Any) -> Any:
@@ -294,9 +314,9 @@ def _signature(value: Any) -> Any:
     return (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
 
 
-def _autocast(state: dict[str, Tensor]) -> tuple[Any, ...]:
+def _autocast(state: list[Tensor]) -> tuple[Any, ...]:
     """What autocast does on the devices of the model."""
-    devices = {t.device.type for t in state.values()} or {"cpu"}
+    devices = {t.device.type for t in state} or {"cpu"}
     return tuple(
         (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
         for device in sorted(devices)

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from itertools import chain
 
 import torch
@@ -17,14 +18,29 @@ _kept: ContextVar[list[Tensor] | None] = ContextVar("tables", default=None)
 
 
 def table_of(problems: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Addresses, sizes and strides of several problems, a row each, for one launch to read."""
+    """Addresses, sizes and strides of several problems, a row each, for one launch to read.
+
+    From step to step most tensors lie where they lay in the last one: a table like an earlier one is not sent
+    to the GPU again.
+    """
     numbers = array("q", chain.from_iterable(problems))
-    table = torch.frombuffer(numbers, dtype=torch.int64).view(len(problems), -1)
     kept = _kept.get()
-    if kept is not None:
-        table = table.pin_memory()
-        kept.append(table)
+    if kept is None:
+        stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+        return _sent(numbers.tobytes(), len(problems), device, stream)
+    table = _table(numbers, len(problems)).pin_memory()
+    kept.append(table)
     return table.to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=1000)
+def _sent(numbers: bytes, rows: int, device: torch.device, stream: int) -> Tensor:
+    """For each stream its own: nobody waits for another's copy."""
+    return _table(bytearray(numbers), rows).to(device, non_blocking=True)
+
+
+def _table(numbers: array[int] | bytearray, rows: int) -> Tensor:
+    return torch.frombuffer(numbers, dtype=torch.int64).view(rows, -1)
 
 
 @contextmanager

@@ -80,7 +80,10 @@ class ClippedSum(Reduction[Any]):
     @property
     def result(self) -> dict[str, Tensor]:
         sums, _ = self._of_ended(self._result)
-        return {name: t.to(self._parameters[name].dtype) for name, t in sums.items()}
+        dtypes = {name: self._parameters[name].dtype for name in sums}
+        return {  # `to` takes its time even where there is nothing to do
+            name: t if t.dtype is dtypes[name] else t.to(dtypes[name]) for name, t in sums.items()
+        }
 
     @property
     def norms(self) -> Tensor:
