@@ -167,3 +167,19 @@ def test_what_is_made_of_shared_padding_is_a_result_like_others() -> None:
     traced.recompile()
     assert all("val" in node.meta for node in traced.graph.nodes if node.op == "call_function")
     torch.testing.assert_close(traced(x, matrix), step(x, matrix))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (4, 5)])
+def test_biases_are_added_after_the_view_of_a_product(shape: tuple[int, ...]) -> None:
+    def layers(x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
+        h = F.linear(x, weight, bias)
+        return [h.tanh(), F.linear(h, weight, bias)]
+
+    inputs = [torch.randn(s).double() for s in (shape, (5, 5), (5,))]
+    traced = make_fx(layers, tracing_mode="fake")(*inputs)
+    before = _calls(traced, torch.ops.aten.addmm.default)
+    rewrite(traced.graph)
+    traced.recompile()
+    after = _calls(traced, torch.ops.aten.addmm.default)
+    assert (before, after) == (2, 2 if len(shape) == 2 else 0)  # there is no view of a matrix
+    torch.testing.assert_close(traced(*inputs), layers(*inputs))

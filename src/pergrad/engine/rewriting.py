@@ -26,6 +26,7 @@ def rewrite(graph: Graph) -> None:
     _make_input_gradients_convolutions(graph, written)
     _give_kernel_gradients_channels_last(graph)
     _share_padding(graph, written)
+    _add_biases_afterwards(graph)
     _write_to_kept_memory(graph)
     spell_out_short_attention(graph)
     graph.eliminate_dead_code()
@@ -161,6 +162,34 @@ def _with_zeros(graph: Graph, node: Node, missing: int) -> Node:
     zeros.meta["val"] = value.new_zeros(*value.shape[:-1], missing)
     with graph.inserting_after(zeros):
         return _inserted(graph, _aten.cat.default, [node, zeros], -1)
+
+
+def _add_biases_afterwards(graph: Graph) -> None:
+    """Biases on the CPU are added by whoever reads a product next, in the same pass over it.
+
+    As a part of the product they are copied to where it goes first. Beyond the view, since right behind the
+    product the compiler would make them a part of it again.
+    """
+    for node in _calls(graph, _aten.addmm.default):
+        arguments: Any = node.args
+        bias, rows, matrix = arguments
+        view = next(iter(node.users), None)
+        is_all = len(node.users) == 1 and not node.kwargs
+        if not is_all or view is None or view.target is not _aten.view.default:
+            continue
+        value, of_bias = node.meta["val"], bias.meta["val"]
+        if value.device.type != "cpu" or of_bias.dim() != 1 or of_bias.dtype != value.dtype:
+            continue
+        if view.meta["val"].shape[-1] != value.shape[-1]:
+            continue
+        with graph.inserting_before(node):
+            product = _inserted(graph, _aten.mm.default, rows, matrix)
+        node.replace_all_uses_with(product)
+        users = list(view.users)
+        with graph.inserting_after(view):
+            total = _inserted(graph, _aten.add.Tensor, view, bias)
+        for user in users:
+            user.replace_input_with(view, total)
 
 
 def _write_to_kept_memory(graph: Graph) -> None:
