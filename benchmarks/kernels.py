@@ -67,7 +67,7 @@ def outer_products(
     yield Pair(
         "gram",
         shape,
-        lambda: launchers.gram_squared_norms([g], [x])[0],
+        lambda: launchers.gram_squared_norms([g], [x], [])[0],
         lambda: by_gram(factor, bound),
         exact,
         costs[0],
@@ -84,7 +84,7 @@ def outer_products(
     yield Pair(
         "columns",
         shape,
-        lambda: launchers.column_squared_norms([g], [])[0],
+        lambda: launchers.column_squared_norms([g], [], [])[0],
         lambda: by_tiles([biases], bound),
         lambda: g.double().sum(1).square().sum(1),
     )

@@ -93,7 +93,37 @@ def test_parameters_share_a_launch(launched: list[str]) -> None:
     x = torch.randn(2, 9, 48, device=_device())
     pergrad.norms(model, lambda m, x: m(x).square().sum((1, 2)), x)
     assert launched.count("gram_squared_norms") == 1
-    assert launched.count("column_squared_norms") == 1
+    assert launched.count("column_squared_norms") == 0  # biases come with their weights
+
+
+def test_sums_come_with_what_reads_the_same_gradients(launched: list[str]) -> None:
+    torch.manual_seed(0)
+    g, h, x = torch.randn(3, 2, 5, 4, device=_device()).unbind()
+    of_one = [ElementProduct(g, x), PositionSum(g), PositionSum(g)]  # the last by itself
+    of_another = [ElementProduct(h, x), PositionSum(g), PositionSum(h.clone())]
+    factors = [*of_one, *of_another]
+    for bound, launches in ((10**6, 2), (1, 6)):
+        launched.clear()
+        together = SquaredNorms()
+        for k, factor in enumerate(factors):
+            together.add(str(k), SampleGradients([factor], bound=bound))
+        names, found = together.found()
+        assert found is not None
+        assert launched.count("column_squared_norms") == launches
+        for k, factor in enumerate(factors):
+            exact = factor.materialize(torch.float64).square().sum(1)
+            torch.testing.assert_close(found[names.index(str(k))], exact, rtol=1e-5, atol=0)
+
+
+def test_sums_of_another_scale_come_by_themselves(launched: list[str]) -> None:
+    g, x = torch.randn(2, 3, 5, 4, device=_device()).unbind()
+    together = SquaredNorms()
+    together.add("scale", SampleGradients([ElementProduct(g, x)], 2.0, bound=10**6))
+    together.add("shift", SampleGradients([PositionSum(g)], 3.0, bound=10**6))
+    names, found = together.found()
+    assert found is not None
+    exact = 9 * g.double().sum(1).square().sum(1)
+    torch.testing.assert_close(found[names.index("shift")], exact, rtol=1e-5, atol=0)
 
 
 def _outer(

@@ -1,12 +1,14 @@
 """|Σ_t g_t|² and |Σ_t g_t ⊙ x_t|², of biases and of the scales of norm layers, several in one launch.
 
-A program sums up some columns over all positions of a sample, and then their squares. The sums themselves,
-which are the gradients, are written for who wants to keep them.
+A program sums up some columns over all positions of a sample, and then their squares. Of g that has an x, the
+sums of g alone come with those of the product. The sums themselves, which are the gradients, are written for
+who wants to keep them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -21,8 +23,9 @@ from pergrad.kernels.tables import table_of
 
 __all__ = ["column_squared_norms", "column_sums"]
 
-_FIELDS = tl.constexpr(14)
+_FIELDS = tl.constexpr(15)
 _Neighbours = Literal["columns", "positions", "neither"]
+_Lies = tuple[_Neighbours, _Neighbours | None, bool]  # g, x, and whether wide loads can read them
 
 
 @Kernel
@@ -41,33 +44,42 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     X_NEIGHBOURS: tl.constexpr,  # None: there is no x
     POSITIONS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    ALIGNMENT: tl.constexpr,  # numbers that sizes and strides are multiples of
+    BYTES: tl.constexpr,  # that addresses are multiples of
+    SUMS_ALONE: tl.constexpr,  # whether there is a g to be summed up without its x too
     KEEPS_SUMS: tl.constexpr,
 ):
     program = tl.program_id(0)
     row = problems + problem_of(program, problems, count, _FIELDS) * _FIELDS
-    g = tl.load(row).to(tl.pointer_type(G_TYPE))
-    x = tl.load(row + 1).to(tl.pointer_type(X_TYPE))
+    g = tl.multiple_of(tl.load(row).to(tl.pointer_type(G_TYPE)), BYTES)
+    x = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(X_TYPE)), BYTES)
     T = tl.load(row + 2).to(tl.int32)
-    D = tl.load(row + 3).to(tl.int32)
+    D = tl.multiple_of(tl.load(row + 3).to(tl.int32), ALIGNMENT)
     # Neighbours in memory are read by neighbouring threads: the compiler must know which they are.
-    g_t = 1 if G_NEIGHBOURS == "positions" else tl.load(row + 5)
-    x_t = 1 if X_NEIGHBOURS == "positions" else tl.load(row + 8)
+    g_n = tl.multiple_of(tl.load(row + 4), ALIGNMENT)
+    x_n = tl.multiple_of(tl.load(row + 7), ALIGNMENT)
+    g_t = 1 if G_NEIGHBOURS == "positions" else tl.multiple_of(tl.load(row + 5), ALIGNMENT)
+    x_t = 1 if X_NEIGHBOURS == "positions" else tl.multiple_of(tl.load(row + 8), ALIGNMENT)
     g_d = 1 if G_NEIGHBOURS == "columns" else tl.load(row + 6)
     x_d = 1 if X_NEIGHBOURS == "columns" else tl.load(row + 9)
     place = tl.load(row + 10)
-    column = tl.load(row + 11)
-    tiles = tl.load(row + 12).to(tl.int32)
-    first = tl.load(row + 13).to(tl.int32)
+    place_of_sum = tl.load(row + 11)
+    column = tl.load(row + 12)
+    tiles = tl.load(row + 13).to(tl.int32)
+    first = tl.load(row + 14).to(tl.int32)
     n = (program - first) // tiles
     tile = (program - first) % tiles
     d = tile * COLUMNS + tl.arange(0, COLUMNS)
     t = tl.arange(0, POSITIONS)
-    g_at = g + n * tl.load(row + 4) + t[:, None] * g_t + d[None, :] * g_d
-    x_at = x + n * tl.load(row + 7) + t[:, None] * x_t + d[None, :] * x_d
+    g_at = g + n * g_n + t[:, None] * g_t + d[None, :] * g_d
+    x_at = x + n * x_n + t[:, None] * x_t + d[None, :] * x_d
     found = tl.zeros((POSITIONS, COLUMNS), dtype=tl.float32)
+    alone = tl.zeros((POSITIONS, COLUMNS), dtype=tl.float32)
     for start in range(0, T, POSITIONS):
         is_inside = (t < T - start)[:, None] & (d < D)[None, :]
         term = tl.load(g_at, mask=is_inside, other=0.0).to(tl.float32)
+        if SUMS_ALONE:
+            alone += term
         if X_NEIGHBOURS is not None:
             term *= tl.load(x_at, mask=is_inside, other=0.0).to(tl.float32)
             x_at += POSITIONS * x_t
@@ -75,17 +87,24 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
         g_at += POSITIONS * g_t
     total = tl.sum(found, axis=0)
     tl.store(parts + (place * N + n) * PARTS + tile, tl.sum(total * total, axis=0))
+    if SUMS_ALONE:
+        of_g = tl.sum(alone, axis=0)
+        at = parts + (tl.maximum(place_of_sum, 0) * N + n) * PARTS + tile
+        tl.store(at, tl.sum(of_g * of_g, axis=0), mask=place_of_sum >= 0)
     if KEEPS_SUMS:
         tl.store(sums + n.to(tl.int64) * WIDTH + column + d, total, mask=d < D)
 
 
 @operation(
     "column_squared_norms",
-    lambda gs, xs: gs[0].new_empty(len(gs), len(gs[0]), dtype=torch.float64),
+    lambda gs, xs, summed: gs[0].new_empty(len(gs) + len(summed), len(gs[0]), dtype=torch.float64),
 )
-def column_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
-    """Of some g (n, t, d), of one type, and as many x, or none: (len(gs), n) in float64."""
-    return _launch(gs, xs, None)
+def column_squared_norms(gs: list[Tensor], xs: list[Tensor], summed: Sequence[int]) -> Tensor:
+    """Of some g (n, t, d), of one type, and as many x, or none; then, without x, of the g numbered `summed`.
+
+    (len(gs) + len(summed), n) in float64.
+    """
+    return _launch(gs, xs, summed, None)
 
 
 @operation(
@@ -99,27 +118,36 @@ def column_sums(gs: list[Tensor], xs: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The sums too, side by side: (n, Σ d) in float32; then their squared norms."""
     width = sum([g.shape[2] for g in gs])
     sums = torch.empty(len(gs[0]), width, device=gs[0].device, dtype=torch.float32)
-    return sums, _launch(gs, xs, sums)
+    return sums, _launch(gs, xs, (), sums)
 
 
-def _launch(gs: list[Tensor], xs: list[Tensor], sums: Tensor | None) -> Tensor:
+def _launch(
+    gs: list[Tensor], xs: list[Tensor], summed: Sequence[int], sums: Tensor | None
+) -> Tensor:
     """A launch for each way in which they lie in memory, which a compiler may have chosen."""
     device, n = gs[0].device, len(gs[0])
     others = xs or gs
-    layouts: dict[tuple[_Neighbours, _Neighbours | None], list[tuple[int, ...]]] = defaultdict(list)
+    place_of_sum = {number: place for place, number in enumerate(summed, len(gs))}
+    layouts: dict[_Lies, list[tuple[int, ...]]] = defaultdict(list)
     widest = width = 0
     for k, (g, x) in enumerate(zip(gs, others, strict=True)):
         (_, t, d), of_g = g.shape, g.stride()
         of_x = x.stride() if xs else of_g
-        lie = _neighbours_in(d, of_g), _neighbours_in(d, of_x) if xs else None
-        layouts[lie].append((g.data_ptr(), x.data_ptr(), t, d, *of_g, *of_x, k, width))
+        addresses, places = (g.data_ptr(), x.data_ptr()), (k, place_of_sum.get(k, -1))
+        in_g, in_x = _neighbours_in(d, of_g), _neighbours_in(d, of_x) if xs else None
+        lies = (in_g, in_x, _is_aligned(in_g, in_x, addresses, (d, *of_g[:2], *of_x[:2])))
+        layouts[lies].append((*addresses, t, d, *of_g, *of_x, *places, width))
         widest = max(widest, d)
         width += d
     parts = torch.zeros(
-        len(gs), n, -(-widest // _LEAST_COLUMNS), device=device, dtype=torch.float64
+        len(gs) + len(summed),
+        n,
+        -(-widest // _LEAST_COLUMNS),
+        device=device,
+        dtype=torch.float64,
     )
-    for (in_g, in_x), problems in layouts.items():
-        positions, columns = _block(in_g, in_x, gs[0].dtype)
+    for (in_g, in_x, is_aligned), problems in layouts.items():
+        positions, columns = _block(in_g, in_x)
         rows, programs = [], 0
         for problem in problems:
             tiles = -(-problem[3] // columns)
@@ -140,6 +168,9 @@ def _launch(gs: list[Tensor], xs: list[Tensor], sums: Tensor | None) -> Tensor:
             X_NEIGHBOURS=in_x,
             POSITIONS=positions,
             COLUMNS=columns,
+            ALIGNMENT=8 if is_aligned else 1,
+            BYTES=16 if is_aligned else 1,
+            SUMS_ALONE=len(summed) > 0,
             KEEPS_SUMS=sums is not None,
         )
     return parts.sum(2)
@@ -153,13 +184,21 @@ def _neighbours_in(columns: int, strides: tuple[int, ...]) -> _Neighbours:
     return "positions" if of_position == 1 else "neither"
 
 
+def _is_aligned(
+    in_g: _Neighbours, in_x: _Neighbours | None, addresses: Sequence[int], sizes: Sequence[int]
+) -> bool:
+    """Whether neighbouring columns can be read by wide loads."""
+    are_columns = in_g == "columns" and in_x in (None, "columns")
+    return are_columns and not any([at % 16 for at in addresses] + [size % 8 for size in sizes])
+
+
 _LEAST_COLUMNS = 32
 
 
-def _block(of_g: _Neighbours, of_x: _Neighbours | None, dtype: torch.dtype) -> tuple[int, int]:
+def _block(of_g: _Neighbours, of_x: _Neighbours | None) -> tuple[int, int]:
     """Positions and columns that a program reads at a time: the fastest of some on an H200."""
     if of_g != (of_x or of_g):
         return 64, 64
     if of_g == "columns":
-        return (128, 64) if dtype.itemsize == 2 else (64, 128)
+        return (16, 512) if of_x is None else (32, 128)
     return 256, _LEAST_COLUMNS

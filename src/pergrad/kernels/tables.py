@@ -26,11 +26,17 @@ def table_of(problems: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     numbers = array("q", chain.from_iterable(problems))
     kept = _kept.get()
     if kept is None:
-        stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
-        return _sent(numbers.tobytes(), len(problems), device, stream)
+        return _sent(numbers.tobytes(), len(problems), device, _stream(device))
     table = _table(numbers, len(problems)).pin_memory()
     kept.append(table)
     return table.to(device, non_blocking=True)
+
+
+def _stream(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch._C._cuda_getCurrentRawStream(index)
 
 
 @lru_cache(maxsize=1000)

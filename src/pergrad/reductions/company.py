@@ -31,6 +31,7 @@ class SquaredNorms:
         self._names: list[str] = []
         self._found: list[Tensor] = []  # (some of the names, n)
         self._alone: dict[str, Tensor] = {}  # (n,)
+        self._last: _Waiting | None = None  # where the last one waits, unless it was launched
 
     def add(self, name: str, gradients: SampleGradients) -> None:
         shared = gradients.launch
@@ -42,17 +43,36 @@ class SquaredNorms:
             return
         launch, tensors = shared
         key = (launch, _number(gradients.scale))
+        if not self._kept and self._joins_the_last(name, tensors, key):
+            return
         waiting = self._waiting.get(key)
         if waiting is None:
-            waiting = self._waiting[key] = _Waiting(gradients.scale)
+            waiting = self._waiting[key] = _Waiting(gradients.scale, key[1])
         waiting.names.append(name)
         waiting.tensors.append(tensors)
         if self._kept:
             waiting.kept.append((gradients, gradients.factors[0]))
         for t in tensors:
             waiting.bytes += t.nbytes
+        self._last = waiting
         if waiting.bytes >= gradients.bound:
             self._launch(key)
+
+    def _joins_the_last(
+        self, name: str, tensors: tuple[Tensor, ...], key: tuple[Launch, float]
+    ) -> bool:
+        """Whether a sum over positions comes with the last one, as that of a bias with its weight's.
+
+        That reads the same gradients of outputs.
+        """
+        last = self._last
+        if last is None or len(tensors) > 1 or last.scale_number != key[1]:
+            return False
+        g, *others = last.tensors[-1]
+        if g is not tensors[0] or not others or len(last.tensors) - 1 in last.summed:
+            return False
+        last.summed[len(last.tensors) - 1] = name
+        return True
 
     def found(self) -> tuple[list[str], Tensor | None]:
         """The names of all that were added, and their squared norms, (names, n)."""
@@ -68,13 +88,14 @@ class SquaredNorms:
 
     def _launch(self, key: tuple[Launch, float]) -> None:
         waiting = self._waiting.pop(key)
+        self._last = None
         if self._kept and _finds_gradients(key[0], waiting.tensors[0]):
             sums, found = sums_in_one_launch(waiting.tensors)
             for (gradients, factor), total in zip(waiting.kept, sums, strict=True):
                 gradients.settle(factor, total)
         else:
-            found = squared_norms_in_one_launch(key[0], waiting.tensors)
-        self._names += waiting.names
+            found = squared_norms_in_one_launch(key[0], waiting.tensors, list(waiting.summed))
+        self._names += [*waiting.names, *waiting.summed.values()]
         self._found.append(scaled_squares(found, waiting.scale))
 
 
@@ -83,8 +104,10 @@ class _Waiting:
     """Parameters for one launch, and what it reads, as it was: factors may turn into gradients meanwhile."""
 
     scale: Tensor | float  # the same for all of them
+    scale_number: float
     names: list[str] = field(default_factory=list)
     tensors: list[tuple[Tensor, ...]] = field(default_factory=list)
+    summed: dict[int, str] = field(default_factory=dict)  # by number: the name of the sum of its g
     kept: list[tuple[SampleGradients, Factor]] = field(default_factory=list)
     bytes: int = 0
 

@@ -171,12 +171,17 @@ def _launch_for(
     return None
 
 
-def squared_norms_in_one_launch(launch: Launch, tensors: Sequence[tuple[Tensor, ...]]) -> Tensor:
-    """|G_n|² of the factors that are made of these, (len(tensors), n) in float64."""
+def squared_norms_in_one_launch(
+    launch: Launch, tensors: Sequence[tuple[Tensor, ...]], summed: Sequence[int]
+) -> Tensor:
+    """|G_n|² of the factors that are made of these, and then of the sums of the g numbered `summed`.
+
+    (len(tensors) + len(summed), n) in float64.
+    """
     kernels, gs, xs = _in_one_launch(tensors)
     if launch.kernel == "gram_squared_norms":
-        return kernels.gram_squared_norms(gs, xs)
-    return kernels.column_squared_norms(gs, xs)
+        return kernels.gram_squared_norms(gs, xs, summed)
+    return kernels.column_squared_norms(gs, xs, summed)
 
 
 def sums_in_one_launch(tensors: Sequence[tuple[Tensor, ...]]) -> tuple[list[Tensor], Tensor]:
