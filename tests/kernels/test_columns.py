@@ -55,11 +55,20 @@ def test_sums_are_side_by_side(device: torch.device, dtype: torch.dtype) -> None
     gs, xs = _some(device, dtype), _some(device, torch.float32)
     gs[1] = gs[1].mT.contiguous().mT  # a launch of its own
     for others in ([], xs):
-        sums, squares = column_sums(gs, others)
+        sums, squares = column_sums(gs, others, [])
         terms = [g.double() * x for g, x in zip(gs, others, strict=True)] if others else gs
         exact = torch.cat([one.double().sum(1) for one in terms], 1)
         torch.testing.assert_close(sums.double(), exact, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(squares, column_squared_norms(gs, others, []))
+
+
+def test_sums_of_g_alone_follow_those_of_products(device: torch.device, dtype: torch.dtype) -> None:
+    gs, xs = _some(device, dtype), _some(device, torch.float32)
+    sums, squares = column_sums(gs, xs, [2, 0])
+    terms = [g.double() * x for g, x in zip(gs, xs, strict=True)] + [gs[2].double(), gs[0].double()]
+    exact = torch.cat([one.sum(1) for one in terms], 1)
+    torch.testing.assert_close(sums.double(), exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(squares, column_squared_norms(gs, xs, [2, 0]))
 
 
 def test_columns_need_not_be_neighbours(device: torch.device, dtype: torch.dtype) -> None:

@@ -156,11 +156,13 @@ def test_gradients_of_one_launch_take_the_place_of_factors_that_are_kept(
     launched: list[str],
 ) -> None:
     torch.manual_seed(0)
+    g, x = torch.randn(2, 3, 5, 7, device=_device()).unbind()
     factors = [
         PositionSum(torch.randn(3, 5, 4, device=_device())),
         ElementProduct(*torch.randn(2, 3, 5, 2, 3, device=_device())),
         PositionSum(torch.randn(3, 5, device=_device())),
         PositionSum(torch.randn(3, 5, 6, device=_device())),
+        *(ElementProduct(g, x), PositionSum(g)),  # which come together
     ]
     exact = [f.materialize() for f in factors]
     many = [SampleGradients([f], 2.0, bound=10**6) for f in factors]

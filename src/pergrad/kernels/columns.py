@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -23,7 +24,7 @@ from pergrad.kernels.tables import table_of
 
 __all__ = ["column_squared_norms", "column_sums"]
 
-_FIELDS = tl.constexpr(15)
+_FIELDS = tl.constexpr(16)
 _Neighbours = Literal["columns", "positions", "neither"]
 _Lies = tuple[_Neighbours, _Neighbours | None, bool]  # g, x, and whether wide loads can read them
 
@@ -65,8 +66,9 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     place = tl.load(row + 10)
     place_of_sum = tl.load(row + 11)
     column = tl.load(row + 12)
-    tiles = tl.load(row + 13).to(tl.int32)
-    first = tl.load(row + 14).to(tl.int32)
+    column_of_sum = tl.load(row + 13)
+    tiles = tl.load(row + 14).to(tl.int32)
+    first = tl.load(row + 15).to(tl.int32)
     n = (program - first) // tiles
     tile = (program - first) % tiles
     d = tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -91,6 +93,9 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
         of_g = tl.sum(alone, axis=0)
         at = parts + (tl.maximum(place_of_sum, 0) * N + n) * PARTS + tile
         tl.store(at, tl.sum(of_g * of_g, axis=0), mask=place_of_sum >= 0)
+        if KEEPS_SUMS:
+            is_kept = (d < D) & (place_of_sum >= 0)
+            tl.store(sums + n.to(tl.int64) * WIDTH + column_of_sum + d, of_g, mask=is_kept)
     if KEEPS_SUMS:
         tl.store(sums + n.to(tl.int64) * WIDTH + column + d, total, mask=d < D)
 
@@ -109,16 +114,20 @@ def column_squared_norms(gs: list[Tensor], xs: list[Tensor], summed: Sequence[in
 
 @operation(
     "column_sums",
-    lambda gs, xs: (
-        gs[0].new_empty(len(gs[0]), sum([g.shape[2] for g in gs]), dtype=torch.float32),
-        gs[0].new_empty(len(gs), len(gs[0]), dtype=torch.float64),
+    lambda gs, xs, summed: (
+        gs[0].new_empty(len(gs[0]), sum(_widths(gs, summed)), dtype=torch.float32),
+        gs[0].new_empty(len(gs) + len(summed), len(gs[0]), dtype=torch.float64),
     ),
 )
-def column_sums(gs: list[Tensor], xs: list[Tensor]) -> tuple[Tensor, Tensor]:
+def column_sums(gs: list[Tensor], xs: list[Tensor], summed: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The sums too, side by side: (n, Σ d) in float32; then their squared norms."""
-    width = sum([g.shape[2] for g in gs])
+    width = sum(_widths(gs, summed))
     sums = torch.empty(len(gs[0]), width, device=gs[0].device, dtype=torch.float32)
-    return sums, _launch(gs, xs, (), sums)
+    return sums, _launch(gs, xs, summed, sums)
+
+
+def _widths(gs: list[Tensor], summed: Sequence[int]) -> list[int]:
+    return [g.shape[2] for g in gs] + [gs[k].shape[2] for k in summed]
 
 
 def _launch(
@@ -127,25 +136,20 @@ def _launch(
     """A launch for each way in which they lie in memory, which a compiler may have chosen."""
     device, n = gs[0].device, len(gs[0])
     others = xs or gs
+    widths = _widths(gs, summed)
+    columns_before = [0, *accumulate(widths)]
     place_of_sum = {number: place for place, number in enumerate(summed, len(gs))}
     layouts: dict[_Lies, list[tuple[int, ...]]] = defaultdict(list)
-    widest = width = 0
     for k, (g, x) in enumerate(zip(gs, others, strict=True)):
         (_, t, d), of_g = g.shape, g.stride()
         of_x = x.stride() if xs else of_g
         addresses, places = (g.data_ptr(), x.data_ptr()), (k, place_of_sum.get(k, -1))
+        before = [columns_before[place] for place in places]  # of no sum whatever there is
         in_g, in_x = _neighbours_in(d, of_g), _neighbours_in(d, of_x) if xs else None
         lies = (in_g, in_x, _is_aligned(in_g, in_x, addresses, (d, *of_g[:2], *of_x[:2])))
-        layouts[lies].append((*addresses, t, d, *of_g, *of_x, *places, width))
-        widest = max(widest, d)
-        width += d
-    parts = torch.zeros(
-        len(gs) + len(summed),
-        n,
-        -(-widest // _LEAST_COLUMNS),
-        device=device,
-        dtype=torch.float64,
-    )
+        layouts[lies].append((*addresses, t, d, *of_g, *of_x, *places, *before))
+    most = -(-max(widths) // _LEAST_COLUMNS)
+    parts = torch.zeros(len(widths), n, most, device=device, dtype=torch.float64)
     for (in_g, in_x, is_aligned), problems in layouts.items():
         positions, columns = _block(in_g, in_x)
         rows, programs = [], 0
@@ -160,8 +164,8 @@ def _launch(
             parts,
             parts if sums is None else sums,
             n,
-            parts.shape[2],
-            width,
+            most,
+            columns_before[-1],
             G_TYPE=TYPES[gs[0].dtype],
             X_TYPE=TYPES[others[0].dtype],
             G_NEIGHBOURS=in_g,
@@ -200,5 +204,5 @@ def _block(of_g: _Neighbours, of_x: _Neighbours | None) -> tuple[int, int]:
     if of_g != (of_x or of_g):
         return 64, 64
     if of_g == "columns":
-        return (16, 512) if of_x is None else (32, 128)
+        return (16, 512) if of_x is None else (32, 256)
     return 256, _LEAST_COLUMNS

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.factors import Factor, is_traced
+from pergrad.factors import Factor
 from pergrad.reductions.gradients import SampleGradients, scaled_squares
 from pergrad.reductions.norms import Launch, squared_norms_in_one_launch, sums_in_one_launch
 from pergrad.reductions.sums import weighted_sums_in_company
@@ -35,7 +35,7 @@ class SquaredNorms:
 
     def add(self, name: str, gradients: SampleGradients) -> None:
         shared = gradients.launch
-        if self._kept and not (shared and _finds_gradients(*shared)):
+        if self._kept and not (shared and _finds_gradients(shared[0])):
             gradients.compact()
             shared = gradients.launch
         if shared is None:
@@ -43,11 +43,11 @@ class SquaredNorms:
             return
         launch, tensors = shared
         key = (launch, _number(gradients.scale))
-        if not self._kept and self._joins_the_last(name, tensors, key):
+        if self._joins_the_last(name, gradients, tensors, key):
             return
         waiting = self._waiting.get(key)
         if waiting is None:
-            waiting = self._waiting[key] = _Waiting(gradients.scale, key[1])
+            waiting = self._waiting[key] = _Waiting(*key, gradients.scale)
         waiting.names.append(name)
         waiting.tensors.append(tensors)
         if self._kept:
@@ -59,7 +59,11 @@ class SquaredNorms:
             self._launch(key)
 
     def _joins_the_last(
-        self, name: str, tensors: tuple[Tensor, ...], key: tuple[Launch, float]
+        self,
+        name: str,
+        gradients: SampleGradients,
+        tensors: tuple[Tensor, ...],
+        key: tuple[Launch, float],
     ) -> bool:
         """Whether a sum over positions comes with the last one, as that of a bias with its weight's.
 
@@ -68,10 +72,15 @@ class SquaredNorms:
         last = self._last
         if last is None or len(tensors) > 1 or last.scale_number != key[1]:
             return False
-        g, *others = last.tensors[-1]
-        if g is not tensors[0] or not others or len(last.tensors) - 1 in last.summed:
+        if self._kept and not _finds_gradients(last.launch):
             return False
-        last.summed[len(last.tensors) - 1] = name
+        g, *others = last.tensors[-1]
+        number = len(last.tensors) - 1
+        if g is not tensors[0] or not others or number in last.summed:
+            return False
+        last.summed[number] = name
+        if self._kept:
+            last.kept_sums.append((gradients, gradients.factors[0]))
         return True
 
     def found(self) -> tuple[list[str], Tensor | None]:
@@ -89,12 +98,14 @@ class SquaredNorms:
     def _launch(self, key: tuple[Launch, float]) -> None:
         waiting = self._waiting.pop(key)
         self._last = None
-        if self._kept and _finds_gradients(key[0], waiting.tensors[0]):
-            sums, found = sums_in_one_launch(waiting.tensors)
-            for (gradients, factor), total in zip(waiting.kept, sums, strict=True):
+        numbers = list(waiting.summed)
+        if self._kept and _finds_gradients(waiting.launch):
+            sums, found = sums_in_one_launch(waiting.tensors, numbers)
+            kept = (*waiting.kept, *waiting.kept_sums)
+            for (gradients, factor), total in zip(kept, sums, strict=True):
                 gradients.settle(factor, total)
         else:
-            found = squared_norms_in_one_launch(key[0], waiting.tensors, list(waiting.summed))
+            found = squared_norms_in_one_launch(waiting.launch, waiting.tensors, numbers)
         self._names += [*waiting.names, *waiting.summed.values()]
         self._found.append(scaled_squares(found, waiting.scale))
 
@@ -103,18 +114,20 @@ class SquaredNorms:
 class _Waiting:
     """Parameters for one launch, and what it reads, as it was: factors may turn into gradients meanwhile."""
 
-    scale: Tensor | float  # the same for all of them
+    launch: Launch
     scale_number: float
+    scale: Tensor | float  # the same for all of them
     names: list[str] = field(default_factory=list)
     tensors: list[tuple[Tensor, ...]] = field(default_factory=list)
     summed: dict[int, str] = field(default_factory=dict)  # by number: the name of the sum of its g
     kept: list[tuple[SampleGradients, Factor]] = field(default_factory=list)
+    kept_sums: list[tuple[SampleGradients, Factor]] = field(default_factory=list)
     bytes: int = 0
 
 
-def _finds_gradients(launch: Launch, tensors: tuple[Tensor, ...]) -> bool:
-    """Whether it can give the gradients too; a compiler sums them up together with what they are made by."""
-    return launch.kernel == "column_squared_norms" and not is_traced(tensors[0])
+def _finds_gradients(launch: Launch) -> bool:
+    """Whether it can give the gradients too."""
+    return launch.kernel == "column_squared_norms"
 
 
 def weighted_sums(

@@ -184,11 +184,14 @@ def squared_norms_in_one_launch(
     return kernels.column_squared_norms(gs, xs, summed)
 
 
-def sums_in_one_launch(tensors: Sequence[tuple[Tensor, ...]]) -> tuple[list[Tensor], Tensor]:
+def sums_in_one_launch(
+    tensors: Sequence[tuple[Tensor, ...]], summed: Sequence[int]
+) -> tuple[list[Tensor], Tensor]:
     """Of what a launch for columns reads: the gradients, (n, d) each, and their squared norms."""
     kernels, gs, xs = _in_one_launch(tensors)
-    sums, squares = kernels.column_sums(gs, xs)
-    return list(sums.split([g.shape[2] for g in gs], 1)), squares
+    sums, squares = kernels.column_sums(gs, xs, summed)
+    widths = [g.shape[2] for g in (*gs, *(gs[k] for k in summed))]
+    return list(sums.split(widths, 1)), squares
 
 
 def _in_one_launch(
