@@ -67,7 +67,7 @@ def outer_products(
     yield Pair(
         "gram",
         shape,
-        lambda: launchers.gram_squared_norms([g], [x], [])[0],
+        lambda: launchers.gram_squared_norms([g], [x])[0],
         lambda: by_gram(factor, bound),
         exact,
         costs[0],

@@ -19,7 +19,7 @@ def test_every_launcher_leaves_its_operation_in_a_trace(device: torch.device) ->
     one, none = [1, 1], [0, 0]
     norms = torch.ones(len(g), dtype=torch.float64, device=device)
     calls = {
-        "gram_squared_norms": ([g], [x], [0]),
+        "gram_squared_norms": ([g], [x]),
         "mended_squared_norms": (norms, norms, g, x),
         "column_squared_norms": ([g], [], []),
         "column_sums": ([g], [], []),

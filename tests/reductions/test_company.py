@@ -93,7 +93,7 @@ def test_parameters_share_a_launch(launched: list[str]) -> None:
     x = torch.randn(2, 9, 48, device=_device())
     pergrad.norms(model, lambda m, x: m(x).square().sum((1, 2)), x)
     assert launched.count("gram_squared_norms") == 1
-    assert launched.count("column_squared_norms") == 0  # biases come with their weights
+    assert launched.count("column_squared_norms") == 1
 
 
 def test_sums_come_with_what_reads_the_same_gradients(launched: list[str]) -> None:

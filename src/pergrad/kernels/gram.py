@@ -1,8 +1,7 @@
 """|Σ_t g_t ⊗ x_t|² = Σ_ts <g_t, g_s> <x_t, x_s>, of every sample of several parameters, in one launch.
 
 A program computes one block of both matrices of inner products, in registers, and sums up their product;
-of two blocks that mirror each other only one is computed. No matrix is ever written. The inner products of g
-alone sum up to |Σ_t g_t|², which is what a bias beside a weight needs.
+of two blocks that mirror each other only one is computed. No matrix is ever written.
 
 Where positions cancel, what is left of the sum is the rounding of its terms. A second kernel looks for such
 samples and computes them again from their gradients, a program for each: without that anyone has to wait to
@@ -36,7 +35,7 @@ from pergrad.kernels.tables import table_of
 
 __all__ = ["gram_microseconds", "gram_squared_norms", "mended_squared_norms"]
 
-_FIELDS = tl.constexpr(13)
+_FIELDS = tl.constexpr(12)
 
 
 @Kernel
@@ -47,7 +46,6 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
     parts,
     N,
     PARTS,
-    PLACES,
     TYPE: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -68,9 +66,8 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
     x_n = tl.multiple_of(tl.load(row + 7), ALIGNMENT)
     x_t = tl.multiple_of(tl.load(row + 8), ALIGNMENT)
     place = tl.load(row + 9)
-    place_of_sum = tl.load(row + 10)
-    pairs = tl.load(row + 11).to(tl.int32)
-    first = tl.load(row + 12).to(tl.int32)
+    pairs = tl.load(row + 10).to(tl.int32)
+    first = tl.load(row + 11).to(tl.int32)
     n = (program - first) // pairs
     pair = (program - first) % pairs
     i, j = pair_of(pair)
@@ -80,20 +77,12 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
     at_b = tl.minimum(b, T - 1)
     of_x = inner_products(x + n * x_n, at_a, at_b, x_t, I, BLOCK, COLUMNS, PRECISION, WIDEN)
     of_g = inner_products(g + n * g_n, at_a, at_b, g_t, O, BLOCK, COLUMNS, PRECISION, WIDEN)
-    is_inside = (a < T)[:, None] & (b < T)[None, :]
-    is_own = a[:, None] == b[None, :]
-    of_terms = PLACES * N * PARTS
-    if place_of_sum >= 0:
-        of_g = tl.where(is_inside, of_g, 0.0)
-        total = tl.sum(tl.sum(of_g, axis=1), axis=0)
-        at = parts + (place_of_sum * N + n) * PARTS + pair
-        tl.store(at, tl.where(i == j, total, 2.0 * total))
-        tl.store(at + of_terms, tl.sum(tl.sum(tl.where(is_own, of_g, 0.0), axis=1), axis=0))
-    products = tl.where(is_inside, of_x * of_g, 0.0)
+    products = tl.where((a < T)[:, None] & (b < T)[None, :], of_x * of_g, 0.0)
     total = tl.sum(tl.sum(products, axis=1), axis=0)
+    squares = tl.where(a[:, None] == b[None, :], products, 0.0)
     at = parts + (place * N + n) * PARTS + pair
     tl.store(at, tl.where(i == j, total, 2.0 * total))
-    tl.store(at + of_terms, tl.sum(tl.sum(tl.where(is_own, products, 0.0), axis=1), axis=0))
+    tl.store(at + count * N * PARTS, tl.sum(tl.sum(squares, axis=1), axis=0))
 
 
 @Kernel
@@ -144,41 +133,22 @@ def _mend_kernel(  # type: ignore[no-untyped-def]
                 gradient = tl.dot(tl.trans(a), b, gradient, input_precision=PRECISION)
             total += tl.sum(gradient * gradient, axis=1).to(tl.float64)
         tl.store(found + at, tl.sum(total, axis=0), mask=tiles > 0)
-        # The sum of g alone.
-        place = tl.load(row + 10)
-        at = tl.maximum(place, 0) * N + n
-        is_good = (place < 0) | (tl.load(found + at) >= LEAST * tl.load(terms + at))
-        tiles = tl.where(is_good, 0, tl.cdiv(O, SIDE))
-        total = tl.zeros((SIDE,), dtype=tl.float64)
-        for tile in range(0, tiles):
-            o = tile * SIDE + tl.arange(0, SIDE)
-            gradient = tl.zeros((SIDE,), dtype=tl.float32)
-            for first in range(0, T, POSITIONS):
-                t = (first + tl.arange(0, POSITIONS)).to(tl.int64)[:, None]
-                a = tl.load(g + t * g_t + o[None, :], mask=(t < T) & (o < O)[None, :], other=0.0)
-                gradient += tl.sum(a.to(tl.float32), axis=0)
-            total += (gradient * gradient).to(tl.float64)
-        tl.store(found + at, tl.sum(total, axis=0), mask=tiles > 0)
 
 
 @operation(
     "gram_squared_norms",
-    lambda gs, xs, summed: gs[0].new_empty(len(gs) + len(summed), len(gs[0]), dtype=torch.float64),
+    lambda gs, xs: gs[0].new_empty(len(gs), len(gs[0]), dtype=torch.float64),
 )
-def gram_squared_norms(gs: list[Tensor], xs: list[Tensor], summed: Sequence[int]) -> Tensor:
-    """Of some g (n, t, o) and x (n, t, i), all of one type, and then of Σ_t g_t of the g numbered `summed`.
-
-    (len(gs) + len(summed), n) in float64.
-    """
+def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
+    """Of some g (n, t, o) and x (n, t, i), all of one type: (len(gs), n) in float64."""
     device, dtype, n = gs[0].device, gs[0].dtype, len(gs[0])
     block, columns, warps, stages = _blocks(max([g.shape[1] for g in gs]), dtype)
     # Copies must be there until they have been read.
     aligned = [(aligned_rows(g), aligned_rows(x)) for g, x in zip(gs, xs, strict=True)]
-    rows, programs, most = _problems(aligned, summed, block)
+    rows, programs, most = _problems(aligned, block)
     table = table_of(rows, device)
     # Of each block the sum, and that of its positions' own squares.
-    places = len(gs) + len(summed)
-    parts = torch.zeros(2, places, n, most, device=device, dtype=torch.float64)
+    parts = torch.zeros(2, len(gs), n, most, device=device, dtype=torch.float64)
     _gram_kernel(
         programs,
         table,
@@ -186,7 +156,6 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor], summed: Sequence[int]
         parts,
         n,
         most,
-        places,
         TYPE=TYPES[dtype],
         ALIGNMENT=16 // dtype.itemsize,
         BLOCK=block,
@@ -197,7 +166,7 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor], summed: Sequence[int]
         num_stages=stages,
     )
     found, terms = parts.sum(3)
-    _mend(table, len(gs), found, terms, dtype)
+    _mend(table, found, terms, dtype)
     return found
 
 
@@ -206,10 +175,9 @@ def mended_squared_norms(found: Tensor, terms: Tensor, g: Tensor, x: Tensor) -> 
     """`found`, (n,) in float64, again from the gradients where it is only the rounding of its terms."""
     g, x = (t if t.stride(2) == 1 else t.contiguous() for t in same_dtype(g, x))
     (g_n, g_t, _), (x_n, x_t, _) = g.stride(), x.stride()
-    sizes, strides = (*g.shape[1:], x.shape[2]), (g_n, g_t, x_n, x_t)
-    rows = [(g.data_ptr(), x.data_ptr(), *sizes, *strides, 0, -1, 1, 0)]
+    rows = [(g.data_ptr(), x.data_ptr(), *g.shape[1:], x.shape[2], g_n, g_t, x_n, x_t, 0, 1, 0)]
     found = found.clone()
-    _mend(table_of(rows, g.device), 1, found[None], terms[None], g.dtype, byte_alignment=1)
+    _mend(table_of(rows, g.device), found[None], terms[None], g.dtype, byte_alignment=1)
     return found
 
 
@@ -217,16 +185,12 @@ _Problem = tuple[int, ...]  # a row of a table, see `_gram_kernel`
 _Rows = tuple[Tensor, int, int, int]  # as `aligned_rows` gives them
 
 
-def _problems(
-    pairs: Sequence[tuple[_Rows, _Rows]], summed: Sequence[int], block: int
-) -> tuple[list[_Problem], int, int]:
+def _problems(pairs: Sequence[tuple[_Rows, _Rows]], block: int) -> tuple[list[_Problem], int, int]:
     """A row for each pair of g and x, the number of programs, and the most that one sample has."""
     problems = []
-    place_of_sum = {number: place for place, number in enumerate(summed, len(pairs))}
     for place, ((g, at_g, g_n, g_t), (x, at_x, x_n, x_t)) in enumerate(pairs):
         n, t, o = g.shape
-        places = (place, place_of_sum.get(place, -1))
-        problems.append((at_g, at_x, t, o, x.shape[2], g_n, g_t, x_n, x_t, *places))
+        problems.append((at_g, at_x, t, o, x.shape[2], g_n, g_t, x_n, x_t, place))
     rows: list[_Problem] = []
     programs, most = 0, 1
     # The longest first: the shorter ones fill up what is left at the end.
@@ -239,16 +203,10 @@ def _problems(
 
 
 def _mend(
-    table: Tensor,
-    count: int,
-    found: Tensor,
-    terms: Tensor,
-    dtype: torch.dtype,
-    *,
-    byte_alignment: int = 16,
+    table: Tensor, found: Tensor, terms: Tensor, dtype: torch.dtype, *, byte_alignment: int = 16
 ) -> None:
-    """Compute again, in place, what is cancelled of found (places, n) of so many problems."""
-    n = found.shape[1]
+    """Compute again, in place, what is cancelled of found (problems, n)."""
+    count, n = found.shape
     _mend_kernel(
         min(count * n, MULTIPROCESSORS),
         table,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.factors import Factor
+from pergrad.factors import Factor, is_traced
 from pergrad.reductions.gradients import SampleGradients, scaled_squares
 from pergrad.reductions.norms import Launch, squared_norms_in_one_launch, sums_in_one_launch
 from pergrad.reductions.sums import weighted_sums_in_company
@@ -35,7 +35,7 @@ class SquaredNorms:
 
     def add(self, name: str, gradients: SampleGradients) -> None:
         shared = gradients.launch
-        if self._kept and not (shared and _finds_gradients(shared[0])):
+        if self._kept and not (shared and _finds_gradients(*shared)):
             gradients.compact()
             shared = gradients.launch
         if shared is None:
@@ -65,14 +65,15 @@ class SquaredNorms:
         tensors: tuple[Tensor, ...],
         key: tuple[Launch, float],
     ) -> bool:
-        """Whether a sum over positions comes with the last one, as that of a bias with its weight's.
+        """Whether a sum over positions comes with the last one, as that of a shift with its scale's.
 
-        That reads the same gradients of outputs.
+        That reads the same gradients of outputs. Inner products do too, and add up to the norms of sums; but
+        those of the biases of keys in attention cancel, always, and would have to be computed again.
         """
         last = self._last
         if last is None or len(tensors) > 1 or last.scale_number != key[1]:
             return False
-        if self._kept and not _finds_gradients(last.launch):
+        if last.launch.kernel != "column_squared_norms":
             return False
         g, *others = last.tensors[-1]
         number = len(last.tensors) - 1
@@ -99,7 +100,7 @@ class SquaredNorms:
         waiting = self._waiting.pop(key)
         self._last = None
         numbers = list(waiting.summed)
-        if self._kept and _finds_gradients(waiting.launch):
+        if self._kept and _finds_gradients(waiting.launch, waiting.tensors[0]):
             sums, found = sums_in_one_launch(waiting.tensors, numbers)
             kept = (*waiting.kept, *waiting.kept_sums)
             for (gradients, factor), total in zip(kept, sums, strict=True):
@@ -125,9 +126,9 @@ class _Waiting:
     bytes: int = 0
 
 
-def _finds_gradients(launch: Launch) -> bool:
-    """Whether it can give the gradients too."""
-    return launch.kernel == "column_squared_norms"
+def _finds_gradients(launch: Launch, tensors: tuple[Tensor, ...]) -> bool:
+    """Whether it can give the gradients too; a compiler sums them up together with what they are made by."""
+    return launch.kernel == "column_squared_norms" and not is_traced(tensors[0])
 
 
 def weighted_sums(
