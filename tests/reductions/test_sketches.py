@@ -232,3 +232,13 @@ def test_map_stays_what_it_is_from_version_to_version() -> None:
     assert sketched("count", entries, 6, seed=3, name="layer.weight").tolist() == COUNT_GOLDEN
     found = sketched("two-sided", entries, 6, seed=3, name="layer.weight")
     assert_near(found, torch.tensor(TWO_SIDED_GOLDEN, dtype=torch.float64) / 6**0.5)
+
+
+def test_sketches_of_several_parameters_are_those_of_each() -> None:
+    shapes = {"a": (3, 20), "b": (4,), "c": (), "d": (2, 3, 2, 2), "e": (0, 5)}
+    together = CountSketch.of_all(shapes, 8, 1)
+    for name, shape in shapes.items():
+        alone = CountSketch.of(name, shape, 8, 1)
+        assert together[name].runs == alone.runs
+        for found, wanted in zip(together[name].entries(), alone.entries(), strict=True):
+            assert torch.equal(found, wanted)

@@ -78,11 +78,12 @@ class NormsAndSketch(Quantity):
         zero = torch.zeros(batch.size, dtype=torch.float64, device=device)
         self.squares = dict.fromkeys(batch.parameters, zero)
         self.sketch = self._unfolded[:, : self._dim]
+        if not self._sketches:
+            shapes = {name: p.shape for name, p in batch.parameters.items()}
+            made = CountSketch.of_all(shapes, self._dim, self._seed)
+            self._sketches = {name: sketch.to(device) for name, sketch in made.items()}
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
-        if name not in self._sketches:
-            sketch = CountSketch.of(name, gradients.shape, self._dim, self._seed)
-            self._sketches[name] = sketch.to(self.sketch.device)
         factor, *others = gradients.factors
         each = _bytes_each(factor)
         if others or each > _PIECE or not self._goes_by_entries(factor):

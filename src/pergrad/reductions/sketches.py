@@ -18,9 +18,10 @@ device and for every batch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce, singledispatch
+from itertools import accumulate
 from math import isqrt, prod
 from operator import add
 
@@ -33,13 +34,20 @@ from pergrad.reductions.tiles import at_once, sample_tiles
 __all__ = ["CountSketch", "TwoSidedSketch", "count_sketch", "two_sided_sketch"]
 
 
-def _hashed(label: str, count: int) -> Tensor:
-    """`count` integers in [0, 2^48), a fixed function of the label: splitmix64 from a hashed start."""
-    start = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "little", signed=True)
-    z = torch.arange(1, count + 1, dtype=torch.int64) * -7046029254386353131 + start
+def _hashed(counts: Mapping[str, int]) -> list[Tensor]:
+    """For each label so many integers in [0, 2^48), a function of it: splitmix64 from a hashed start."""
+    starts = [hashlib.sha256(label.encode()).digest()[:8] for label in counts]
+    start = torch.tensor([int.from_bytes(part, "little", signed=True) for part in starts])
+    sizes = list(counts.values())
+    first = torch.tensor([0, *accumulate(sizes)][:-1])
+    step = -7046029254386353131
+    z = torch.arange(1, sum(sizes) + 1) * step
+    z += (start - first * step).repeat_interleave(
+        torch.tensor(sizes)
+    )  # all at once: many are short
     z = (z ^ _shifted(z, 30)) * -4658895280553007687
     z = (z ^ _shifted(z, 27)) * -7723592293110705685
-    return _shifted(z ^ _shifted(z, 31), 16)
+    return list(_shifted(z ^ _shifted(z, 31), 16).split(sizes))
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
@@ -48,7 +56,8 @@ def _shifted(z: Tensor, bits: int) -> Tensor:
 
 
 def _signs(label: str, count: int) -> Tensor:
-    return (_hashed(label, count) & 1) * 2 - 1
+    (hashed,) = _hashed({label: count})
+    return (hashed & 1) * 2 - 1
 
 
 @dataclass(frozen=True)
@@ -64,11 +73,25 @@ class CountSketch:
 
     @classmethod
     def of(cls, name: str, shape: Sequence[int], size: int, seed: int) -> CountSketch:
+        return cls.of_all({name: shape}, size, seed)[name]
+
+    @classmethod
+    def of_all(
+        cls, shapes: Mapping[str, Sequence[int]], size: int, seed: int
+    ) -> dict[str, CountSketch]:
+        """Of several parameters, in less time than one by one."""
+        counts = {f"{seed}/{name}": sum(_as_matrix(shape)) for name, shape in shapes.items()}
+        pairs = zip(shapes.items(), _hashed(counts), strict=True)
+        return {name: cls._from(hashed, shape, size) for (name, shape), hashed in pairs}
+
+    @classmethod
+    def _from(cls, hashed: Tensor, shape: Sequence[int], size: int) -> CountSketch:
         rows, columns = _as_matrix(shape)
-        hashed = _hashed(f"{seed}/{name}", rows + columns)
         signs, buckets = (hashed & 1) * 2 - 1, (hashed >> 1) % size
-        order = torch.arange(columns)
-        of_columns = (buckets[rows::size][order // size] + order) % size
+        of_columns = buckets[rows:]
+        if columns > 1:
+            order = torch.arange(columns)
+            of_columns = (of_columns[::size][order // size] + order) % size
         runs: tuple[int, ...] | None = tuple(of_columns[::size].tolist())
         if len(shape) > 2:  # given for channels, then taps
             of_columns = of_columns.view(prod(shape[2:]), shape[1]).T.flatten()
