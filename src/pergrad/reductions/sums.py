@@ -19,8 +19,10 @@ from pergrad.factors import (
     OuterProduct,
     RowSum,
     aligned,
+    is_large,
     is_traced,
     mm,
+    operation,
     wide,
 )
 from pergrad.kernels import kernels_for
@@ -133,12 +135,23 @@ def _without_dropped(x: Tensor, scale: Tensor | None) -> Tensor:
 def weighted_sum_of(factor: Factor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Σ_n scale[n] G_n of one factor; the plain way has the gradients of all samples at once."""
     gradients = factor.materialize(dtype)
-    # A compiler makes one pass of it on a CPU, in less than half of the time that two take.
-    is_one_pass = is_traced(gradients) and gradients.device.type == "cpu"
-    if scale is None or gradients.dim() == 1 or is_one_pass:
+    is_for_compiler = is_traced(gradients) and gradients.device.type == "cpu"
+    if is_for_compiler and scale is not None and is_large(gradients.shape, gradients):
+        return _weighted_rows(gradients.flatten(1), scale).view(gradients.shape[1:])
+    # Small ones a compiler sums up together on a CPU, in one pass; large ones in twice the time of a product.
+    if scale is None or gradients.dim() == 1 or is_for_compiler:
         return _scaled(gradients, scale).sum(0)
-    rows = _without_dropped(gradients, scale).flatten(1)
-    return (scale.to(dtype) @ rows).view(gradients.shape[1:])
+    return _product_of_rows(gradients.flatten(1), scale).view(gradients.shape[1:])
+
+
+def _product_of_rows(rows: Tensor, scale: Tensor) -> Tensor:
+    return scale.to(rows.dtype) @ _without_dropped(rows, scale)
+
+
+@operation("weighted_rows", lambda rows, scale: rows.new_empty(rows.shape[1]))
+def _weighted_rows(rows: Tensor, scale: Tensor) -> Tensor:
+    """The same as a function of a compiled step, which cannot look whether a sample is left out."""
+    return _product_of_rows(rows, scale)
 
 
 @weighted_sum_of.register
