@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from pergrad.audit.files import write_whole
+from pergrad.audit.files import write_in_place
 from pergrad.audit.loading import item_of
 from pergrad.audit.spec import Spec
 from pergrad.errors import AuditError, InterruptedAuditError
@@ -31,11 +31,11 @@ def write_shown(folder: Path, spec: Spec, indices: Iterable[int]) -> list[str]:
         try:
             found = spec.show(item_of(spec.dataset, int(index)))
             if isinstance(found, str):
-                write_whole(folder / f"{index}.txt", found.encode(), durable=False)
+                write_in_place(folder / f"{index}.txt", found.encode())
             else:
                 held = io.BytesIO()
                 picture_of(found).save(held, format="PNG")
-                write_whole(folder / f"{index}.png", held.getvalue(), durable=False)
+                write_in_place(folder / f"{index}.png", held.getvalue())
         except InterruptedAuditError:  # no space left
             raise
         except Exception as error:
