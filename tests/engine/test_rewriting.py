@@ -183,3 +183,17 @@ def test_biases_are_added_after_the_view_of_a_product(shape: tuple[int, ...]) ->
     after = _calls(traced, torch.ops.aten.addmm.default)
     assert (before, after) == (2, 2 if len(shape) == 2 else 0)  # there is no view of a matrix
     torch.testing.assert_close(traced(*inputs), layers(*inputs))
+
+
+def test_a_bias_that_is_written_to_is_added_when_it_was() -> None:
+    def layer(x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
+        bias = bias * 2
+        h = torch.addmm(bias, x.flatten(0, 1), weight)
+        bias.mul_(3)
+        return [h.view(2, 3, 5), bias]
+
+    inputs = [torch.randn(s).double() for s in ((2, 3, 5), (5, 5), (5,))]
+    traced = make_fx(layer, tracing_mode="fake")(*inputs)
+    rewrite(traced.graph)
+    traced.recompile()
+    torch.testing.assert_close(traced(*inputs), layer(*inputs))

@@ -32,9 +32,7 @@ class Plan:
     dims: Mapping[str, int]  # where they carry them, as a rule's check is told
     by_owner: Owners | None  # of the arguments, where rows are told by their owners
     has_rows_in_front: bool  # all of (n, ..., features), as a rule that merges rows takes them
-    results: Mapping[
-        str, str
-    ]  # what the rule may have of the function's node; samples are its rows there
+    results: Mapping[str, str]  # what the rule may have of the function's own node
     makes_its_output: bool  # in each call anew, as torch's own functions do and others may not
     output: Key = None  # the layout of its one output, where the signature tells
     is_all_in_front: bool = False  # that too has its rows in front

@@ -26,7 +26,7 @@ def rewrite(graph: Graph) -> None:
     _make_input_gradients_convolutions(graph, written)
     _give_kernel_gradients_channels_last(graph)
     _share_padding(graph, written)
-    _add_biases_afterwards(graph)
+    _add_biases_afterwards(graph, written)
     _write_to_kept_memory(graph)
     spell_out_short_attention(graph)
     graph.eliminate_dead_code()
@@ -81,11 +81,8 @@ def _give_kernel_gradients_channels_last(graph: Graph) -> None:
             last = [_in_order(graph, t, torch.channels_last) for t in (g, x)]
         node.args = (*last, *arguments[2:])
         for gradient in [user for user in node.users if user.args[1] == 1]:
-            others = list(gradient.users)
             with graph.inserting_after(gradient):
-                again = _in_order(graph, gradient, torch.contiguous_format)
-            for user in others:
-                user.replace_input_with(gradient, again)
+                _put_behind(gradient, _in_order(graph, gradient, torch.contiguous_format))
 
 
 def _in_order(graph: Graph, node: Node, order: torch.memory_format) -> Node:
@@ -164,7 +161,7 @@ def _with_zeros(graph: Graph, node: Node, missing: int) -> Node:
         return _inserted(graph, _aten.cat.default, [node, zeros], -1)
 
 
-def _add_biases_afterwards(graph: Graph) -> None:
+def _add_biases_afterwards(graph: Graph, written: set[int]) -> None:
     """Biases on the CPU are added by whoever reads a product next, in the same pass over it.
 
     As a part of the product they are copied to where it goes first. Beyond the view, since right behind the
@@ -180,16 +177,13 @@ def _add_biases_afterwards(graph: Graph) -> None:
         value, of_bias = node.meta["val"], bias.meta["val"]
         if value.device.type != "cpu" or of_bias.dim() != 1 or of_bias.dtype != value.dtype:
             continue
-        if view.meta["val"].shape[-1] != value.shape[-1]:
+        if view.meta["val"].shape[-1] != value.shape[-1] or _storage(bias) in written:
             continue
         with graph.inserting_before(node):
             product = _inserted(graph, _aten.mm.default, rows, matrix)
         node.replace_all_uses_with(product)
-        users = list(view.users)
         with graph.inserting_after(view):
-            total = _inserted(graph, _aten.add.Tensor, view, bias)
-        for user in users:
-            user.replace_input_with(view, total)
+            _put_behind(view, _inserted(graph, _aten.add.Tensor, view, bias))
 
 
 def _write_to_kept_memory(graph: Graph) -> None:
@@ -226,6 +220,11 @@ def _inserted(graph: Graph, target: Any, *arguments: Any) -> Node:
     node = graph.call_function(target, arguments)
     node.meta["val"] = target(*map_arg(arguments, lambda given: given.meta["val"]))
     return node
+
+
+def _put_behind(node: Node, next_one: Node) -> None:
+    """Whoever reads the one reads what is made of it instead."""
+    node.replace_all_uses_with(next_one, lambda user: user is not next_one)
 
 
 def _calls(graph: Graph, target: Any) -> list[Node]:

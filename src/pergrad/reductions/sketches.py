@@ -42,9 +42,8 @@ def _hashed(counts: Mapping[str, int]) -> list[Tensor]:
     first = torch.tensor([0, *accumulate(sizes)][:-1])
     step = -7046029254386353131
     z = torch.arange(1, sum(sizes) + 1) * step
-    z += (start - first * step).repeat_interleave(
-        torch.tensor(sizes)
-    )  # all at once: many are short
+    # All at once: many are short.
+    z += (start - first * step).repeat_interleave(torch.tensor(sizes))
     z = (z ^ _shifted(z, 30)) * -4658895280553007687
     z = (z ^ _shifted(z, 27)) * -7723592293110705685
     return list(_shifted(z ^ _shifted(z, 31), 16).split(sizes))

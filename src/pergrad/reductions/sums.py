@@ -137,7 +137,7 @@ def weighted_sum_of(factor: Factor, scale: Tensor | None, dtype: torch.dtype) ->
     gradients = factor.materialize(dtype)
     is_for_compiler = is_traced(gradients) and gradients.device.type == "cpu"
     if is_for_compiler and scale is not None and is_large(gradients.shape, gradients):
-        return _weighted_rows(gradients.flatten(1), scale).view(gradients.shape[1:])
+        return _large_product_of_rows(gradients.flatten(1), scale).view(gradients.shape[1:])
     # Small ones a compiler sums up together on a CPU, in one pass; large ones in twice the time of a product.
     if scale is None or gradients.dim() == 1 or is_for_compiler:
         return _scaled(gradients, scale).sum(0)
@@ -148,10 +148,10 @@ def _product_of_rows(rows: Tensor, scale: Tensor) -> Tensor:
     return scale.to(rows.dtype) @ _without_dropped(rows, scale)
 
 
-@operation("weighted_rows", lambda rows, scale: rows.new_empty(rows.shape[1]))
-def _weighted_rows(rows: Tensor, scale: Tensor) -> Tensor:
-    """The same as a function of a compiled step, which cannot look whether a sample is left out."""
-    return _product_of_rows(rows, scale)
+# In a compiled step as it is: a trace cannot look whether a sample is left out.
+_large_product_of_rows = operation(
+    "weighted_rows", lambda rows, scale: rows.new_empty(rows.shape[1])
+)(_product_of_rows)
 
 
 @weighted_sum_of.register
