@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from pergrad.audit.files import made_folder, replacing, write_in_place, write_whole
+from pergrad.audit.files import made_folder, replacing, write_whole
 from pergrad.errors import AuditError, InterruptedAuditError
 
 
@@ -72,16 +72,8 @@ def test_a_folder_that_takes_no_files_is_refused(tmp_path, monkeypatch):
         made_folder(tmp_path / "a")
 
 
-def test_what_is_written_in_place_takes_the_place_of_what_was_there(tmp_path):
-    path = tmp_path / "picture.png"
-    for content in (b"longer than the next", b"short"):
-        write_in_place(path, content)
-        assert path.read_bytes() == content
-    assert [p.name for p in tmp_path.iterdir()] == ["picture.png"]
-
-
 def test_no_place_to_write_to_is_told_with_the_way_on(tmp_path):
     with pytest.raises(
         InterruptedAuditError, match=r"cannot be written .*the same command goes on"
     ):
-        write_in_place(tmp_path / "missing" / "picture.png", b"")
+        write_whole(tmp_path / "missing" / "summary.json", b"")

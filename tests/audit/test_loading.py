@@ -40,6 +40,21 @@ def test_tensors_cut_out_at_once_are_those_of_the_items():
             assert torch.equal(one, other)
 
 
+def test_labels_of_tensors_cut_out_at_once_are_those_of_the_items():
+    class Plain(TensorDataset):
+        """Not taken for what it is."""
+
+    def label(item):
+        return f"{type(item).__name__} {item[0].tolist()} {int(item[1])} {torch.rand(())}"
+
+    indices = np.array([3, 7, 8, 20])
+    specs = [mlp(label=label), mlp(dataset=Plain(*data().tensors), label=label)]
+    for workers in (0, 1):
+        one, other = (next(Loader(s, indices, 0).batches([(1, 4)], workers)) for s in specs)
+        assert one.labels == other.labels
+        assert len(one.labels) == 3
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_item_of_another_form_is_named(workers):
     batches = loader(dataset=BadItem(*data().tensors)).batches([(0, 10), (10, 20)], workers)
@@ -81,6 +96,11 @@ def test_a_length_that_lies_is_told():
 def test_a_label_that_raises_is_named():
     with pytest.raises(AuditError, match=r"spec.label raised IndexError on item 0"):
         loader(label=lambda item: item[5]).load(0, 2)
+
+
+def test_a_label_that_raises_in_a_worker_is_told_without_its_traceback():
+    with pytest.raises(AuditError, match=r"^spec.label raised IndexError on item 0"):
+        list(loader(label=lambda item: item[5]).batches([(0, 2)], 1))
 
 
 def test_items_that_are_dicts_or_bare_tensors_make_one_argument():

@@ -3,8 +3,8 @@ import pytest
 import torch
 from PIL import Image
 
-from pergrad.audit.shown import picture_of, write_shown
-from pergrad.errors import AuditError, InterruptedAuditError
+from pergrad.audit.shown import picture_of, shown_table
+from pergrad.errors import AuditError
 from tests.audit.cases import mlp
 
 
@@ -18,12 +18,15 @@ from tests.audit.cases import mlp
         (np.zeros((3, 8, 6), np.int64), (6, 8), "RGB"),
         (torch.ones(4, 4, dtype=torch.bool), (4, 4), "L"),
         (Image.new("P", (6, 8)), (6, 8), "RGB"),
-        (Image.new("RGB", (2000, 1000)), (512, 256), "RGB"),
+        (Image.new("RGB", (2000, 1000)), (256, 128), "RGB"),
+        (np.zeros((600, 300)), (128, 256), "L"),
+        (np.zeros((6, 8, 3), np.uint8)[:, ::2], (4, 6), "RGB"),
     ],
 )
 def test_images_come_in_many_forms(found, size, mode):
     picture = picture_of(found)
-    assert (picture.size, picture.mode) == (size, mode)
+    assert (picture.width, picture.height, picture.mode) == (*size, mode)
+    assert len(picture.pixels) == size[0] * size[1] * len(mode)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,7 @@ def test_images_come_in_many_forms(found, size, mode):
     ],
 )
 def test_values_are_stretched_to_bytes(values, expected):
-    assert np.asarray(picture_of(torch.tensor(values))).tolist() == expected
+    assert list(picture_of(torch.tensor(values)).pixels) == [*expected[0], *expected[1]]
 
 
 @pytest.mark.parametrize("found", [torch.zeros(5), np.zeros((2, 3, 4, 5)), torch.zeros(0, 3)])
@@ -47,34 +50,40 @@ def test_what_is_no_image_is_refused(found):
         picture_of(found)
 
 
-def test_pictures_and_texts_are_written(tmp_path):
-    spec = mlp(show=lambda item: "é" if int(item[1]) else torch.zeros(4, 4))
-    assert write_shown(tmp_path / "shown", spec, range(9)) == []
-    names = {path.name for path in (tmp_path / "shown").iterdir()}
-    assert names == {f"{n}.{'txt' if int(spec.dataset[n][1]) else 'png'}" for n in range(9)}
+def test_pixels_are_in_the_order_of_rows_then_columns_then_colours():
+    values = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    assert picture_of(values).pixels == values.tobytes()
+    assert picture_of(values[:, ::2]).pixels == np.ascontiguousarray(values[:, ::2]).tobytes()
+    assert picture_of(np.moveaxis(values, 2, 0)).pixels == values.tobytes()
+    assert picture_of(Image.fromarray(values)) == picture_of(values)
 
 
-def test_nothing_is_written_without_show(tmp_path):
-    assert write_shown(tmp_path / "shown", mlp(), range(9)) == []
-    assert not (tmp_path / "shown").exists()
+def test_each_sample_has_a_text_or_a_picture():
+    spec = mlp(show=lambda item: "é" if int(item[1]) else torch.zeros(4, 5))
+    table, problems = shown_table(spec, np.arange(9))
+    assert problems == []
+    for index, row in enumerate(table.to_pylist()):
+        empty = dict.fromkeys(("text", "mode", "width", "height", "pixels"))
+        text = {"text": "é"}
+        picture = {"mode": "L", "width": 5, "height": 4, "pixels": bytes(20)}
+        expected = text if int(spec.dataset[index][1]) else picture
+        assert row == {"index": index, **empty, **expected}
 
 
-def test_a_sample_that_cannot_be_shown_is_told_and_the_others_are_shown(tmp_path):
+def test_a_sample_that_cannot_be_shown_is_told_and_the_others_are_shown():
     def show(item):
         return "a" if int(item[1]) else 3
 
     spec = mlp(show=show)
-    problems = write_shown(tmp_path / "shown", spec, range(9))
+    table, problems = shown_table(spec, range(9))
     wrong = [n for n in range(9) if not int(spec.dataset[n][1])]
     assert len(problems) == len(wrong)
     assert f"sample {wrong[0]} could not be shown: AuditError: spec.show must" in problems[0]
-    assert len(list((tmp_path / "shown").iterdir())) == 9 - len(wrong)
+    assert table["index"].to_pylist() == [n for n in range(9) if n not in wrong]
 
 
-def test_no_space_left_stops(tmp_path, monkeypatch):
-    def full(path, content):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
-    with pytest.raises(InterruptedAuditError, match="no space left"):
-        write_shown(tmp_path / "shown", mlp(show=lambda item: "a"), range(2))
+def test_nothing_to_show_is_a_table_without_rows():
+    table, problems = shown_table(mlp(show=lambda item: 3), range(2))
+    assert table.num_rows == 0
+    assert table.column_names == ["index", "text", "mode", "width", "height", "pixels"]
+    assert len(problems) == 2

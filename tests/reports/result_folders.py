@@ -34,14 +34,31 @@ def write_folder(
         summary["grade"] = graded.as_json()
     (folder / "summary.json").write_text(json.dumps({**summary, **changes}))
     if show is not None:
-        (folder / "shown").mkdir(exist_ok=True)
-        for index in findings.worth_showing().tolist():
-            found = show(index)
-            if isinstance(found, str):
-                (folder / "shown" / f"{index}.txt").write_text(found, encoding="utf-8")
-            else:
-                found.save(folder / "shown" / f"{index}.png")
+        rows = [shown_row(index, show(index)) for index in findings.worth_showing().tolist()]
+        pq.write_table(pa.Table.from_pylist(rows, schema=SHOWN), folder / "shown.parquet")
     return folder
+
+
+SHOWN = pa.schema(
+    [
+        *(("index", pa.int64()), ("text", pa.string()), ("mode", pa.string())),
+        *(("width", pa.int32()), ("height", pa.int32()), ("pixels", pa.binary())),
+    ]
+)
+
+
+def shown_row(index: int, found: Image.Image | str) -> dict[str, Any]:
+    """A row of `shown.parquet`."""
+    if isinstance(found, str):
+        return {"index": index, "text": found}
+    size = {"width": found.width, "height": found.height}
+    return {
+        "index": index,
+        "text": None,
+        "mode": found.mode,
+        **size,
+        "pixels": found.tobytes(),
+    }
 
 
 def _write_tables(
@@ -70,7 +87,7 @@ def _summary(samples: Samples, findings: Findings) -> dict[str, Any]:
         return dict(values)
 
     return {
-        "format": 1,
+        "format": 2,
         "pergrad": "0.1.0",
         "torch": "2.13.0",
         "python": "3.11.7",

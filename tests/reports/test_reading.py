@@ -55,7 +55,7 @@ def test_a_missing_or_damaged_file_is_refused_by_name(folder, name) -> None:
         read_results(folder)
 
 
-@pytest.mark.parametrize("content", [{"format": 2}, {}, []])
+@pytest.mark.parametrize("content", [{"format": 1}, {"format": 9}, {}, []])
 def test_another_format_is_refused(folder, content) -> None:
     (folder / "summary.json").write_text(json.dumps(content))
     with pytest.raises(PergradError, match="format"):

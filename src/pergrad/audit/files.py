@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pergrad.errors import AuditError, InterruptedAuditError
 
-__all__ = ["is_unfinished", "made_folder", "replacing", "write_in_place", "write_whole"]
+__all__ = ["is_unfinished", "made_folder", "replacing", "write_whole"]
 
 _SUFFIX = ".unfinished"
 
@@ -47,14 +47,6 @@ def write_whole(path: Path, content: bytes | memoryview, *, durable: bool = True
     """Write all of it, or leave what was there."""
     with replacing(path, durable=durable) as unfinished:
         unfinished.write_bytes(content)
-
-
-def write_in_place(path: Path, content: bytes) -> None:
-    """Write it where it belongs, in half of the time: for what a resumed audit makes again anyway."""
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise _explained(error, path) from error
 
 
 def made_folder(path: Path) -> Path:

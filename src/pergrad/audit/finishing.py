@@ -15,8 +15,7 @@ from pergrad.attribution import Findings, Samples, analyse, grade
 from pergrad.audit.chunks import Chunk, Span, read_all
 from pergrad.audit.folder import ResultsFolder
 from pergrad.audit.ranks import Ranks
-from pergrad.audit.results import write_summary, write_tables
-from pergrad.audit.shown import write_shown
+from pergrad.audit.results import write_shown, write_summary, write_tables
 from pergrad.audit.task import Task
 from pergrad.errors import PergradError
 
@@ -45,7 +44,7 @@ def finish(
     analysed = time.perf_counter()
     write_tables(results.path, samples, findings, whole.labels)
     shown = findings.worth_showing(top=task.options.shown)
-    notes = write_shown(results.path / "shown", task.spec, shown)
+    notes = write_shown(results.path, task.spec, shown)
     written = time.perf_counter()
     spent = dict(whole.seconds)
     streaming = spent.pop(
@@ -72,7 +71,7 @@ def finish(
 def _how(task: Task, ranks: Ranks, batch_size: int, command: str | None) -> dict[str, Any]:
     is_gpu = task.device.type == "cuda"
     return {
-        "format": 1,
+        "format": 2,
         "pergrad": pergrad.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

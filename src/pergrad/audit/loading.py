@@ -63,8 +63,8 @@ class Loader(Dataset[Any]):
         self._collate: Callable[[list[Any]], Any] = spec.collate or default_collate
         self._indices = indices
         self._seed = seed
-        is_plain = type(spec.dataset) is TensorDataset and spec.label is None
-        self._tensors = spec.dataset.tensors if is_plain and spec.collate is None else None
+        is_plain = type(spec.dataset) is TensorDataset and spec.collate is None
+        self._tensors = spec.dataset.tensors if is_plain else None
 
     def batches(self, pieces: Sequence[tuple[int, int]], workers: int) -> Iterator[Loaded]:
         """The batches one after the other; the error of a bad one is raised when its turn comes."""
@@ -82,7 +82,7 @@ class Loader(Dataset[Any]):
 
     def __getitem__(self, piece: tuple[int, int]) -> Loaded | AuditError:
         """A batch, or, since a worker's exception would come with its traceback, its error."""
-        if self._tensors is not None:  # nothing is drawn
+        if self._tensors is not None and self._label is None:  # nothing is drawn
             return self.load(*piece)
         try:
             with drawing_from(self._seed, piece[0]):
@@ -92,16 +92,18 @@ class Loader(Dataset[Any]):
 
     def load(self, start: int, stop: int) -> Loaded:
         began = time.perf_counter()
-        labels: list[str] | None = None
+        indices = self._indices[start:stop]
+        items: Sequence[Any] = ()
         if self._tensors is not None:  # cut out at once what would be taken apart and put together
-            chosen = torch.from_numpy(self._indices[start:stop])
+            chosen = torch.from_numpy(indices)
             arguments = tuple(tensor[chosen.to(tensor.device)] for tensor in self._tensors)
+            if self._label is not None:
+                items = list(zip(*(tensor.unbind() for tensor in arguments), strict=True))
         else:
-            indices = self._indices[start:stop].tolist()
-            items = self._items(indices)
-            labels = None if self._label is None else self._labels(items, indices)
-            batch = self._collated(items, indices)
+            items = self._items(indices.tolist())
+            batch = self._collated(items, indices.tolist())
             arguments = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
+        labels = None if self._label is None else self._labels(items, indices.tolist())
         return Loaded(start, stop, arguments, labels, time.perf_counter() - began)
 
     def _items(self, indices: list[int]) -> list[Any]:
@@ -111,7 +113,7 @@ class Loader(Dataset[Any]):
         except Exception:
             return [item_of(dataset, index) for index in indices]  # finds out which one it was
 
-    def _labels(self, items: list[Any], indices: list[int]) -> list[str]:
+    def _labels(self, items: Sequence[Any], indices: list[int]) -> list[str]:
         assert self._label is not None
         found = []
         for item, index in zip(items, indices, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ import pyarrow.parquet as pq
 
 from pergrad.attribution import Findings, Samples
 from pergrad.audit.files import replacing, write_whole
+from pergrad.audit.shown import shown_table
+from pergrad.audit.spec import Spec
 
-__all__ = ["sample_table", "write_summary", "write_tables"]
+__all__ = ["sample_table", "write_shown", "write_summary", "write_tables"]
 
 
 def sample_table(samples: Samples, findings: Findings, labels: Sequence[str] | None) -> pa.Table:
@@ -54,15 +56,28 @@ def write_tables(
         ),
     }
     for name, table in tables.items():
-        with replacing(folder / f"{name}.parquet") as path:
-            # A dictionary of numbers that hardly repeat takes time and room.
-            pq.write_table(table, path, use_dictionary=["label"])
+        _write(folder / f"{name}.parquet", table)
+
+
+def write_shown(folder: Path, spec: Spec, indices: Iterable[int]) -> list[str]:
+    """`shown.parquet`, where the spec says how to show a sample; in words, what could not be shown."""
+    if spec.show is None:
+        return []
+    table, problems = shown_table(spec, indices)
+    _write(folder / "shown.parquet", table)
+    return problems
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """`summary.json`, the last file that an audit writes; numbers that are not finite become null."""
     text = json.dumps(_plain(summary), indent=2, allow_nan=False)
     write_whole(folder / "summary.json", f"{text}\n".encode())
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    with replacing(path) as unfinished:
+        # A dictionary of numbers that hardly repeat takes time and room.
+        pq.write_table(table, unfinished, use_dictionary=["label", "mode"])
 
 
 def _plain(value: Any) -> Any:

@@ -168,7 +168,7 @@ def _ranked(results: Results, row: int) -> _Ranked:
         int(samples["rank"][row]),
         index,
         results.label(index),
-        shown(results.folder, index, size=_LARGE),
+        shown(results.shown.get(index), size=_LARGE),
         results.evidence(row),
         figures,
         [_pushing(results, other) for other in helpers],
@@ -178,7 +178,7 @@ def _ranked(results: Results, row: int) -> _Ranked:
 
 
 def _pushing(results: Results, index: int) -> _Pushing:
-    return _Pushing(index, results.label(index), shown(results.folder, index, size=_SMALL))
+    return _Pushing(index, results.label(index), shown(results.shown.get(index), size=_SMALL))
 
 
 def _cosine(value: float) -> str:

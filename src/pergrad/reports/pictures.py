@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 __all__ = ["Shown", "shown"]
 
@@ -29,25 +30,21 @@ class Shown:
     left_out: int = 0  # characters beyond even that
 
 
-def shown(folder: Path, index: int, *, size: int) -> Shown:
-    """What `shown/<index>` of a results folder holds, a picture at most `size` pixels wide and high.
+def shown(row: Mapping[str, Any] | None, *, size: int) -> Shown:
+    """A row of `shown.parquet`, a picture at most `size` pixels wide and high.
 
-    A file that is missing or damaged gives an empty one: the other findings about the sample still hold.
+    A row that is missing or damaged gives an empty one: the other findings about the sample still hold.
     """
-    picture, text = folder / "shown" / f"{index}.png", folder / "shown" / f"{index}.txt"
-    if picture.exists():
-        return _picture(picture, size)
-    if text.exists():
-        return _text(text.read_text(encoding="utf-8", errors="replace"))
-    return Shown()
+    if row is None:
+        return Shown()
+    return _picture(row, size) if row["text"] is None else _text(row["text"])
 
 
-def _picture(path: Path, size: int) -> Shown:
+def _picture(row: Mapping[str, Any], size: int) -> Shown:
+    width, height = row["width"], row["height"]
     try:
-        with Image.open(path) as image:
-            image.load()
-            small = image.copy()
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError):
+        small = Image.frombytes(row["mode"], (width, height), row["pixels"])
+    except (ValueError, TypeError):
         return Shown()
     small.thumbnail((size, size))
     held = io.BytesIO()
@@ -58,7 +55,7 @@ def _picture(path: Path, size: int) -> Shown:
         small.save(held, format="PNG", optimize=True)
     data = base64.b64encode(held.getvalue()).decode("ascii")
     uri = f"data:image/{'jpeg' if is_photo else 'png'};base64,{data}"
-    return Shown(uri, small.width, small.height, max(image.size) <= _PIXELS)
+    return Shown(uri, small.width, small.height, max(width, height) <= _PIXELS)
 
 
 def _text(text: str) -> Shown:

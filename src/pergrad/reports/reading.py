@@ -16,10 +16,11 @@ from pergrad.errors import AuditError
 
 __all__ = ["Results", "read_results"]
 
-_FORMAT = 1
+_FORMAT = 2  # pictures and texts are one table; in 1 each was a file
 _SAMPLES = ("index", "loss", "norm", "alignment", "self_influence", "suspicion", "rank", "evidence")
 _DUPLICATES = ("index_a", "index_b", "cosine")
 _PUSHES = ("index", "other", "cosine")
+_SHOWN = ("index", "text", "mode", "width", "height", "pixels")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Results:
     duplicates: Mapping[str, np.ndarray]  # index_a, index_b, cosine
     pushes: Mapping[str, np.ndarray]  # index, other, cosine
     table: pa.Table  # of samples, for what is read of few of them: evidence and label
+    shown: Mapping[int, Mapping[str, Any]]  # by index, the picture or text of those that have one
 
     def __len__(self) -> int:
         return len(self.samples["index"])
@@ -70,7 +72,8 @@ class Results:
 def read_results(folder: str | Path) -> Results:
     """The results of a finished audit; a folder that holds none, or a damaged one, is refused.
 
-    `pushes.parquet` may be missing: then nobody is said to push.
+    `pushes.parquet` may be missing: then nobody is said to push. So may `shown.parquet`: then there is
+    nothing to show.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -85,7 +88,13 @@ def read_results(folder: str | Path) -> Results:
     if (path / "pushes.parquet").exists():
         pushes = _columns(_table(path / "pushes.parquet", _PUSHES), _PUSHES)
     samples = _columns(table, columns)
-    return Results(path, summary, samples, _columns(duplicates, _DUPLICATES), pushes, table)
+    shown: list[dict[str, Any]] = []
+    if (path / "shown.parquet").exists():
+        shown = _table(path / "shown.parquet", _SHOWN).to_pylist()
+    return Results(
+        *(path, summary, samples, _columns(duplicates, _DUPLICATES), pushes, table),
+        shown={row["index"]: row for row in shown},
+    )
 
 
 def _summary(path: Path) -> dict[str, Any]:
