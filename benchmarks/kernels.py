@@ -84,7 +84,7 @@ def outer_products(
     yield Pair(
         "columns",
         shape,
-        lambda: launchers.column_squared_norms([g], [], [])[0],
+        lambda: launchers.column_squared_norms([g], [], [], [])[0],
         lambda: by_tiles([biases], bound),
         lambda: g.double().sum(1).square().sum(1),
     )

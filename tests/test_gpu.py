@@ -241,12 +241,16 @@ def test_norms_of_cancelling_positions_in_low_precision(dtype: torch.dtype) -> N
         assert ((way.sqrt() / exact) - 1).abs().max() < 1e-3
 
 
+BACKENDS = ["inductor", "eager"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["attention", "convolutions"])
-def test_compiled_step_gives_what_the_recorded_one_gives(name: str) -> None:
+def test_compiled_step_gives_what_the_recorded_one_gives(name: str, backend: str) -> None:
     model, x = build(name)
     model, x = model.float(), x.float()
     norms, clipped = pergrad.Norms(), pergrad.ClippedSum(1.0)
-    step = pergrad.compiled(model, loss, norms, clipped)
+    step = pergrad.compiled(model, loss, norms, clipped, backend=backend)
     step(x)
     expected = norms.result, flat(clipped.result)
     step(x)
@@ -260,13 +264,14 @@ def test_compiled_step_gives_what_the_recorded_one_gives(name: str) -> None:
     assert not torch.allclose(norms.result, expected[0], rtol=1e-3)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["attention", "convolutions"])
-def test_cuda_graph_of_a_step_gives_what_the_recorded_one_gives(name: str) -> None:
+def test_cuda_graph_of_a_step_gives_what_the_recorded_one_gives(name: str, backend: str) -> None:
     model, x = build(name)
     model, x = model.float(), x.float()
     others = [torch.randn_like(x) for _ in range(3)]
     norms, clipped = pergrad.Norms(), pergrad.ClippedSum(1.0)
-    step = pergrad.compiled(model, loss, norms, clipped, cuda_graphs=True)
+    step = pergrad.compiled(model, loss, norms, clipped, cuda_graphs=True, backend=backend)
     found = []
     for batch in (x, x, x, *others):  # recorded, compiled, captured, replayed
         losses = step(batch)
@@ -280,15 +285,18 @@ def test_cuda_graph_of_a_step_gives_what_the_recorded_one_gives(name: str) -> No
         assert_near(c, flat(clipped.result), "clipped sum")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_compiled_clipped_sum_leaves_out_what_is_not_finite(cuda_graphs: bool) -> None:
+def test_compiled_clipped_sum_leaves_out_what_is_not_finite(
+    cuda_graphs: bool, backend: str
+) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 33)).to(DEVICE)
     x = torch.randn(6, 40, 64, device=DEVICE)
     bad = x.clone()
     bad[2, 5, 7] = float("nan")
     clipped = pergrad.ClippedSum(1.0)
-    step = pergrad.compiled(model, loss, clipped, cuda_graphs=cuda_graphs)
+    step = pergrad.compiled(model, loss, clipped, cuda_graphs=cuda_graphs, backend=backend)
     for batch in (x, x, x, bad, x):
         with torch.autocast(DEVICE, torch.bfloat16):
             step(batch)
@@ -298,6 +306,33 @@ def test_compiled_clipped_sum_leaves_out_what_is_not_finite(cuda_graphs: bool) -
         found, exact = flat(clipped.result), flat(expected.result)
         assert (found - exact).norm() < 0.02 * exact.norm()
     assert step.graphs == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layer_norms_of_what_lies_otherwise_and_far_from_zero(dtype: torch.dtype) -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.LayerNorm(48), nn.Linear(48, 5)
+
+        def forward(self, x: Tensor) -> Tensor:  # (n, 48, t)
+            return self.head(self.norm(x.transpose(1, 2)))
+
+    torch.manual_seed(0)
+    model, x = Turned().to(DEVICE), (3 + torch.randn(6, 48, 70, device=DEVICE)).to(dtype)
+    exact = loop_grads(model.double(), loss, x.double())
+    wanted = torch.stack([g.flatten(1).norm(dim=1) for g in exact.values()])
+    model.to(dtype)
+    norms, clipped = pergrad.Norms(), pergrad.ClippedSum(1e9)
+    step = pergrad.compiled(model, loss, norms, clipped, backend="eager")
+    for call in range(3):  # recorded, traced, and again
+        step(x)
+        found = torch.stack(list(norms.per_param.values())).double()
+        limit = 1e-5 if dtype == torch.float32 else 0.05
+        assert (found / wanted - 1).abs().max() < limit, call
+        for name, total in clipped.result.items():
+            summed = exact[name].sum(0)
+            assert (total - summed).norm() < limit * wanted[list(exact).index(name)].sum(), name
 
 
 def test_cuda_graph_sees_weights_that_change_or_lie_elsewhere() -> None:

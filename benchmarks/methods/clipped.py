@@ -13,9 +13,9 @@ from benchmarks.loop import clip_bound
 from benchmarks.methods.grads import (
     Gradients,
     backpack_batch_grad,
-    compiled_by_pergrad,
     expanded_weights,
     opacus_hooks,
+    register_compiled,
     vmapped,
 )
 from benchmarks.methods.norms import norms_of
@@ -58,29 +58,11 @@ def pergrad_clipped_low(task: Task) -> Step:
     return _pergrad(task, "low")
 
 
-@method(
-    "pergrad-clipped-compiled",
-    "pergrad.compiled",
-    quantity="clipped",
-    requires="pergrad",
-    compiled=True,
+register_compiled(
+    *("pergrad-clipped", "clipped"),
+    lambda task: importlib.import_module("pergrad").ClippedSum(clip_bound(task)),
+    lambda sums: sums,
 )
-def pergrad_clipped_compiled(task: Task) -> Step:
-    pergrad = importlib.import_module("pergrad")
-    return compiled_by_pergrad(task, pergrad.ClippedSum(clip_bound(task)))
-
-
-@method(
-    "pergrad-clipped-graphs",
-    "pergrad.compiled, CUDA graphs",
-    quantity="clipped",
-    requires="pergrad",
-    compiled=True,
-    graphs=True,
-)
-def pergrad_clipped_graphs(task: Task) -> Step:
-    pergrad = importlib.import_module("pergrad")
-    return compiled_by_pergrad(task, pergrad.ClippedSum(clip_bound(task)), cuda_graphs=True)
 
 
 @method("opacus-ghost", "Opacus ghost, two passes", quantity="clipped", requires="opacus")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils._per_sample_grad import call_for_per_sample_grads as expanded_weights_call
 
-from benchmarks.methods.registry import Step, method, whole_graph
+from benchmarks.methods.registry import Quantity, Step, method, whole_graph
 from benchmarks.models import Task
 
 Gradients = dict[str, Tensor]
@@ -49,21 +49,49 @@ def pergrad_record(task: Task) -> Step:
     return step
 
 
-def compiled_by_pergrad(
-    task: Task, quantity: Any, *, cuda_graphs: bool = False
-) -> Callable[[], Any]:
+_COMPILED: dict[str, tuple[str, dict[str, Any]]] = {
+    "traced": ('pergrad.compiled(backend="eager")', {"backend": "eager"}),
+    "compiled": ("pergrad.compiled", {}),
+    "graphs": ("pergrad.compiled, CUDA graphs", {"cuda_graphs": True}),
+}
+
+
+def register_compiled(
+    prefix: str,
+    quantity: Quantity,
+    made: Callable[[Task], Any],
+    results: Callable[[Any], Gradients],
+    ways: Iterable[str] = _COMPILED,
+) -> None:
+    """Methods by `pergrad.compiled`, of the quantity object that `made` gives."""
+    for way in ways:
+        title, options = _COMPILED[way]
+
+        def prepare(task: Task, options: dict[str, Any] = options) -> Step:
+            run = _compiled_by_pergrad(task, made(task), options)
+            return lambda: results(run())
+
+        method(
+            *(f"{prefix}-{way}", title),
+            quantity=quantity,
+            requires="pergrad",
+            compiled=way != "traced",
+            graphs=way == "graphs",
+        )(prepare)
+
+
+def _compiled_by_pergrad(task: Task, quantity: Any, options: dict[str, Any]) -> Callable[[], Any]:
     """A step of `pergrad.compiled`, which gives the quantity's result; it is compiled when this returns.
 
     A step that cannot be compiled would go on as it is, with a warning: here that is an error.
     """
     pergrad = importlib.import_module("pergrad")
     loss = lambda model, x, y: task.loss(model(x), y)  # noqa: E731
-    step = pergrad.compiled(task.model, loss, quantity, cuda_graphs=cuda_graphs)
+    step = pergrad.compiled(task.model, loss, quantity, **options)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="pergrad.compiled")
-        for _ in range(
-            3
-        ):  # the first call with a signature is not compiled, the second not captured
+        # The first call with a signature is not compiled, the second not captured.
+        for _ in range(3):
             step(task.inputs, task.targets)
     if step.graphs != 1:
         raise RuntimeError(f"three calls of pergrad.compiled made {step.graphs} graphs, expected 1")
@@ -75,10 +103,16 @@ def compiled_by_pergrad(
     return run
 
 
-@method("pergrad-compiled", "pergrad.compiled", quantity="grads", requires="pergrad", compiled=True)
-def pergrad_compiled(task: Task) -> Step:
-    pergrad = importlib.import_module("pergrad")
-    return compiled_by_pergrad(task, pergrad.Grads())
+def _unchanged(gradients: Gradients) -> Gradients:
+    return gradients
+
+
+register_compiled(
+    *("pergrad", "grads"),
+    lambda _: importlib.import_module("pergrad").Grads(),
+    _unchanged,
+    ("traced", "compiled"),  # as a graph, copies of the results cost more than it saves
+)
 
 
 @method("expanded-weights", "torch ExpandedWeights", quantity="grads")
@@ -89,10 +123,6 @@ def expanded_weights(task: Task) -> Step:
         return _grad_samples(task.model)
 
     return step
-
-
-def _unchanged(gradients: Gradients) -> Gradients:
-    return gradients
 
 
 def vmapped(

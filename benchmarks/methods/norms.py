@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from benchmarks.methods.grads import (
     Gradients,
     by_backpack,
-    compiled_by_pergrad,
     expanded_weights,
+    register_compiled,
     vmapped,
 )
 from benchmarks.methods.registry import Step, method
@@ -53,31 +53,11 @@ def pergrad_norms_call(task: Task) -> Step:
     return step
 
 
-@method(
-    "pergrad-norms-compiled",
-    "pergrad.compiled",
-    quantity="norms",
-    requires="pergrad",
-    compiled=True,
+register_compiled(
+    *("pergrad-norms", "norms"),
+    lambda _: importlib.import_module("pergrad").Norms(),
+    lambda norms: {"norms": norms},
 )
-def pergrad_norms_compiled(task: Task) -> Step:
-    pergrad = importlib.import_module("pergrad")
-    run = compiled_by_pergrad(task, pergrad.Norms())
-    return lambda: {"norms": run()}
-
-
-@method(
-    "pergrad-norms-graphs",
-    "pergrad.compiled, CUDA graphs",
-    quantity="norms",
-    requires="pergrad",
-    compiled=True,
-    graphs=True,
-)
-def pergrad_norms_graphs(task: Task) -> Step:
-    pergrad = importlib.import_module("pergrad")
-    run = compiled_by_pergrad(task, pergrad.Norms(), cuda_graphs=True)
-    return lambda: {"norms": run()}
 
 
 @method("opacus-ghost-norms", "Opacus ghost", quantity="norms", requires="opacus")

@@ -70,13 +70,19 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="module", params=["inductor", "eager"])
+def backend(request) -> str:
+    """What runs a traced step."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def trained() -> tuple[pergrad.engine.CompiledStep, Tied, list[pergrad.Quantity]]:
+def trained(backend: str) -> tuple[pergrad.engine.CompiledStep, Tied, list[pergrad.Quantity]]:
     """One step with all quantities, compiled once for all tests that only look at it."""
     torch.manual_seed(0)
     model = Tied().double()
     quantities = every_quantity(model)
-    step = pergrad.compiled(model, losses, *quantities)
+    step = pergrad.compiled(model, losses, *quantities, backend=backend)
     words = batch()
     step(*words)
     step(*words)
@@ -112,7 +118,7 @@ class Grouped(nn.Module):
         return self.of_vectors(h.mean(2).view(len(x), 2, 4).sum(1))
 
 
-def test_gradients_of_group_norms_are_those_of_a_recorded_step() -> None:
+def test_gradients_of_group_norms_are_those_of_a_recorded_step(backend: str) -> None:
     model = Grouped().double()
     for p in model.parameters():
         nn.init.normal_(p)
@@ -121,7 +127,7 @@ def test_gradients_of_group_norms_are_those_of_a_recorded_step() -> None:
         return model(x).square().sum(1)
 
     grads, expected = pergrad.Grads(), pergrad.Grads()
-    step = pergrad.compiled(model, loss, grads)
+    step = pergrad.compiled(model, loss, grads, backend=backend)
     for _ in range(2):
         step(torch.randn(4, 4, 4, 4).double())
     assert step.graphs == 1
@@ -152,9 +158,11 @@ class Nested(pergrad.Quantity):
         pass
 
 
-def test_a_quantity_may_hold_its_results_in_any_container() -> None:
+def test_a_quantity_may_hold_its_results_in_any_container(backend: str) -> None:
     model, nested = nn.Linear(3, 2), Nested()
-    step = pergrad.compiled(model, lambda model, x: model(x).square().sum(1), nested)
+    step = pergrad.compiled(
+        model, lambda model, x: model(x).square().sum(1), nested, backend=backend
+    )
     for _ in range(2):
         step(torch.randn(4, 3))
     assert step.graphs == 1
@@ -219,7 +227,9 @@ class Wide(nn.Module):
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_large_results_are_those_of_single_samples_and_stay_as_they_are(reduction: str) -> None:
+def test_large_results_are_those_of_single_samples_and_stay_as_they_are(
+    reduction: str, backend: str
+) -> None:
     model = Wide().double()
 
     def loss(model: nn.Module, words: Tensor, labels: Tensor) -> Tensor:
@@ -232,7 +242,7 @@ def test_large_results_are_those_of_single_samples_and_stay_as_they_are(reductio
 
     batches = [(torch.randint(700, (4, 6)), torch.randint(300, (4,))) for _ in range(5)]
     grads = pergrad.Grads()
-    step = pergrad.compiled(model, loss, grads, loss_reduction=reduction)
+    step = pergrad.compiled(model, loss, grads, loss_reduction=reduction, backend=backend)
     found = []
     for words in batches:
         step(*words)
@@ -242,7 +252,7 @@ def test_large_results_are_those_of_single_samples_and_stay_as_they_are(reductio
         torch.testing.assert_close(flat(result), alone(*words))
 
 
-def test_samples_that_are_not_finite_add_nothing_to_a_compiled_clipped_sum() -> None:
+def test_samples_that_are_not_finite_add_nothing_to_a_compiled_clipped_sum(backend: str) -> None:
     model = nn.Linear(4, 3).double()
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
@@ -252,7 +262,7 @@ def test_samples_that_are_not_finite_add_nothing_to_a_compiled_clipped_sum() -> 
     x[1, 3] = torch.nan
     x[4, 0] = torch.inf
     clipped = pergrad.ClippedSum(0.5)
-    step = pergrad.compiled(model, loss, clipped)
+    step = pergrad.compiled(model, loss, clipped, backend=backend)
     for _ in range(2):
         step(x)
     assert step.graphs == 1
@@ -261,9 +271,9 @@ def test_samples_that_are_not_finite_add_nothing_to_a_compiled_clipped_sum() -> 
     assert_near(flat(clipped.result), flat(expected.result))
 
 
-def test_results_of_the_last_call_are_let_go_of_before_the_next_one_runs() -> None:
+def test_results_of_the_last_call_are_let_go_of_before_the_next_one_runs(backend: str) -> None:
     model, norms = nn.Linear(3, 2), pergrad.Norms()
-    step = pergrad.compiled(model, lambda model, x: model(x).sum(1), norms)
+    step = pergrad.compiled(model, lambda model, x: model(x).sum(1), norms, backend=backend)
     x = torch.randn(4, 3)
     for _ in range(3):
         step(x)
@@ -286,9 +296,11 @@ def test_what_is_seen_once_is_not_compiled() -> None:
     assert step.graphs == 0
 
 
-def test_shapes_modes_and_frozen_parameters_have_graphs_of_their_own() -> None:
+def test_shapes_modes_and_frozen_parameters_have_graphs_of_their_own(backend: str) -> None:
     model, norms = nn.Linear(3, 2), pergrad.Norms()
-    step = pergrad.compiled(model, lambda model, x: model(x).square().sum(1), norms)
+    step = pergrad.compiled(
+        model, lambda model, x: model(x).square().sum(1), norms, backend=backend
+    )
 
     def check(x: Tensor, graphs: int) -> None:
         for _ in range(2):
@@ -303,9 +315,9 @@ def test_shapes_modes_and_frozen_parameters_have_graphs_of_their_own() -> None:
     check(torch.randn(4, 3), 3)
 
 
-def test_dropout_draws_fresh_numbers_in_each_call() -> None:
+def test_dropout_draws_fresh_numbers_in_each_call(backend: str) -> None:
     model, norms = Tied(dropout=0.5), pergrad.Norms()
-    step = pergrad.compiled(model, losses, norms)
+    step = pergrad.compiled(model, losses, norms, backend=backend)
     words, labels = batch()
     found = []
     for _ in range(4):
@@ -315,9 +327,11 @@ def test_dropout_draws_fresh_numbers_in_each_call() -> None:
     assert not torch.equal(found[2], found[3])
 
 
-def test_autocast_is_part_of_the_signature() -> None:
+def test_autocast_is_part_of_the_signature(backend: str) -> None:
     model, grads = nn.Linear(8, 2), pergrad.Grads()
-    step = pergrad.compiled(model, lambda model, x: model(x).float().square().sum(1), grads)
+    step = pergrad.compiled(
+        model, lambda model, x: model(x).float().square().sum(1), grads, backend=backend
+    )
     x = torch.randn(4, 8)
     step(x)
     with torch.autocast("cpu", torch.bfloat16):
@@ -342,13 +356,13 @@ class Exactly(nn.Module):
             return self.head(h)
 
 
-def test_what_is_exempt_from_autocast_is_not_rounded_in_a_compiled_step() -> None:
+def test_what_is_exempt_from_autocast_is_not_rounded_in_a_compiled_step(backend: str) -> None:
     model, grads, expected = Exactly(), pergrad.Grads(), pergrad.Grads()
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         return model(x).square().sum(1)
 
-    step = pergrad.compiled(model, loss, grads)
+    step = pergrad.compiled(model, loss, grads, backend=backend)
     x = torch.randn(4, 3, 8)
     with torch.autocast("cpu", torch.bfloat16):
         for _ in range(2):
@@ -375,13 +389,13 @@ def test_too_many_signatures_run_uncompiled_with_one_warning() -> None:
     assert_near(norms.result, pergrad.norms(model, lambda model, x: model(x).sum(1), x))
 
 
-def test_model_that_looks_at_values_goes_on_uncompiled_and_says_why() -> None:
+def test_model_that_looks_at_values_goes_on_uncompiled_and_says_why(backend: str) -> None:
     class Looking(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x if x.sum().item() > 0 else -x)
 
     model, norms = Looking(3, 2), pergrad.Norms()
-    step = pergrad.compiled(model, lambda model, x: model(x).sum(1), norms)
+    step = pergrad.compiled(model, lambda model, x: model(x).sum(1), norms, backend=backend)
     x = torch.randn(4, 3)
     step(x)
     with pytest.warns(UserWarning, match="cannot be traced and goes on uncompiled"):
@@ -391,6 +405,11 @@ def test_model_that_looks_at_values_goes_on_uncompiled_and_says_why() -> None:
         step(x)
     assert step.graphs == 0
     assert_near(norms.result, pergrad.norms(model, lambda model, x: model(x).sum(1), x))
+
+
+def test_unknown_backend_is_refused() -> None:
+    with pytest.raises(pergrad.PergradError, match=r"backend must be one of .*, got 'aot_eager'"):
+        pergrad.compiled(nn.Linear(2, 1), losses, pergrad.Norms(), backend="aot_eager")
 
 
 def test_nothing_to_compute_is_refused() -> None:

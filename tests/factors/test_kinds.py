@@ -14,6 +14,7 @@ from pergrad.factors import (
     Dense,
     ElementProduct,
     Factor,
+    NormalizedProduct,
     OuterProduct,
     PositionSum,
     RowSum,
@@ -60,6 +61,16 @@ def test_element_product_sums_over_positions(n: int, t: int, shape: tuple[int, .
     g, x = data(n, t, *shape), data(n, t, *shape)
     expected = summed(n, shape, lambda k: [g[k, j] * x[k, j] for j in range(t)])
     assert_near(ElementProduct(g, x).materialize(), expected)
+
+
+@pytest.mark.parametrize(("n", "t"), SHAPES)
+@pytest.mark.parametrize("shape", [(4,), (2, 3)], ids=str)
+def test_normalized_product_sums_over_positions(n: int, t: int, shape: tuple[int, ...]) -> None:
+    g, x, mean, inverse = data(n, t, *shape), data(n, t, *shape), data(n, t), data(n, t)
+    expected = summed(
+        n, shape, lambda k: [g[k, j] * (x[k, j] - mean[k, j]) * inverse[k, j] for j in range(t)]
+    )
+    assert_near(NormalizedProduct(g, x, mean, inverse).materialize(), expected)
 
 
 @pytest.mark.parametrize(("n", "t"), SHAPES)
@@ -164,6 +175,7 @@ def uses_of_one_weight() -> dict[str, Factor]:
         "outer in lower precision": OuterProduct(data(2, 2, 3), data(2, 2, 4).float()),
         "position": PositionSum(data(2, 5, 3, 4)),
         "element": ElementProduct(data(2, 5, 3, 4), data(2, 5, 3, 4)),
+        "normalized": NormalizedProduct(data(2, 5, 3, 4), data(2, 5, 3, 4), data(2, 5), data(2, 5)),
         "row": RowSum(torch.tensor([[0, 2], [1, 1]]), data(2, 2, 4), 3),
         "dense": Dense(data(2, 3, 4)),
         "by owner": ByOwner(OuterProduct(data(3, 2, 3), data(3, 2, 4)), owner, 2),

@@ -20,13 +20,13 @@ def _some(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
 def test_norms_of_column_sums(device: torch.device, dtype: torch.dtype) -> None:
     gs = _some(device, dtype)
     exact = torch.stack([_exact(g) for g in gs])
-    torch.testing.assert_close(column_squared_norms(gs, [], []), exact, rtol=1e-5, atol=0)
+    torch.testing.assert_close(column_squared_norms(gs, [], [], []), exact, rtol=1e-5, atol=0)
 
 
 def test_norms_of_column_sums_of_products(device: torch.device, dtype: torch.dtype) -> None:
     gs, xs = _some(device, dtype), _some(device, torch.float32)
     exact = torch.stack([_exact(g, x) for g, x in zip(gs, xs, strict=True)])
-    torch.testing.assert_close(column_squared_norms(gs, xs, []), exact, rtol=1e-5, atol=0)
+    torch.testing.assert_close(column_squared_norms(gs, xs, [], []), exact, rtol=1e-5, atol=0)
 
 
 def test_norms_of_g_alone_come_with_those_of_products(
@@ -36,8 +36,32 @@ def test_norms_of_g_alone_come_with_those_of_products(
     gs[1] = gs[1].mT.contiguous().mT  # a launch of its own
     products = [_exact(g, x) for g, x in zip(gs, xs, strict=True)]
     exact = torch.stack([*products, _exact(gs[3]), _exact(gs[0]), _exact(gs[1])])
-    found = column_squared_norms(gs, xs, [3, 0, 1])
+    found = column_squared_norms(gs, xs, [], [3, 0, 1])
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_what_x_is_normalized_by_is_read_with_it(
+    is_turned: bool, device: torch.device, dtype: torch.dtype
+) -> None:
+    gs, xs = _some(device, torch.float32), [3 + x for x in _some(device, dtype)]
+    if is_turned:
+        xs[1] = xs[1].mT.contiguous().mT
+    means = [x.float().mean(2) for x in xs]
+    inverses = [torch.rand_like(mean) + 1 for mean in means]
+    normalized = [
+        (x.double() - mean.double()[..., None]) * inverse.double()[..., None]
+        for x, mean, inverse in zip(xs, means, inverses, strict=True)
+    ]
+    products = [_exact(g, x) for g, x in zip(gs, normalized, strict=True)]
+    exact = torch.stack([*products, _exact(gs[2])])
+    found = column_squared_norms(gs, xs, [*means, *inverses], [2])
+    torch.testing.assert_close(found, exact, rtol=1e-4, atol=0)
+    sums, squares = column_sums(gs, xs, [*means, *inverses], [2])
+    torch.testing.assert_close(squares, found)
+    of_products = [(g.double() * x).sum(1) for g, x in zip(gs, normalized, strict=True)]
+    expected = torch.cat([*of_products, gs[2].double().sum(1)], 1)
+    torch.testing.assert_close(sums.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -45,8 +69,10 @@ def test_rows_may_begin_where_wide_loads_cannot(
     first: int, device: torch.device, dtype: torch.dtype
 ) -> None:
     g, x = torch.randn(2, 2, 20, 24, device=device).to(dtype)[..., first : first + 16].unbind()
-    torch.testing.assert_close(column_squared_norms([g], [], [])[0], _exact(g), rtol=1e-5, atol=0)
-    found = column_squared_norms([g], [x], [0])
+    torch.testing.assert_close(
+        column_squared_norms([g], [], [], [])[0], _exact(g), rtol=1e-5, atol=0
+    )
+    found = column_squared_norms([g], [x], [], [0])
     exact = torch.stack([_exact(g, x), _exact(g)])
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=0)
 
@@ -55,28 +81,30 @@ def test_sums_are_side_by_side(device: torch.device, dtype: torch.dtype) -> None
     gs, xs = _some(device, dtype), _some(device, torch.float32)
     gs[1] = gs[1].mT.contiguous().mT  # a launch of its own
     for others in ([], xs):
-        sums, squares = column_sums(gs, others, [])
+        sums, squares = column_sums(gs, others, [], [])
         terms = [g.double() * x for g, x in zip(gs, others, strict=True)] if others else gs
         exact = torch.cat([one.double().sum(1) for one in terms], 1)
         torch.testing.assert_close(sums.double(), exact, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(squares, column_squared_norms(gs, others, []))
+        torch.testing.assert_close(squares, column_squared_norms(gs, others, [], []))
 
 
 def test_sums_of_g_alone_follow_those_of_products(device: torch.device, dtype: torch.dtype) -> None:
     gs, xs = _some(device, dtype), _some(device, torch.float32)
-    sums, squares = column_sums(gs, xs, [2, 0])
+    sums, squares = column_sums(gs, xs, [], [2, 0])
     terms = [g.double() * x for g, x in zip(gs, xs, strict=True)] + [gs[2].double(), gs[0].double()]
     exact = torch.cat([one.sum(1) for one in terms], 1)
     torch.testing.assert_close(sums.double(), exact, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(squares, column_squared_norms(gs, xs, [2, 0]))
+    torch.testing.assert_close(squares, column_squared_norms(gs, xs, [], [2, 0]))
 
 
 def test_columns_need_not_be_neighbours(device: torch.device, dtype: torch.dtype) -> None:
     g = torch.randn(2, 6, 50, device=device).to(dtype).mT
     shared = torch.randn(1, 50, 6, device=device).to(dtype).expand(2, -1, -1)
-    torch.testing.assert_close(column_squared_norms([g], [], [])[0], _exact(g), rtol=1e-5, atol=0)
     torch.testing.assert_close(
-        column_squared_norms([g], [shared], [])[0], _exact(g, shared), rtol=1e-5, atol=0
+        column_squared_norms([g], [], [], [])[0], _exact(g), rtol=1e-5, atol=0
+    )
+    torch.testing.assert_close(
+        column_squared_norms([g], [shared], [], [])[0], _exact(g, shared), rtol=1e-5, atol=0
     )
 
 
@@ -88,6 +116,6 @@ def test_each_tensor_may_lie_its_own_way(device: torch.device, dtype: torch.dtyp
     gs = [lying(k // 3) for k in range(9)]
     xs = [lying(k % 3) for k in range(9)]
     exact = torch.stack([_exact(g, x) for g, x in zip(gs, xs, strict=True)])
-    torch.testing.assert_close(column_squared_norms(gs, xs, []), exact, rtol=1e-5, atol=0)
+    torch.testing.assert_close(column_squared_norms(gs, xs, [], []), exact, rtol=1e-5, atol=0)
     alone = torch.stack([_exact(g) for g in gs])
-    torch.testing.assert_close(column_squared_norms(gs, [], []), alone, rtol=1e-5, atol=0)
+    torch.testing.assert_close(column_squared_norms(gs, [], [], []), alone, rtol=1e-5, atol=0)

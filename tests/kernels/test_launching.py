@@ -21,8 +21,8 @@ def test_every_launcher_leaves_its_operation_in_a_trace(device: torch.device) ->
     calls = {
         "gram_squared_norms": ([g], [x]),
         "mended_squared_norms": (norms, norms, g, x),
-        "column_squared_norms": ([g], [], []),
-        "column_sums": ([g], [], []),
+        "column_squared_norms": ([g], [], [], []),
+        "column_sums": ([g], [], [], []),
         "tile_squared_norms": (g, x),
         "rank_one_squared_norms": (g[:, 0], x[:, 0]),
         "table_squared_norms": (index, g),

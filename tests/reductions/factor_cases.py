@@ -13,6 +13,7 @@ from pergrad.factors import (
     Dense,
     ElementProduct,
     Factor,
+    NormalizedProduct,
     OuterProduct,
     PositionSum,
     RowSum,
@@ -88,6 +89,11 @@ def convolution(
     )
 
 
+def normalized(n: int, t: int, *shape: int) -> NormalizedProduct:
+    statistics = data(n, t, seed=2), data(n, t, seed=3)
+    return NormalizedProduct(data(n, t, *shape), data(n, t, *shape, seed=1), *statistics)
+
+
 def by_owner(of: Callable[[int], Factor]) -> Uses:
     """Seven rows of samples 0, 1 and 3, in no order; sample 2 has none."""
     return [ByOwner(of(7), torch.tensor([3, 0, 3, 1, 3, 0, 1]), N)]
@@ -102,6 +108,7 @@ _VECTORS: dict[str, Callable[[], Uses]] = {
     "vector by position": lambda: [PositionSum(data(N, 3, 5))],
     "vector by no position": lambda: [PositionSum(data(N, 0, 5))],
     "vector by element": lambda: [ElementProduct(data(N, 3, 5), data(N, 3, 5, seed=1))],
+    "vector, normalized": lambda: [normalized(N, 3, 5)],
     "vector, several": lambda: [
         PositionSum(data(N, 3, 5)),
         ElementProduct(data(N, 2, 5), data(N, 2, 5, seed=1)),
@@ -119,6 +126,7 @@ _MATRICES: dict[str, Callable[[], Uses]] = {
     "wide, few positions": lambda: [outer(N, 2, 12, 14)],
     "matrix by position": lambda: [PositionSum(data(N, 2, 6, 5))],
     "matrix by element": lambda: [ElementProduct(data(N, 2, 6, 5), data(N, 2, 6, 5, seed=1))],
+    "matrix, normalized": lambda: [normalized(N, 2, 6, 5)],
     "rows": lambda: [rows(N, 5)],
     "one look-up": lambda: [rows(N, 1)],
     "no look-up": lambda: [rows(N, 0)],
@@ -137,6 +145,7 @@ _OWNED: dict[str, Callable[[], Uses]] = {
     "owned elements": lambda: by_owner(
         lambda n: ElementProduct(data(n, 2, 6, 5), data(n, 2, 6, 5, seed=1))
     ),
+    "owned normalized": lambda: by_owner(lambda n: normalized(n, 2, 6, 5)),
     "owned products": lambda: by_owner(lambda n: outer(n, 2)),
     "owned single products": lambda: by_owner(lambda n: outer(n, 1, 14, 12)),
     "owned rows": lambda: by_owner(lambda n: rows(n, 2)),

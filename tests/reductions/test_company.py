@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pergrad
-from pergrad.factors import Dense, ElementProduct, OuterProduct, PositionSum
+from pergrad.factors import Dense, ElementProduct, NormalizedProduct, OuterProduct, PositionSum
 from pergrad.reductions import SampleGradients, SquaredNorms, norms, sums
 from pergrad.reductions.company import weighted_sums
 from pergrad.testing import loop_grads
@@ -101,8 +101,10 @@ def test_sums_come_with_what_reads_the_same_gradients(launched: list[str]) -> No
     g, h, x = torch.randn(3, 2, 5, 4, device=_device()).unbind()
     of_one = [ElementProduct(g, x), PositionSum(g), PositionSum(g)]  # the last by itself
     of_another = [ElementProduct(h, x), PositionSum(g), PositionSum(h.clone())]
-    factors = [*of_one, *of_another]
-    for bound, launches in ((10**6, 2), (1, 6)):
+    statistics = torch.randn(2, 2, 5, device=_device()).unbind()
+    of_a_third = [NormalizedProduct(x, h, *statistics), PositionSum(x)]
+    factors = [*of_one, *of_another, *of_a_third]
+    for bound, launches in ((10**6, 3), (1, 8)):
         launched.clear()
         together = SquaredNorms()
         for k, factor in enumerate(factors):
@@ -163,6 +165,7 @@ def test_gradients_of_one_launch_take_the_place_of_factors_that_are_kept(
         PositionSum(torch.randn(3, 5, device=_device())),
         PositionSum(torch.randn(3, 5, 6, device=_device())),
         *(ElementProduct(g, x), PositionSum(g)),  # which come together
+        NormalizedProduct(x, g, *torch.randn(2, 3, 5, device=_device())),
     ]
     exact = [f.materialize() for f in factors]
     many = [SampleGradients([f], 2.0, bound=10**6) for f in factors]

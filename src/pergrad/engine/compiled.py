@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
@@ -20,6 +21,9 @@ from pergrad.engine.recording import check_module, check_quantities
 from pergrad.engine.replay import Replayed, check_devices
 from pergrad.engine.rewriting import rewrite
 from pergrad.engine.scopes import run_recorded
+from pergrad.engine.straight import straight
+from pergrad.errors import PergradError
+from pergrad.factors import without_compiler
 from pergrad.quantities import Quantity
 
 if TYPE_CHECKING:
@@ -29,11 +33,14 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledStep", "compiled"]
 
+Backend: TypeAlias = Literal["inductor", "eager"]
+
 
 def compiled(
     model: nn.Module,
     loss_fn: Callable[..., Tensor],
     *quantities: Quantity,
+    backend: Backend = "inductor",
     max_graphs: int = 8,
     cuda_graphs: bool = False,
     **options: Unpack[RecordOptions],
@@ -46,7 +53,8 @@ def compiled(
     Random functions draw fresh numbers in each call.
 
     The first call with a signature runs as `pergrad.record` does, the second one is compiled, which
-    takes seconds for a small model and minutes for a large one. A model whose control flow depends on values
+    takes seconds for a small model and minutes for a large one; with backend="eager" it is traced alone,
+    which takes seconds for a large one. A model whose control flow depends on values
     (`.item()`, experts in eager mode) cannot be traced: it goes on as it is, with one warning that says why.
     Whatever else the loss function reads, Python numbers included, is what it was when traced.
 
@@ -55,6 +63,8 @@ def compiled(
         loss_fn: called as loss_fn(model, *batch); gives the (B,) losses of the samples, or their sum or
             mean, as `loss_reduction` says.
         quantities: what to compute; the results are in them after each call.
+        backend: what runs the traced step, named as for `torch.compile`: "inductor" compiles it, "eager"
+            calls its functions of torch one after the other.
         max_graphs: how many signatures to compile; further ones run uncompiled, with one warning.
         cuda_graphs: launch a compiled step at once, as a CUDA graph, from its third call on: for models whose
             kernels are over before the host has launched the next. It holds the memory of one run for as long
@@ -70,7 +80,11 @@ def compiled(
     """
     check_module(model)
     check_quantities(quantities)
-    return CompiledStep(model, loss_fn, quantities, Options(**options), max_graphs, cuda_graphs)
+    if backend not in get_args(Backend):
+        raise PergradError(f"backend must be one of {get_args(Backend)}, got {backend!r}")
+    return CompiledStep(
+        model, loss_fn, quantities, Options(**options), backend, max_graphs, cuda_graphs
+    )
 
 
 class CompiledStep:
@@ -82,6 +96,7 @@ class CompiledStep:
         loss_fn: Callable[..., Tensor],
         quantities: Sequence[Quantity],
         options: Options,
+        backend: Backend,
         max_graphs: int,
         cuda_graphs: bool,
     ) -> None:
@@ -89,6 +104,7 @@ class CompiledStep:
         self._loss_fn = loss_fn
         self._quantities = quantities
         self._options = options
+        self._backend = backend
         self._max_graphs = max_graphs
         self._cuda_graphs = cuda_graphs
         self._pool: Any = None  # the memory of CUDA graphs
@@ -152,8 +168,6 @@ class CompiledStep:
 
     def _traced(self, state: list[Tensor], flat: list[Any], spec: Any) -> _Graph:
         """Run the step on tensors without values, note every function of torch, and compile them."""
-        from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes seconds
-
         names, moves = _names(self._model), [k for k, v in enumerate(flat) if isinstance(v, Tensor)]
         trained = {name for name, t in zip(names, state, strict=True) if t.requires_grad}
         place: _Place = []
@@ -173,17 +187,25 @@ class CompiledStep:
             return [losses, *results]
 
         inputs = _inputs(state, flat)
-        with _no_autocast_cache():
+        is_compiled = self._backend == "inductor"
+        with _no_autocast_cache(), nullcontext() if is_compiled else without_compiler():
             graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-        rewrite(graph.graph)
-        graph.recompile()
-        with torch.no_grad(), torch._C._DisableAutocast():
-            # In the order in which it was traced: whoever reads a tensor first decides on its layout.
-            call: Any = compile_fx(graph, inputs, config_patches={"reorder_for_locality": False})
+        call = _by_inductor(graph, inputs) if is_compiled else straight(graph)
         if self._cuda_graphs:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             call = Replayed(call, len(names), self._pool)
         return _Graph(call, place)
+
+
+def _by_inductor(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes seconds
+
+    rewrite(graph.graph)
+    graph.recompile()
+    with torch.no_grad(), torch._C._DisableAutocast():
+        # In the order in which it was traced: whoever reads a tensor first decides on its layout.
+        call: Any = compile_fx(graph, inputs, config_patches={"reorder_for_locality": False})
+    return call
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from pergrad.engine.attention import spell_out_short_attention
+from pergrad.engine.casting import cast_at_once
+from pergrad.engine.graphs import calls, storage, written_in
 from pergrad.factors import is_large
 
 __all__ = ["rewrite"]
@@ -22,7 +23,8 @@ _pad = _aten.constant_pad_nd.default
 def rewrite(graph: Graph) -> None:
     """All of it, in place."""
     graph.eliminate_dead_code()
-    written = _written(graph)
+    written = written_in(graph)
+    cast_at_once(graph, written)
     _make_input_gradients_convolutions(graph, written)
     _give_kernel_gradients_channels_last(graph)
     _share_padding(graph, written)
@@ -32,23 +34,6 @@ def rewrite(graph: Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _written(graph: Graph) -> set[int]:
-    """The storages that some call writes to: nothing that reads them may be moved."""
-    found: set[int] = set()
-    for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, OpOverload):
-            continue
-        for k, argument in enumerate(node.target._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                given = node.args[k] if k < len(node.args) else node.kwargs.get(argument.name)
-                found.update(map(_storage, given if isinstance(given, list | tuple) else [given]))
-    return found
-
-
-def _storage(node: Any) -> int:
-    return node.meta["val"].untyped_storage()._cdata if isinstance(node, Node) else 0
-
-
 def _make_input_gradients_convolutions(graph: Graph, written: set[int]) -> None:
     """Gradients of inputs of convolutions become convolutions, for which the compiler chooses the layout.
 
@@ -56,9 +41,9 @@ def _make_input_gradients_convolutions(graph: Graph, written: set[int]) -> None:
     it was traced: each would convert what it is given, and its result again. They come right after what
     they are given, since whoever reads a tensor first decides on its layout.
     """
-    for node in _calls(graph, _aten.convolution_backward.default):
+    for node in calls(graph, _aten.convolution_backward.default):
         g, _, weight, *_ = node.args
-        moves = written.isdisjoint(map(_storage, (g, weight)))
+        moves = written.isdisjoint(map(storage, (g, weight)))
         if node.args[-1] == [True, False, False] and moves:
             (gradient,) = node.users
             with graph.inserting_after(_last(graph, g, weight)):
@@ -70,7 +55,7 @@ def _give_kernel_gradients_channels_last(graph: Graph) -> None:
 
     Else each call would convert what it is given; what gives it to them can write it in that order at once.
     """
-    for node in _calls(graph, _aten.convolution_backward.default):
+    for node in calls(graph, _aten.convolution_backward.default):
         arguments: Any = node.args
         g, x, *_, groups, asked = arguments
         value = g.meta["val"]
@@ -117,13 +102,13 @@ def _share_padding(graph: Graph, written: set[int]) -> None:
     The gradient of logits is: its rows are as long as the vocabulary, mostly an odd number.
     """
     padded: dict[tuple[Node, int], Node] = {}
-    for node in _calls(graph, _pad):
+    for node in calls(graph, _pad):
         arguments: Any = node.args
         x, sides, *value = arguments
         whole = _with_all_rows(x)
         if len(sides) != 2 or sides[0] or any(value):
             continue
-        if whole.op == "placeholder" or _storage(whole) in written:
+        if whole.op == "placeholder" or storage(whole) in written:
             continue
         if (whole, sides[1]) not in padded:
             padded[whole, sides[1]] = _with_zeros(graph, whole, sides[1])
@@ -131,7 +116,7 @@ def _share_padding(graph: Graph, written: set[int]) -> None:
             shape = list(node.meta["val"].shape)
             view = _inserted(graph, _aten.view.default, padded[whole, sides[1]], shape)
             node.replace_all_uses_with(view)
-    for node in _calls(graph, _aten.mm.default):
+    for node in calls(graph, _aten.mm.default):
         arguments = node.args
         rows, matrix = arguments
         for (whole, missing), longer in padded.items():
@@ -167,7 +152,7 @@ def _add_biases_afterwards(graph: Graph, written: set[int]) -> None:
     As a part of the product they are copied to where it goes first. Beyond the view, since right behind the
     product the compiler would make them a part of it again.
     """
-    for node in _calls(graph, _aten.addmm.default):
+    for node in calls(graph, _aten.addmm.default):
         arguments: Any = node.args
         bias, rows, matrix = arguments
         view = next(iter(node.users), None)
@@ -177,7 +162,7 @@ def _add_biases_afterwards(graph: Graph, written: set[int]) -> None:
         value, of_bias = node.meta["val"], bias.meta["val"]
         if value.device.type != "cpu" or of_bias.dim() != 1 or of_bias.dtype != value.dtype:
             continue
-        if view.meta["val"].shape[-1] != value.shape[-1] or _storage(bias) in written:
+        if view.meta["val"].shape[-1] != value.shape[-1] or storage(bias) in written:
             continue
         with graph.inserting_before(node):
             product = _inserted(graph, _aten.mm.default, rows, matrix)
@@ -225,10 +210,6 @@ def _inserted(graph: Graph, target: Any, *arguments: Any) -> Node:
 def _put_behind(node: Node, next_one: Node) -> None:
     """Whoever reads the one reads what is made of it instead."""
     node.replace_all_uses_with(next_one, lambda user: user is not next_one)
-
-
-def _calls(graph: Graph, target: Any) -> list[Node]:
-    return list(graph.find_nodes(op="call_function", target=target))
 
 
 def _last(graph: Graph, *nodes: Any) -> Node:

@@ -13,9 +13,15 @@ from pergrad.factors.precision import (
     wide,
     without_autocast,
 )
-from pergrad.factors.products import ElementProduct, OuterProduct, PositionSum
+from pergrad.factors.products import ElementProduct, NormalizedProduct, OuterProduct, PositionSum
 from pergrad.factors.rows import ByOwner, RowSum
-from pergrad.factors.tracing import computed_once, is_traced, operation
+from pergrad.factors.tracing import (
+    computed_once,
+    is_for_compiler,
+    is_traced,
+    operation,
+    without_compiler,
+)
 
 __all__ = [
     "ALL",
@@ -24,6 +30,7 @@ __all__ = [
     "Dense",
     "ElementProduct",
     "Factor",
+    "NormalizedProduct",
     "OuterProduct",
     "PositionSum",
     "RowSum",
@@ -32,6 +39,7 @@ __all__ = [
     "bmm",
     "computed_once",
     "empty",
+    "is_for_compiler",
     "is_large",
     "is_traced",
     "joined",
@@ -41,4 +49,5 @@ __all__ = [
     "promoted",
     "wide",
     "without_autocast",
+    "without_compiler",
 ]

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pergrad.factors.allocation import large_result
 from pergrad.factors.base import ALL, Factor
-from pergrad.factors.precision import bmm, promoted
+from pergrad.factors.precision import bmm, promoted, wide
 
-__all__ = ["ElementProduct", "OuterProduct", "PositionSum"]
+__all__ = ["ElementProduct", "NormalizedProduct", "OuterProduct", "PositionSum"]
 
 
 def transposed_is_cheaper(o: int, i: int) -> bool:
@@ -112,3 +112,47 @@ class ElementProduct(Factor):
             return x[samples] if rows == ALL else x[samples][:, :, rows]
 
         return ElementProduct(cut(self.grad_output), cut(self.input))
+
+
+@dataclass(eq=False)
+class NormalizedProduct(Factor):
+    """G_n = Σ_t g[n,t] ⊙ (x[n,t] - mean[n,t]) / std[n,t]: the normalised x need not be written.
+
+    >>> x, rows = torch.tensor([[[1.0, 3.0]]]), torch.ones(1, 1)
+    >>> NormalizedProduct(torch.ones(1, 1, 2), x, 2 * rows, rows).materialize()
+    tensor([[-1.,  1.]])
+    """
+
+    grad_output: Tensor  # (n, t, *weight)
+    input: Tensor  # (n, t, *weight)
+    mean: Tensor  # (n, t)
+    inverse: Tensor  # (n, t), of 1 / std
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.grad_output.shape[0], *self.grad_output.shape[2:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grad_output.dtype
+
+    @property
+    def scratch(self) -> int:
+        return 2 * prod(self.grad_output.shape[1:])
+
+    def written(self) -> ElementProduct:
+        """The same with the normalised x, which is not rounded to less than float32."""
+        ones = [1] * (self.input.dim() - 2)
+        mean, inverse = (t.view(*t.shape, *ones) for t in (self.mean, self.inverse))
+        x = self.input.to(wide(self.input.dtype))
+        return ElementProduct(self.grad_output, (x - mean) * inverse)
+
+    def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.written().materialize(dtype or self.dtype)
+
+    def part(self, samples: slice, rows: slice = ALL) -> NormalizedProduct:
+        def cut(x: Tensor) -> Tensor:
+            return x[samples] if rows == ALL else x[samples][:, :, rows]
+
+        g, x = cut(self.grad_output), cut(self.input)
+        return NormalizedProduct(g, x, self.mean[samples], self.inverse[samples])

@@ -10,10 +10,12 @@ from torch import Tensor
 from pergrad.factors.allocation import is_large, zeros
 from pergrad.factors.base import ALL, Dense, Factor
 from pergrad.factors.precision import wide
-from pergrad.factors.products import ElementProduct, PositionSum
+from pergrad.factors.products import ElementProduct, NormalizedProduct, PositionSum
 from pergrad.factors.tracing import operation
 
 __all__ = ["ByOwner", "RowSum"]
+
+_SMALL = Dense | PositionSum | ElementProduct | NormalizedProduct
 
 
 def row_sums(index: Tensor, grad_output: Tensor, rows: int) -> Tensor:
@@ -103,7 +105,7 @@ class ByOwner(Factor):
 
     def grouped(self, dtype: torch.dtype | None = None) -> Factor:
         """The same as a factor of samples: each one's rows side by side, padded with zeros."""
-        if isinstance(self.each, Dense | PositionSum | ElementProduct):  # small: add them up
+        if isinstance(self.each, _SMALL):  # add them up
             rows = self.each.materialize(dtype)
             total = rows.new_zeros(self.samples, *rows.shape[1:])
             return Dense(total.index_add_(0, self.owner, rows))

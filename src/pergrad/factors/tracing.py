@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["computed_once", "is_traced", "operation"]
+__all__ = ["computed_once", "is_for_compiler", "is_traced", "operation", "without_compiler"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _library = torch.library.Library("pergrad", "DEF")
@@ -19,6 +20,27 @@ _library = torch.library.Library("pergrad", "DEF")
 def is_traced(t: Tensor) -> bool:
     """Whether the tensor stands for one in a compiled step, and has no values."""
     return isinstance(t, FakeTensor)
+
+
+# How many steps are being traced that no compiler gets. A second thread that traces one for a compiler takes
+# the ways that suit the first: they give the same.
+_uncompiled = 0
+
+
+def is_for_compiler(t: Tensor) -> bool:
+    """Whether the tensor stands for one in a step that is traced, and then compiled."""
+    return _uncompiled == 0 and is_traced(t)
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Within, in any thread, what is traced is going to run as it is."""
+    global _uncompiled
+    _uncompiled += 1
+    try:
+        yield
+    finally:
+        _uncompiled -= 1
 
 
 def operation(

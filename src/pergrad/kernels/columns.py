@@ -1,8 +1,8 @@
 """|Σ_t g_t|² and |Σ_t g_t ⊙ x_t|², of biases and of the scales of norm layers, several in one launch.
 
-A program sums up some columns over all positions of a sample, and then their squares. Of g that has an x, the
-sums of g alone come with those of the product. The sums themselves, which are the gradients, are written for
-who wants to keep them.
+A program sums up some columns over all positions of a sample, and then their squares. Where x has statistics,
+(x_t - mean_t) / std_t takes its place. Of g that has an x, the sums of g alone come with those of the
+product. The sums themselves, which are the gradients, are written for who wants to keep them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pergrad.kernels.tables import table_of
 
 __all__ = ["column_squared_norms", "column_sums"]
 
-_FIELDS = tl.constexpr(16)
+_FIELDS = tl.constexpr(18)
 _Neighbours = Literal["columns", "positions", "neither"]
 _Lies = tuple[_Neighbours, _Neighbours | None, bool]  # g, x, and whether wide loads can read them
 
@@ -47,6 +47,7 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     COLUMNS: tl.constexpr,
     ALIGNMENT: tl.constexpr,  # numbers that sizes and strides are multiples of
     BYTES: tl.constexpr,  # that addresses are multiples of
+    IS_NORMALIZED: tl.constexpr,  # whether x has statistics
     SUMS_ALONE: tl.constexpr,  # whether there is a g to be summed up without its x too
     KEEPS_SUMS: tl.constexpr,
 ):
@@ -67,8 +68,10 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     place_of_sum = tl.load(row + 11)
     column = tl.load(row + 12)
     column_of_sum = tl.load(row + 13)
-    tiles = tl.load(row + 14).to(tl.int32)
-    first = tl.load(row + 15).to(tl.int32)
+    mean = tl.load(row + 14).to(tl.pointer_type(tl.float32))
+    inverse = tl.load(row + 15).to(tl.pointer_type(tl.float32))
+    tiles = tl.load(row + 16).to(tl.int32)
+    first = tl.load(row + 17).to(tl.int32)
     n = (program - first) // tiles
     tile = (program - first) % tiles
     d = tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -83,7 +86,15 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
         if SUMS_ALONE:
             alone += term
         if X_NEIGHBOURS is not None:
-            term *= tl.load(x_at, mask=is_inside, other=0.0).to(tl.float32)
+            other = tl.load(x_at, mask=is_inside, other=0.0).to(tl.float32)
+            if IS_NORMALIZED:
+                at = n * T + start + t
+                is_position = t < T - start
+                center = tl.load(mean + at, mask=is_position, other=0.0)
+                other = (other - center[:, None]) * tl.load(
+                    inverse + at, mask=is_position, other=0.0
+                )[:, None]
+            term *= other
             x_at += POSITIONS * x_t
         found += term
         g_at += POSITIONS * g_t
@@ -100,30 +111,39 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
         tl.store(sums + n.to(tl.int64) * WIDTH + column + d, total, mask=d < D)
 
 
-@operation(
-    "column_squared_norms",
-    lambda gs, xs, summed: gs[0].new_empty(len(gs) + len(summed), len(gs[0]), dtype=torch.float64),
-)
-def column_squared_norms(gs: list[Tensor], xs: list[Tensor], summed: Sequence[int]) -> Tensor:
+def _like_norms(
+    gs: list[Tensor], xs: list[Tensor], statistics: list[Tensor], summed: Sequence[int]
+) -> Tensor:
+    return gs[0].new_empty(len(gs) + len(summed), len(gs[0]), dtype=torch.float64)
+
+
+@operation("column_squared_norms", _like_norms)
+def column_squared_norms(
+    gs: list[Tensor], xs: list[Tensor], statistics: list[Tensor], summed: Sequence[int]
+) -> Tensor:
     """Of some g (n, t, d), of one type, and as many x, or none; then, without x, of the g numbered `summed`.
 
+    `statistics` are the means of all x and then 1 / std of all of them, (n, t) in float32, or none.
     (len(gs) + len(summed), n) in float64.
     """
-    return _launch(gs, xs, summed, None)
+    return _launch(gs, xs, statistics, summed, None)
 
 
-@operation(
-    "column_sums",
-    lambda gs, xs, summed: (
-        gs[0].new_empty(len(gs[0]), sum(_widths(gs, summed)), dtype=torch.float32),
-        gs[0].new_empty(len(gs) + len(summed), len(gs[0]), dtype=torch.float64),
-    ),
-)
-def column_sums(gs: list[Tensor], xs: list[Tensor], summed: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _like_sums(
+    gs: list[Tensor], xs: list[Tensor], statistics: list[Tensor], summed: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    sums = gs[0].new_empty(len(gs[0]), sum(_widths(gs, summed)), dtype=torch.float32)
+    return sums, _like_norms(gs, xs, statistics, summed)
+
+
+@operation("column_sums", _like_sums)
+def column_sums(
+    gs: list[Tensor], xs: list[Tensor], statistics: list[Tensor], summed: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     """The sums too, side by side: (n, Σ d) in float32; then their squared norms."""
     width = sum(_widths(gs, summed))
     sums = torch.empty(len(gs[0]), width, device=gs[0].device, dtype=torch.float32)
-    return sums, _launch(gs, xs, summed, sums)
+    return sums, _launch(gs, xs, statistics, summed, sums)
 
 
 def _widths(gs: list[Tensor], summed: Sequence[int]) -> list[int]:
@@ -131,11 +151,16 @@ def _widths(gs: list[Tensor], summed: Sequence[int]) -> list[int]:
 
 
 def _launch(
-    gs: list[Tensor], xs: list[Tensor], summed: Sequence[int], sums: Tensor | None
+    gs: list[Tensor],
+    xs: list[Tensor],
+    statistics: list[Tensor],
+    summed: Sequence[int],
+    sums: Tensor | None,
 ) -> Tensor:
     """A launch for each way in which they lie in memory, which a compiler may have chosen."""
     device, n = gs[0].device, len(gs[0])
     others = xs or gs
+    statistics = [t.to(torch.float32).contiguous() for t in statistics]
     widths = _widths(gs, summed)
     columns_before = [0, *accumulate(widths)]
     place_of_sum = {number: place for place, number in enumerate(summed, len(gs))}
@@ -147,7 +172,8 @@ def _launch(
         before = [columns_before[place] for place in places]  # of no sum whatever there is
         in_g, in_x = _neighbours_in(d, of_g), _neighbours_in(d, of_x) if xs else None
         lies = (in_g, in_x, _is_aligned(in_g, in_x, addresses, (d, *of_g[:2], *of_x[:2])))
-        layouts[lies].append((*addresses, t, d, *of_g, *of_x, *places, *before))
+        of_rows = [s.data_ptr() for s in statistics[k :: len(gs)]] or (0, 0)
+        layouts[lies].append((*addresses, t, d, *of_g, *of_x, *places, *before, *of_rows))
     most = -(-max(widths) // _LEAST_COLUMNS)
     parts = torch.zeros(len(widths), n, most, device=device, dtype=torch.float64)
     for (in_g, in_x, is_aligned), problems in layouts.items():
@@ -174,6 +200,7 @@ def _launch(
             COLUMNS=columns,
             ALIGNMENT=8 if is_aligned else 1,
             BYTES=16 if is_aligned else 1,
+            IS_NORMALIZED=len(statistics) > 0,
             SUMS_ALONE=len(summed) > 0,
             KEEPS_SUMS=sums is not None,
         )

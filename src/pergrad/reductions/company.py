@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.factors import Factor, is_traced
+from pergrad.factors import Factor, is_for_compiler
 from pergrad.reductions.gradients import SampleGradients, scaled_squares
 from pergrad.reductions.norms import Launch, squared_norms_in_one_launch, sums_in_one_launch
 from pergrad.reductions.sums import weighted_sums_in_company
@@ -128,7 +128,7 @@ class _Waiting:
 
 def _finds_gradients(launch: Launch, tensors: tuple[Tensor, ...]) -> bool:
     """Whether it can give the gradients too; a compiler sums them up together with what they are made by."""
-    return launch.kernel == "column_squared_norms" and not is_traced(tensors[0])
+    return launch.kernel == "column_squared_norms" and not is_for_compiler(tensors[0])
 
 
 def weighted_sums(

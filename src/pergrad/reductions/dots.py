@@ -15,6 +15,7 @@ from pergrad.factors import (
     Convolution,
     ElementProduct,
     Factor,
+    NormalizedProduct,
     OuterProduct,
     PositionSum,
     RowSum,
@@ -68,6 +69,11 @@ def _(factor: PositionSum, direction: Tensor, bound: int) -> Tensor:
 @dots_of.register
 def _(factor: ElementProduct, direction: Tensor, bound: int) -> Tensor:
     return _inner(factor.grad_output.to(direction.dtype) * direction, factor.input)
+
+
+@dots_of.register
+def _(factor: NormalizedProduct, direction: Tensor, bound: int) -> Tensor:
+    return dots_of(factor.written(), direction, bound)
 
 
 @dots_of.register

@@ -23,6 +23,7 @@ from pergrad.factors import (
     Dense,
     ElementProduct,
     Factor,
+    NormalizedProduct,
     OuterProduct,
     PositionSum,
     RowSum,
@@ -141,6 +142,8 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
     kind = type(factor)  # `isinstance` of an abstract class took half of the time
     if kind is OuterProduct or kind is ElementProduct:
         parts = [factor.grad_output, factor.input]
+    elif kind is NormalizedProduct:
+        parts = [factor.grad_output, factor.input, factor.mean, factor.inverse]
     elif kind is PositionSum:
         parts = [factor.grad_output]
     elif kind is Dense and is_small(factor):
@@ -150,7 +153,7 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
     kernels = kernels_for(*parts)
     if kernels is None:
         return None
-    tensors = tuple([t if t.dim() == 3 else _flat_columns(t) for t in parts])
+    tensors = (*[t if t.dim() == 3 else _flat_columns(t) for t in parts[:2]], *parts[2:])
     described = [(t.shape, t.dtype) for t in tensors]
     launch = _launch_for(kernels, kind is OuterProduct, bound, *described)
     return None if launch is None else (launch, tensors)
@@ -178,31 +181,32 @@ def squared_norms_in_one_launch(
 
     (len(tensors) + len(summed), n) in float64.
     """
-    kernels, gs, xs = _in_one_launch(tensors)
+    kernels, gs, xs, statistics = _in_one_launch(tensors)
     if launch.kernel == "gram_squared_norms":
         assert not summed, "inner products have no sums of g that could be trusted"
         return kernels.gram_squared_norms(gs, xs)
-    return kernels.column_squared_norms(gs, xs, summed)
+    return kernels.column_squared_norms(gs, xs, statistics, summed)
 
 
 def sums_in_one_launch(
     tensors: Sequence[tuple[Tensor, ...]], summed: Sequence[int]
 ) -> tuple[list[Tensor], Tensor]:
     """Of what a launch for columns reads: the gradients, (n, d) each, and their squared norms."""
-    kernels, gs, xs = _in_one_launch(tensors)
-    sums, squares = kernels.column_sums(gs, xs, summed)
+    kernels, gs, xs, statistics = _in_one_launch(tensors)
+    sums, squares = kernels.column_sums(gs, xs, statistics, summed)
     widths = [g.shape[2] for g in (*gs, *(gs[k] for k in summed))]
     return list(sums.split(widths, 1)), squares
 
 
 def _in_one_launch(
     tensors: Sequence[tuple[Tensor, ...]],
-) -> tuple[Any, list[Tensor], list[Tensor]]:
-    """The kernels, all g, and all x or none."""
+) -> tuple[Any, list[Tensor], list[Tensor], list[Tensor]]:
+    """The kernels, all g, all x or none, and all means and then all 1 / std, or none."""
     gs, *others = [list(of_kind) for of_kind in zip(*tensors, strict=True)]
     kernels = kernels_for(gs[0])
     assert kernels is not None
-    return kernels, gs, others[0] if others else []
+    xs, *statistics = others or [[]]
+    return kernels, gs, xs, [t for of_kind in statistics for t in of_kind]
 
 
 def _flat_columns(t: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from operator import add
 import torch
 from torch import Tensor
 
-from pergrad.factors import ALL, ByOwner, Factor, OuterProduct, RowSum, bmm, is_traced, wide
+from pergrad.factors import ALL, ByOwner, Factor, OuterProduct, RowSum, bmm, is_for_compiler, wide
 from pergrad.reductions.tiles import at_once, sample_tiles
 
 __all__ = ["CountSketch", "TwoSidedSketch", "count_sketch", "two_sided_sketch"]
@@ -117,7 +117,7 @@ class CountSketch:
 
     def of_columns(self, x: Tensor) -> Tensor:
         """(..., columns) -> (..., k)."""
-        if self.runs is not None and x.is_cpu and not is_traced(x):
+        if self.runs is not None and x.is_cpu and not is_for_compiler(x):
             return self._by_runs(x)
         return _scattered(x, self.column_buckets, self.column_signs, self.size)
 

@@ -19,6 +19,7 @@ from pergrad.factors import (
     OuterProduct,
     RowSum,
     aligned,
+    is_for_compiler,
     is_large,
     is_traced,
     mm,
@@ -108,9 +109,8 @@ def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     """
     if scale is None:
         return x
-    kernels = (
-        None if is_traced(x) else kernels_for(x)
-    )  # a compiler makes one kernel of it by itself
+    # A compiler makes one kernel of it by itself.
+    kernels = None if is_for_compiler(x) else kernels_for(x)
     if kernels is not None:
         return kernels.scaled_samples(x, scale, True)
     scale = scale.view(-1, *[1] * (x.dim() - 1))
@@ -122,7 +122,7 @@ def _without_dropped(x: Tensor, scale: Tensor | None) -> Tensor:
     """X with zeros for the samples that are left out: their NaNs would outlive a zero factor."""
     if scale is None:
         return x
-    kernels = None if is_traced(x) else kernels_for(x)
+    kernels = None if is_for_compiler(x) else kernels_for(x)
     if kernels is not None:
         return kernels.scaled_samples(x, scale, False)
     is_kept = scale != 0
@@ -135,11 +135,11 @@ def _without_dropped(x: Tensor, scale: Tensor | None) -> Tensor:
 def weighted_sum_of(factor: Factor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Σ_n scale[n] G_n of one factor; the plain way has the gradients of all samples at once."""
     gradients = factor.materialize(dtype)
-    is_for_compiler = is_traced(gradients) and gradients.device.type == "cpu"
-    if is_for_compiler and scale is not None and is_large(gradients.shape, gradients):
+    is_traced_on_cpu = is_traced(gradients) and gradients.device.type == "cpu"
+    if is_traced_on_cpu and scale is not None and is_large(gradients.shape, gradients):
         return _large_product_of_rows(gradients.flatten(1), scale).view(gradients.shape[1:])
     # Small ones a compiler sums up together on a CPU, in one pass; large ones in twice the time of a product.
-    if scale is None or gradients.dim() == 1 or is_for_compiler:
+    if scale is None or gradients.dim() == 1 or is_traced_on_cpu:
         return _scaled(gradients, scale).sum(0)
     return _product_of_rows(gradients.flatten(1), scale).view(gradients.shape[1:])
 

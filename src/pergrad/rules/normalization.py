@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from pergrad.errors import MixedSamplesError
-from pergrad.factors import Dense, ElementProduct, PositionSum, is_traced
+from pergrad.factors import Dense, ElementProduct, NormalizedProduct, PositionSum, is_for_compiler
 from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
 
 __all__ = ["channel_affine"]
@@ -33,6 +33,7 @@ def _samples_are_not_normalized(arguments: Mapping[str, Any], dims: Mapping[str,
     weights={"weight": ("input",), "bias": ()},
     check=_samples_are_not_normalized,
     merges_rows=True,
+    results={"mean": "_saved_result1", "inverse": "_saved_result2"},
 )
 def layer_norm(
     grad_output: Tensor,  # (n, ..., *normalized_shape)
@@ -41,11 +42,20 @@ def layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    mean: Tensor | None = None,  # (n, ..., 1)
+    inverse: Tensor | None = None,  # (n, ..., 1) of 1 / std
 ) -> Gradients:
-    """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g."""
+    """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g.
+
+    On a GPU x̂ is left to who sums it up, with the statistics of the forward; on a CPU torch's own function is
+    the fastest way to it.
+    """
     rows = grad_output.reshape(len(grad_output), -1, *normalized_shape)
 
-    def scale() -> ElementProduct:
+    def scale() -> ElementProduct | NormalizedProduct:
+        if mean is not None and inverse is not None and rows.is_cuda:
+            of_rows = (t.reshape(len(rows), -1) for t in (mean, inverse))
+            return NormalizedProduct(rows, input.reshape(rows.shape), *of_rows)
         normalized = F.layer_norm(input.to(grad_output.dtype), normalized_shape, eps=eps)
         return ElementProduct(rows, normalized.reshape(rows.shape))
 
@@ -109,7 +119,7 @@ def group_norm(
         variance, center = torch.var_mean(groups, 2, correction=0)
         return center, (variance + eps).rsqrt()
 
-    if is_traced(grad_output):
+    if is_for_compiler(grad_output):
         shift = _sum_of_positions(grad_output)
         return {
             "weight": lambda: Dense(_scale_by_sums(grad_output, input, shift, *statistics())),

@@ -1,0 +1,33 @@
+"""What is read off the graph of a traced step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+__all__ = ["calls", "storage", "written_in"]
+
+
+def calls(graph: Graph, target: Any) -> list[Node]:
+    """The calls of one function, in order."""
+    return list(graph.find_nodes(op="call_function", target=target))
+
+
+def written_in(graph: Graph) -> set[int]:
+    """The storages that some call writes to: nothing that reads them may be moved."""
+    found: set[int] = set()
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+            continue
+        for k, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = node.args[k] if k < len(node.args) else node.kwargs.get(argument.name)
+                found.update(map(storage, given if isinstance(given, list | tuple) else [given]))
+    return found
+
+
+def storage(node: Any) -> int:
+    """Where its numbers lie."""
+    return node.meta["val"].untyped_storage()._cdata if isinstance(node, Node) else 0
