@@ -5,7 +5,11 @@ a convnet so small that what an audit costs by itself outweighs it. Epochs and a
 so that a slow moment of the machine meets all; of each the fastest counts, in time of this process's own
 CPU. An epoch loads by a `DataLoader`, steps with Adam, and comes at the audit's batch size and at 64, which
 the convnet is trained with. An audit comes in three extents: the pass over the data, with the analysis of its
-rows, and with everything that is written but pictures.
+rows, and all of it, with the labels, tables and pictures that the demo asks for.
+
+From the first audit on a process keeps the memory that a batch frees for the next one, so that epochs, too, are
+faster than before: by a third at 1024 samples. So there are epochs timed before it, as training has them, and
+epochs in turns with audits, which ratios are to.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from benchmarks.fastest import fastest, fastest_rows
 from benchmarks.rows import RESULTS, Row, file_name, provenance, write
@@ -39,9 +43,10 @@ _TRAINED_WITH = 64
 _TITLES = {
     "plain": "a plain training epoch",
     "plain-64": "a plain training epoch, B=64",
+    "plain-before": "a plain training epoch, before the first audit",
     "pass": "the pass over the data",
     "analysis": "with the analysis",
-    "audit": "with all files but pictures",
+    "audit": "all of an audit",
 }
 
 
@@ -66,7 +71,7 @@ def trained_spec(model_name: str, seed: int) -> Spec:
     model = MODELS[model_name](seed)
     for _ in digits.training(model, data, epochs=3, seed=seed):
         pass
-    return Spec(model, TensorDataset(data.images, data.given), digits.losses, name="digits")
+    return digits.spec_of(model, data)
 
 
 def epoch(spec: Spec, model_name: str, batch_size: int) -> None:
@@ -114,8 +119,10 @@ def rows(
     made = provenance(torch.device("cpu"), of_commit=None, rounds=rounds, steps=1, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         spec = trained_spec(model_name, seed)
+        before = {"plain-before": lambda: epoch(spec, model_name, batch_size)}
+        seconds = fastest(before, rounds, warm_up=1, clock=time.process_time)
         timed = steps(spec, model_name, Path(folder), batch_size, sketch_dim)
-        seconds = fastest(timed, rounds, warm_up=1, clock=time.process_time)
+        seconds |= fastest(timed, rounds, warm_up=1, clock=time.process_time)
     return fastest_rows(
         seconds,
         _TITLES,
@@ -147,8 +154,9 @@ def main(arguments: list[str] | None = None) -> None:
     for row in found:
         taken = base[row.method]
         print(
-            f"{row.method_title:32} {taken * 1e3:7.1f} ms  {row.ratio:5.2f}x"
-            f"  {taken / base['plain-64']:5.2f}x of an epoch at {_TRAINED_WITH}"
+            f"{row.method_title:46} {taken * 1e3:7.1f} ms  {row.ratio:5.2f}x"
+            f"  {taken / base['plain-before']:5.2f}x of one before"
+            f"  {taken / base['plain-64']:5.2f}x of one at {_TRAINED_WITH}"
         )
     if options.store:
         name = file_name(
