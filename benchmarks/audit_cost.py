@@ -7,8 +7,8 @@ CPU. An epoch loads by a `DataLoader`, steps with Adam, and comes at the audit's
 the convnet is trained with. An audit comes in three extents: the pass over the data, with the analysis of its
 rows, and all of it, with the labels, tables and pictures that the demo asks for.
 
-From the first audit on a process keeps the memory that a batch frees for the next one, so that epochs, too, are
-faster than before: by a third at 1024 samples. So there are epochs timed before it, as training has them, and
+From the first audit on a process keeps the memory that a batch frees for the next one, so that epochs are
+faster too, by a third at 1024 samples. So there are epochs timed before it, as training has them, and
 epochs in turns with audits, which ratios are to.
 """
 

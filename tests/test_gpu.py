@@ -308,6 +308,31 @@ def test_compiled_clipped_sum_leaves_out_what_is_not_finite(
     assert step.graphs == 1
 
 
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_recurrent_layers_are_traced_without_a_place_in_memory(cuda_graphs: bool) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(6, 8, 2, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0])
+
+    torch.manual_seed(0)
+    model, x = Recurrent().to(DEVICE), torch.randn(5, 7, 6, device=DEVICE)
+    grads = pergrad.Grads()
+    step = pergrad.compiled(model, loss, grads, backend="eager", cuda_graphs=cuda_graphs)
+    exact = {name: g.float() for name, g in loop_grads(model, loss, x).items()}
+    for call in range(4):
+        step(x)
+        for name, wanted in exact.items():
+            found = grads.result[name]
+            assert (found - wanted).norm() < 1e-4 * wanted.norm(), (call, name)
+    assert step.graphs == 1
+    assert not any("flatten_parameters" in vars(m) for m in model.modules())
+    assert model.lstm(x)[0].shape == (5, 7, 8)  # by cuDNN, as before
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layer_norms_of_what_lies_otherwise_and_far_from_zero(dtype: torch.dtype) -> None:
     class Turned(nn.Module):

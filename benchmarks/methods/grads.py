@@ -53,6 +53,10 @@ _COMPILED: dict[str, tuple[str, dict[str, Any]]] = {
     "traced": ('pergrad.compiled(backend="eager")', {"backend": "eager"}),
     "compiled": ("pergrad.compiled", {}),
     "graphs": ("pergrad.compiled, CUDA graphs", {"cuda_graphs": True}),
+    "traced-graphs": (
+        'pergrad.compiled(backend="eager"), CUDA graphs',
+        {"backend": "eager", "cuda_graphs": True},
+    ),
 }
 
 
@@ -75,8 +79,8 @@ def register_compiled(
             *(f"{prefix}-{way}", title),
             quantity=quantity,
             requires="pergrad",
-            compiled=way != "traced",
-            graphs=way == "graphs",
+            compiled="backend" not in options,
+            graphs="cuda_graphs" in options,
         )(prepare)
 
 
@@ -111,7 +115,7 @@ register_compiled(
     *("pergrad", "grads"),
     lambda _: importlib.import_module("pergrad").Grads(),
     _unchanged,
-    ("traced", "compiled"),  # as a graph, copies of the results cost more than it saves
+    ("traced", "compiled", "traced-graphs"),
 )
 
 

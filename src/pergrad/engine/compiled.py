@@ -181,7 +181,10 @@ class CompiledStep:
             for k, t in zip(moves, inputs[len(names) :], strict=True):
                 values[k] = t
             quantities = [copy.copy(q) for q in self._quantities]
-            with _reparametrize_module(self._model, own, tie_weights=True):
+            with (
+                _reparametrize_module(self._model, own, tie_weights=True),
+                _unflattened(self._model),
+            ):
                 losses = self._run(self._model, quantities, pytree.tree_unflatten(values, spec))
             place, results = _taken_apart(self._quantities, quantities, own)
             return [losses, *results]
@@ -343,6 +346,19 @@ def _autocast(state: list[Tensor]) -> tuple[Any, ...]:
         (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
         for device in sorted(devices)
     )
+
+
+@contextmanager
+def _unflattened(model: nn.Module) -> Iterator[None]:
+    """Within, recurrent layers do not lay weights side by side for cuDNN: those of a trace lie nowhere."""
+    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    for layer in layers:
+        vars(layer)["flatten_parameters"] = lambda: None
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["flatten_parameters"]
 
 
 @contextmanager

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pergrad.factors import operation
+
 __all__ = ["GRU", "LSTM", "RELU", "TANH", "Cell", "Kept", "State"]
 
 State: TypeAlias = tuple[Tensor, ...]  # (h,) or (h, c), each (rows, features)
@@ -52,13 +54,47 @@ class Cell(ABC):
         """
 
 
+def _like_steps(x: Tensor, hidden: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(c), torch.empty_like(c), torch.empty_like(hidden)
+
+
+@operation("lstm_step", _like_steps)
+def _lstm_step(x: Tensor, hidden: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """h', c' and (i, f, g, o), in one launch; all of one type."""
+    h, after, gates = torch.ops.aten._thnn_fused_lstm_cell(x, hidden, c)
+    return h, after, gates
+
+
+def _like_pulls(
+    of_h: Tensor, of_c: Tensor, c: Tensor, after: Tensor, gates: Tensor
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(gates), torch.empty_like(c)
+
+
+@operation("lstm_pull", _like_pulls)
+def _lstm_pull(
+    of_h: Tensor, of_c: Tensor, c: Tensor, after: Tensor, gates: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x + W_h h + b_h and of c, in one launch."""
+    pull = torch.ops.aten._thnn_fused_lstm_cell_backward_impl
+    of_gates, of_before, _ = pull(of_h, of_c, c, after, gates, False)
+    return of_gates, of_before
+
+
 class _Lstm(Cell):
-    """c' = σ(f) c + σ(i) tanh(g),  h' = σ(o) tanh(c'),  of (i, f, g, o) = x + W_h h + b_h."""
+    """c' = σ(f) c + σ(i) tanh(g),  h' = σ(o) tanh(c'),  of (i, f, g, o) = x + W_h h + b_h.
+
+    On a GPU a step is a product and torch's own kernel for the rest, in the type of the states.
+    """
 
     def step(
         self, x: Tensor, state: State, weight: Tensor, bias: Tensor | None
     ) -> tuple[State, Kept]:
         h, c = state
+        if c.is_cuda:
+            hidden = _hidden(h, weight, bias).to(c.dtype)
+            output, after, gates = _lstm_step(x.to(c.dtype), hidden, c)
+            return (output, after), (gates, c, after)
         gates = _hidden(h, weight, bias).add_(x)
         i, f, g, o = gates.chunk(4, -1)
         gates[:, : 2 * i.shape[1]].sigmoid_()  # i and f
@@ -71,8 +107,13 @@ class _Lstm(Cell):
     def pull(
         self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
     ) -> tuple[Tensor, Tensor, State]:
-        i, f, g, o, shown, c = kept
         of_h, of_c = grads
+        if weight.is_cuda:
+            gates, c, after = kept
+            found, of_before = _lstm_pull(of_h.to(c.dtype), of_c.to(c.dtype), c, after, gates)
+            both = found.to(weight.dtype) if out is None else out.copy_(found)
+            return both, both, (both @ weight, of_before)
+        i, f, g, o, shown, c = kept
         of_c = of_c + _through_tanh(of_h * o, shown)
         of_gates = [
             _through_sigmoid(of_c * g, i),

@@ -92,6 +92,8 @@ def unrolled(
     ended: list[State] = []  # of sequences that are over, the longest last
     state = _rows(start, 0, 0)
     with torch.no_grad():
+        if projected.is_cuda:  # once, and not in each step
+            projected = projected.to(start[0].dtype)
         for rows, x in zip(steps.rows(projected), steps.split(projected), strict=True):
             state = _of_rows(rows, state, start, ended)
             before.append(state[0])
