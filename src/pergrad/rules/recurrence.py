@@ -91,7 +91,8 @@ def unrolled(
     kept: list[Kept] = []
     ended: list[State] = []  # of sequences that are over, the longest last
     state = _rows(start, 0, 0)
-    with torch.no_grad():
+    # All casts are written out: autocast would have torch's own cell in low precision.
+    with torch.no_grad(), without_autocast(projected.device):
         if projected.is_cuda:  # once, and not in each step
             projected = projected.to(start[0].dtype)
         for rows, x in zip(steps.rows(projected), steps.split(projected), strict=True):
