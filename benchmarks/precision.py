@@ -14,12 +14,14 @@ import torch
 def _matmul(precision: str) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     cudnn = torch.backends.cudnn.allow_tf32
+    on_gpu = torch.backends.cuda.matmul.fp32_precision  # which the one before sets too
     torch.set_float32_matmul_precision(precision)
     torch.backends.cudnn.allow_tf32 = precision != "highest"
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        torch.backends.cuda.matmul.fp32_precision = on_gpu
         torch.backends.cudnn.allow_tf32 = cudnn
 
 
