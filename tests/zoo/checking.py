@@ -173,7 +173,7 @@ def largest_error(architecture: Architecture, case: Case, device: str = "cpu") -
         except InapplicableError:
             raise
         except Exception as error:
-            if case.condition in ("checkpoint", "reentrant"):
+            if case.condition != "plain":
                 raise InapplicableError(f"{type(error).__name__}: {error}") from error
             raise PlainModelError(f"{type(error).__name__}: {error}") from error
         if case.condition in ("checkpoint", "reentrant"):
