@@ -376,6 +376,33 @@ def test_what_is_exempt_from_autocast_is_not_rounded_in_a_compiled_step(backend:
     torch.testing.assert_close(*head, rtol=1e-5, atol=1e-5)
 
 
+class Distances(nn.Module):
+    """A function without a rule, which vmap takes sample by sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.randn(6, 3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, t, 3) -> (n, t, 6)
+        return torch.cdist(x, self.centres)
+
+
+def test_functions_that_only_vmap_takes_apart_are_traced(backend: str) -> None:
+    model, grads = Distances(), pergrad.Grads()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().sum((1, 2))
+
+    step = pergrad.compiled(model, loss, grads, backend=backend)
+    for _ in range(3):
+        x = torch.randn(4, 5, 3, dtype=torch.float64)
+        step(x)
+        expected = pergrad.grads(model, loss, x)
+        assert_near(grads.result["centres"], expected["centres"], "centres")
+    assert step.graphs == 1
+    assert "vmap" in str(pergrad.explain(model, loss, x))
+
+
 def test_too_many_signatures_run_uncompiled_with_one_warning() -> None:
     model, norms = nn.Linear(3, 2), pergrad.Norms()
     step = pergrad.compiled(model, lambda model, x: model(x).sum(1), norms, max_graphs=0)

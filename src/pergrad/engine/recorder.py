@@ -37,16 +37,19 @@ from pergrad.engine.propagation import (
     tensors_in,
 )
 from pergrad.engine.ruled import call_by_plan, call_with_rule, planned, unsupported, written
+from pergrad.engine.signatures import Memory
 from pergrad.engine.sizes import BatchSize
 from pergrad.engine.tracker import Tracker
 from pergrad.engine.weights import Root, Weight, refuse_ordinary_gradients
 from pergrad.errors import PergradError, UnsupportedFunctionError
+from pergrad.factors import is_traced
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
 
 __all__ = ["Recorder"]
 
 _PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
 _BACKWARD, _ORDINARY = Kind.BACKWARD, Kind.ORDINARY
+_AGREED: Memory[bool] = Memory()  # by signature, whether vmap of the call gave its values
 _REPEATS = frozenset("expand expand_as broadcast_to repeat tile".split())
 
 
@@ -359,12 +362,30 @@ class Recorder(TorchFunctionMode):
             return self._refused(func, call, plain, lost)
         results = by_vmap(call, layouts)
         rung: Rung = "vmap"
-        if results is None or not same_values(results, flat):
+        if results is None or not self._agree(func, args, kwargs, results, flat):
             results, rung = by_masked_vjp(call, layouts), "masked VJP"
         self._note(func, args, kwargs, rung)
         for t, layout in zip(results, layouts, strict=True):
             tracker.mark(t, layout)
         return pytree.tree_unflatten(results, spec)
+
+    def _agree(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        found: Sequence[Tensor],
+        plain: Sequence[Tensor],
+    ) -> bool:
+        """Whether vmap gives what the function gives; a trace, without values, believes an earlier call."""
+        _, _, signature = self.tracker.read(func, args, kwargs)
+        known = _AGREED.get(signature)
+        if known is not None and any(map(is_traced, plain)):
+            return known
+        agrees = same_values(found, plain)
+        if signature is not None:
+            _AGREED.put(signature, agrees)
+        return agrees
 
     def _refused(self, func: Callable[..., Any], call: MixedCall, output: Any, lost: Lost) -> Any:
         """A result that may be looked at, but not differentiated."""
