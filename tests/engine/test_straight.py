@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pergrad
 from pergrad.engine.straight import straight
+from pergrad.testing import assert_near, loop_grads
 
 
 def _targets(graph: Graph) -> list[str]:
@@ -64,3 +67,53 @@ def test_every_tensor_is_let_go_of_once_it_was_read_for_the_last_time() -> None:
         step(x)
     # Inputs of layers, which the norms need, and no gradient of a layer that is done.
     assert max(held) <= 12 + 6
+
+
+class Turned(nn.Module):
+    """Gradients come to a softplus otherwise than torch foresees, and go on through a linear map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 4), nn.Conv1d(4, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, t, 6) -> (n, 3, t - 2)
+        return self.last(F.softplus(self.second(self.first(x))).transpose(1, 2))
+
+
+def test_results_may_lie_otherwise_than_torch_foresees() -> None:
+    torch.manual_seed(0)
+    model, grads = Turned().double(), pergrad.Grads()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().sum((1, 2))
+
+    step = pergrad.compiled(model, loss, grads, backend="eager")
+    for _ in range(3):
+        x = torch.randn(5, 7, 6, dtype=torch.float64)
+        step(x)
+        for name, wanted in loop_grads(model, loss, x).items():
+            assert_near(grads.result[name], wanted, name)
+    assert step.graphs == 1
+
+
+def _windows(x: Tensor) -> list[Tensor]:
+    seen = F.softplus(x).clone()
+    return [seen.as_strided((2, 2), (1, seen.stride(0))) + 1]
+
+
+def test_strides_that_were_traced_are_those_that_are_met() -> None:
+    x = torch.randn(2, 3)
+    call = straight(make_fx(_windows, tracing_mode="fake")(x))
+    (expected,) = _windows(x)
+    for given in (x, x.T.contiguous().T):  # of other strides than it was traced with
+        torch.testing.assert_close(call(given)[0], expected)
+
+
+def test_what_is_written_to_is_not_copied_for_its_strides() -> None:
+    def step(x: Tensor) -> list[Tensor]:
+        x.as_strided((2,), (x.stride(0),)).zero_()
+        return [x * 1]
+
+    call = straight(make_fx(step, tracing_mode="fake")(torch.randn(2, 3)))
+    with pytest.raises(pergrad.PergradError, match=r"strides of .3, 1. has met .1, 2."):
+        call(torch.randn(3, 2).T)
