@@ -151,7 +151,13 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def largest_error(architecture: Architecture, case: Case, device: str = "cpu") -> float:
+def largest_error(
+    architecture: Architecture,
+    case: Case,
+    device: str = "cpu",
+    grads: Callable[..., dict[str, Tensor]] = pergrad.grads,
+    tolerance: float | None = None,
+) -> float:
     """Relative to the largest element of a parameter's gradient; raises where that is too large.
 
     Under autocast, the largest distance of a sample's gradient from the loop's, relative to the longest.
@@ -180,10 +186,10 @@ def largest_error(architecture: Architecture, case: Case, device: str = "cpu") -
             _check_that_checkpoints_work(ordinary, expected, case.tolerance)
         loss_reduction = "mean" if case.has_labels else "sum"
         with checkpointing(model, case.condition):
-            found = pergrad.grads(model, loss_fn, *batch, loss_reduction=loss_reduction)
+            found = grads(model, loss_fn, *batch, loss_reduction=loss_reduction)
     if case.condition == "autocast":
         return compare_rounded(found, expected, exact, ordinary)
-    return compare(found, expected, case.tolerance)
+    return compare(found, expected, tolerance or case.tolerance)
 
 
 LossFn = Callable[[nn.Module, Inputs, list[Tensor]], Tensor]

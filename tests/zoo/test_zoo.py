@@ -1,5 +1,8 @@
 """Per-sample gradients of Hugging Face models, unmodified, against one backward a sample."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -72,6 +75,40 @@ def test_checkpointing_and_autocast_change_no_gradient(name: str, condition: Con
             largest_error(ARCHITECTURES[name], case)
         except InapplicableError as reason:
             pytest.skip(str(reason))
+
+
+def _traced(
+    model: nn.Module, loss_fn: Callable[..., Tensor], *batch: Any, **options: Any
+) -> dict[str, Tensor]:
+    """The gradients of a step that was traced, where it can be."""
+    grads = pergrad.Grads()
+    step = pergrad.compiled(model, loss_fn, grads, backend="eager", **options)
+    try:
+        for _ in range(3):
+            step(*batch)
+    except UserWarning as reason:
+        raise InapplicableError(str(reason)) from reason
+    assert step.graphs == 1
+    return grads.result
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *_UNDER_CONDITIONS[:2],
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name, architecture in ARCHITECTURES.items()
+            if name not in _UNDER_CONDITIONS[:2] and not architecture.refusal
+        ),
+    ],
+)
+def test_a_step_that_is_traced_gives_the_same_gradients(name: str) -> None:
+    case, *_ = cases_of(ARCHITECTURES[name], "plain")
+    try:  # a constant of DeBERTa's is traced as it is, in float32
+        largest_error(ARCHITECTURES[name], case, grads=_traced, tolerance=1e-6)
+    except InapplicableError as reason:  # mixtures of experts, and others that look at values
+        pytest.skip(str(reason))
 
 
 def test_a_weight_that_leaves_a_reentrant_checkpoint_is_refused() -> None:
