@@ -103,6 +103,18 @@ def test_a_label_that_raises_in_a_worker_is_told_without_its_traceback():
         list(loader(label=lambda item: item[5]).batches([(0, 2)], 1))
 
 
+def test_a_label_is_of_the_item_as_it_was_before_a_batch_was_made_of_it():
+    items = [{"x": torch.ones(2), "y": n} for n in range(3)]
+
+    def collate(batch):
+        return torch.stack([item["x"] for item in batch]), torch.tensor([b.pop("y") for b in batch])
+
+    spec = mlp(dataset=items, collate=collate, label=lambda item: item["y"])
+    loaded = Loader(spec, np.arange(3), 0).load(0, 3)
+    assert loaded.labels == ["0", "1", "2"]
+    assert loaded.arguments[1].tolist() == [0, 1, 2]
+
+
 def test_items_that_are_dicts_or_bare_tensors_make_one_argument():
     dicts = [{"x": torch.ones(2), "y": k} for k in range(3)]
     (batch,) = loader(dataset=dicts).load(0, 3).arguments

@@ -92,18 +92,20 @@ class Loader(Dataset[Any]):
 
     def load(self, start: int, stop: int) -> Loaded:
         began = time.perf_counter()
-        indices = self._indices[start:stop]
-        items: Sequence[Any] = ()
+        indices = self._indices[start:stop].tolist()
+        labels: list[str] | None = None
         if self._tensors is not None:  # cut out at once what would be taken apart and put together
-            chosen = torch.from_numpy(indices)
+            chosen = torch.from_numpy(self._indices[start:stop])
             arguments = tuple(tensor[chosen.to(tensor.device)] for tensor in self._tensors)
             if self._label is not None:
-                items = list(zip(*(tensor.unbind() for tensor in arguments), strict=True))
+                parts = [tensor.unbind() for tensor in arguments]
+                labels = self._labels(zip(*parts, strict=True), indices)
         else:
-            items = self._items(indices.tolist())
-            batch = self._collated(items, indices.tolist())
+            items = self._items(indices)
+            if self._label is not None:  # before a batch is made, which may take the items apart
+                labels = self._labels(items, indices)
+            batch = self._collated(items, indices)
             arguments = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
-        labels = None if self._label is None else self._labels(items, indices.tolist())
         return Loaded(start, stop, arguments, labels, time.perf_counter() - began)
 
     def _items(self, indices: list[int]) -> list[Any]:
@@ -113,7 +115,7 @@ class Loader(Dataset[Any]):
         except Exception:
             return [item_of(dataset, index) for index in indices]  # finds out which one it was
 
-    def _labels(self, items: Sequence[Any], indices: list[int]) -> list[str]:
+    def _labels(self, items: Iterable[Any], indices: list[int]) -> list[str]:
         assert self._label is not None
         found = []
         for item, index in zip(items, indices, strict=True):
