@@ -61,7 +61,6 @@ def pergrad_clipped_low(task: Task) -> Step:
 register_compiled(
     *("pergrad-clipped", "clipped"),
     lambda task: importlib.import_module("pergrad").ClippedSum(clip_bound(task)),
-    lambda sums: sums,
 )
 
 

@@ -49,6 +49,10 @@ def pergrad_record(task: Task) -> Step:
     return step
 
 
+def _unchanged(gradients: Gradients) -> Gradients:
+    return gradients
+
+
 _COMPILED: dict[str, tuple[str, dict[str, Any]]] = {
     "traced": ('pergrad.compiled(backend="eager")', {"backend": "eager"}),
     "compiled": ("pergrad.compiled", {}),
@@ -64,7 +68,7 @@ def register_compiled(
     prefix: str,
     quantity: Quantity,
     made: Callable[[Task], Any],
-    results: Callable[[Any], Gradients],
+    results: Callable[[Any], Gradients] = _unchanged,
     ways: Iterable[str] = _COMPILED,
 ) -> None:
     """Methods by `pergrad.compiled`, of the quantity object that `made` gives."""
@@ -107,15 +111,10 @@ def _compiled_by_pergrad(task: Task, quantity: Any, options: dict[str, Any]) -> 
     return run
 
 
-def _unchanged(gradients: Gradients) -> Gradients:
-    return gradients
-
-
 register_compiled(
     *("pergrad", "grads"),
     lambda _: importlib.import_module("pergrad").Grads(),
-    _unchanged,
-    ("traced", "compiled", "traced-graphs"),
+    ways=("traced", "compiled", "traced-graphs"),
 )
 
 

@@ -22,9 +22,7 @@ def _alike(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 @operation("casts", _alike)
 def casts(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Each of them in another type."""
-    found = _alike(
-        tensors, dtype
-    )  # not parts of one block: results of an operation may share nothing
+    found = _alike(tensors, dtype)  # no parts of one block: results may not share their memory
     torch._foreach_copy_(found, tensors)
     return found
 

@@ -178,10 +178,10 @@ def _write_to_kept_memory(graph: Graph) -> None:
     is made of them, unless they are results themselves.
     """
     results = set(graph.output_node().all_input_nodes)
-    for node in graph.find_nodes(op="call_function", target=_aten.bmm.default):
+    for node in calls(graph, _aten.bmm.default):
         if is_large(node.meta["val"].shape, node.meta["val"]):
             node.target = torch.ops.pergrad.products.default
-    for node in graph.find_nodes(op="call_function", target=_aten.mul.Tensor):
+    for node in calls(graph, _aten.mul.Tensor):
         value, factors = node.meta["val"], node.all_input_nodes
         is_of_one_type = [f.meta["val"].dtype for f in factors] == [value.dtype] * 2
         if node in results and is_of_one_type and is_large(value.shape, value):

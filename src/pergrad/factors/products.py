@@ -63,8 +63,8 @@ class OuterProduct(Factor):
 
 
 @dataclass(eq=False)
-class PositionSum(Factor):
-    """G_n = Σ_t g[n,t], of the shape of one position."""
+class _OverPositions(Factor):
+    """Of the shape of one position, and summed up over all."""
 
     grad_output: Tensor  # (n, t, *weight)
 
@@ -76,24 +76,28 @@ class PositionSum(Factor):
     def dtype(self) -> torch.dtype:
         return self.grad_output.dtype
 
+
+def _cut(x: Tensor, samples: slice, rows: slice) -> Tensor:
+    """Of (n, t, *weight), some samples, and some entries of the weight's first dimension."""
+    return x[samples] if rows == ALL else x[samples][:, :, rows]
+
+
+@dataclass(eq=False)
+class PositionSum(_OverPositions):
+    """G_n = Σ_t g[n,t], of the shape of one position."""
+
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.grad_output.sum(1, dtype=dtype)
 
     def part(self, samples: slice, rows: slice = ALL) -> PositionSum:
-        g = self.grad_output[samples]
-        return PositionSum(g if rows == ALL else g[:, :, rows])
+        return PositionSum(_cut(self.grad_output, samples, rows))
 
 
 @dataclass(eq=False)
-class ElementProduct(Factor):
+class ElementProduct(_OverPositions):
     """G_n = Σ_t g[n,t] ⊙ x[n,t], of the shape of one position."""
 
-    grad_output: Tensor  # (n, t, *weight)
     input: Tensor  # (n, t, *weight)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.grad_output.shape[0], *self.grad_output.shape[2:])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -108,14 +112,11 @@ class ElementProduct(Factor):
         return (g * self.input).sum(1, dtype=dtype)
 
     def part(self, samples: slice, rows: slice = ALL) -> ElementProduct:
-        def cut(x: Tensor) -> Tensor:
-            return x[samples] if rows == ALL else x[samples][:, :, rows]
-
-        return ElementProduct(cut(self.grad_output), cut(self.input))
+        return ElementProduct(*(_cut(x, samples, rows) for x in (self.grad_output, self.input)))
 
 
 @dataclass(eq=False)
-class NormalizedProduct(Factor):
+class NormalizedProduct(_OverPositions):
     """G_n = Σ_t g[n,t] ⊙ (x[n,t] - mean[n,t]) / std[n,t]: the normalised x need not be written.
 
     >>> x, rows = torch.tensor([[[1.0, 3.0]]]), torch.ones(1, 1)
@@ -123,18 +124,9 @@ class NormalizedProduct(Factor):
     tensor([[-1.,  1.]])
     """
 
-    grad_output: Tensor  # (n, t, *weight)
     input: Tensor  # (n, t, *weight)
     mean: Tensor  # (n, t)
     inverse: Tensor  # (n, t), of 1 / std
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.grad_output.shape[0], *self.grad_output.shape[2:])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.grad_output.dtype
 
     @property
     def scratch(self) -> int:
@@ -151,8 +143,5 @@ class NormalizedProduct(Factor):
         return self.written().materialize(dtype or self.dtype)
 
     def part(self, samples: slice, rows: slice = ALL) -> NormalizedProduct:
-        def cut(x: Tensor) -> Tensor:
-            return x[samples] if rows == ALL else x[samples][:, :, rows]
-
-        g, x = cut(self.grad_output), cut(self.input)
+        g, x = (_cut(x, samples, rows) for x in (self.grad_output, self.input))
         return NormalizedProduct(g, x, self.mean[samples], self.inverse[samples])
