@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from pergrad.kernels import gram, launchers
 from pergrad.kernels.gram import (
     gram_microseconds,
     gram_squared_norms,
     mended_squared_norms,
 )
 from pergrad.kernels.tile import tile_microseconds, tile_squared_norms
+from pergrad.reductions.norms import _gram_kernel_is_cheapest
 
 SHAPES = [(3, 5, 7, 9), (1, 1, 3, 4), (2, 70, 40, 33), (2, 130, 16, 24), (3, 16, 16, 16)]
 
@@ -113,3 +115,11 @@ def test_many_positions_make_tiles_the_cheaper_way() -> None:
 def test_alone_a_problem_is_never_cheaper() -> None:
     sizes = (16, 512, 768, 768, torch.bfloat16)
     assert gram_microseconds(*sizes, is_alone=True) >= gram_microseconds(*sizes)
+
+
+def test_exact_float32_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, bound = (16, 512, 768, 768), 2**28
+    assert _gram_kernel_is_cheapest(launchers, sizes, torch.float32, bound)
+    monkeypatch.setattr(gram, "float32_precision", lambda: "ieee")
+    assert not _gram_kernel_is_cheapest(launchers, sizes, torch.float32, bound)
+    assert _gram_kernel_is_cheapest(launchers, sizes, torch.bfloat16, bound)

@@ -37,6 +37,7 @@ def test_every_launcher_leaves_its_operation_in_a_trace(device: torch.device) ->
         "gram_microseconds",
         "tile_microseconds",
         "convolution_gram_is_cheaper",
+        "float32_precision",
     }
     assert calls.keys() == launches - costs
     for name, arguments in calls.items():
@@ -86,11 +87,15 @@ def test_powers_of_two_stay_within_bounds() -> None:
 class _Compiled:
     """Stands for what Triton has compiled: notes its launches."""
 
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []
 
-    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        return lambda *arguments: self.launches.append((grid, *arguments))
+    def run(self, x: int, y: int, z: int, stream: int, *arguments: Any) -> None:
+        assert stream == 77
+        assert arguments[:5] == ("function", "metadata", None, None, None)
+        self.launches.append(((x, y, z), *arguments[5:]))
 
 
 class _Jitted:
@@ -114,6 +119,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "INTERPRETED", False)
     monkeypatch.setattr(launching, "CompiledKernel", _Compiled)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 77, raising=False)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

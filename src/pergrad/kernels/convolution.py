@@ -26,7 +26,7 @@ from pergrad.kernels.launching import (
     power_of_two,
     same_dtype,
 )
-from pergrad.kernels.pairs import inner_products, pair_of
+from pergrad.kernels.pairs import inner_products, pair_of, sum_of_parts
 
 __all__ = ["convolution_by_gram", "convolution_by_tiles", "convolution_gram_is_cheaper"]
 
@@ -175,8 +175,8 @@ def _tile_kernel(  # type: ignore[no-untyped-def]
 def _mend_kernel(  # type: ignore[no-untyped-def]
     g,
     x,
+    parts,
     found,
-    terms,
     P,
     O,
     C,
@@ -194,6 +194,7 @@ def _mend_kernel(  # type: ignore[no-untyped-def]
     TILES_O,
     TILES_J,
     N,
+    PARTS,
     LEAST: tl.constexpr,
     TAPS: tl.constexpr,
     KW: tl.constexpr,
@@ -211,7 +212,8 @@ def _mend_kernel(  # type: ignore[no-untyped-def]
     WIDEN: tl.constexpr,
 ):
     for n in range(tl.program_id(0), N, tl.num_programs(0)):
-        is_good = tl.load(found + n) >= LEAST * tl.load(terms + n)
+        sum_of_pairs = sum_of_parts(parts + n * PARTS, PARTS)
+        is_good = sum_of_pairs >= LEAST * sum_of_parts(parts + (N + n) * PARTS, PARTS)
         tiles = tl.where(is_good, 0, GROUPS * TILES_O * TILES_J)
         total = tl.zeros((1,), dtype=tl.float64)
         for place in range(0, tiles):
@@ -223,7 +225,7 @@ def _mend_kernel(  # type: ignore[no-untyped-def]
                 TAPS, KW, SH, SW, PH, PW, DH, DW, BLOCK_O, BLOCK_J, POSITIONS, IS_ONE_TAP, PRECISION, WIDEN,
             )
             # fmt: on
-        tl.store(found + n + tl.arange(0, 1), total, mask=tiles > 0)
+        tl.store(found + n + tl.arange(0, 1), tl.where(is_good, sum_of_pairs, total))
 
 
 @Kernel
@@ -386,18 +388,19 @@ def convolution_by_gram(
         num_warps=4,
         num_stages=3,
     )
-    found, terms = parts.sum(2)
+    found = parts.new_empty(samples)
     tiles, settings = _tiling(sizes, taps, g.dtype)
     _mend_kernel(
         min(samples, MULTIPROCESSORS),
         g,
         x,
+        parts,
         found,
-        terms,
         *sizes,
         groups,
         *tiles,
         samples,
+        groups * pairs,
         LEAST=least_trusted(torch.float32),
         **geometry,
         **settings,

@@ -30,7 +30,7 @@ from pergrad.kernels.launching import (
     power_of_two,
     same_dtype,
 )
-from pergrad.kernels.pairs import inner_products, pair_of, problem_of
+from pergrad.kernels.pairs import inner_products, pair_of, problem_of, sum_of_parts
 from pergrad.kernels.tables import table_of
 
 __all__ = ["gram_microseconds", "gram_squared_norms", "mended_squared_norms"]
@@ -90,9 +90,10 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
 def _mend_kernel(  # type: ignore[no-untyped-def]
     problems,
     count,
+    parts,
     found,
-    terms,
     N,
+    PARTS,
     TYPE: tl.constexpr,
     BYTES: tl.constexpr,  # that addresses are multiples of
     ALIGNMENT: tl.constexpr,  # numbers that strides are multiples of
@@ -106,7 +107,10 @@ def _mend_kernel(  # type: ignore[no-untyped-def]
         row = problems + (job // N) * _FIELDS
         n = job % N
         at = tl.load(row + 9) * N + n
-        is_good = tl.load(found + at) >= LEAST * tl.load(terms + at)
+        pairs = tl.load(row + 10).to(tl.int32)
+        sum_of_pairs = sum_of_parts(parts + at * PARTS, pairs)
+        terms = sum_of_parts(parts + (count * N + at) * PARTS, pairs)
+        is_good = sum_of_pairs >= LEAST * terms
         g = tl.multiple_of(tl.load(row).to(tl.pointer_type(TYPE)), BYTES)
         x = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(TYPE)), BYTES)
         T = tl.load(row + 2).to(tl.int32)
@@ -132,7 +136,7 @@ def _mend_kernel(  # type: ignore[no-untyped-def]
                     b = b.to(tl.float32)
                 gradient = tl.dot(tl.trans(a), b, gradient, input_precision=PRECISION)
             total += tl.sum(gradient * gradient, axis=1).to(tl.float64)
-        tl.store(found + at, tl.sum(total, axis=0), mask=tiles > 0)
+        tl.store(found + at, tl.where(is_good, sum_of_pairs, tl.sum(total, axis=0)))
 
 
 @operation(
@@ -148,7 +152,7 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
     rows, programs, most = _problems(aligned, block)
     table = table_of(rows, device)
     # Of each block the sum, and that of its positions' own squares.
-    parts = torch.zeros(2, len(gs), n, most, device=device, dtype=torch.float64)
+    parts = torch.empty(2, len(gs), n, most, device=device, dtype=torch.float64)
     _gram_kernel(
         programs,
         table,
@@ -165,9 +169,7 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
         num_warps=warps,
         num_stages=stages,
     )
-    found, terms = parts.sum(3)
-    _mend(table, found, terms, dtype)
-    return found
+    return _mended(table, parts, dtype)
 
 
 @operation("mended_squared_norms", lambda found, terms, g, x: torch.empty_like(found))
@@ -176,9 +178,8 @@ def mended_squared_norms(found: Tensor, terms: Tensor, g: Tensor, x: Tensor) -> 
     g, x = (t if t.stride(2) == 1 else t.contiguous() for t in same_dtype(g, x))
     (g_n, g_t, _), (x_n, x_t, _) = g.stride(), x.stride()
     rows = [(g.data_ptr(), x.data_ptr(), *g.shape[1:], x.shape[2], g_n, g_t, x_n, x_t, 0, 1, 0)]
-    found = found.clone()
-    _mend(table_of(rows, g.device), found[None], terms[None], g.dtype, byte_alignment=1)
-    return found
+    parts = torch.stack([found, terms])[:, None, :, None]
+    return _mended(table_of(rows, g.device), parts, g.dtype, byte_alignment=1)[0]
 
 
 _Problem = tuple[int, ...]  # a row of a table, see `_gram_kernel`
@@ -202,18 +203,20 @@ def _problems(pairs: Sequence[tuple[_Rows, _Rows]], block: int) -> tuple[list[_P
     return rows, programs, most
 
 
-def _mend(
-    table: Tensor, found: Tensor, terms: Tensor, dtype: torch.dtype, *, byte_alignment: int = 16
-) -> None:
-    """Compute again, in place, what is cancelled of found (problems, n)."""
-    count, n = found.shape
+def _mended(
+    table: Tensor, parts: Tensor, dtype: torch.dtype, *, byte_alignment: int = 16
+) -> Tensor:
+    """The sums of parts[0], (problems, n); from the gradients where only the rounding of parts[1] is left."""
+    _, count, n, most = parts.shape
+    found = parts.new_empty(count, n)
     _mend_kernel(
         min(count * n, MULTIPROCESSORS),
         table,
         count,
+        parts,
         found,
-        terms,
         n,
+        most,
         TYPE=TYPES[dtype],
         BYTES=byte_alignment,
         ALIGNMENT=max(1, byte_alignment // dtype.itemsize),
@@ -225,6 +228,7 @@ def _mend(
         num_warps=4,
         num_stages=2,
     )
+    return found
 
 
 def gram_microseconds(
@@ -233,11 +237,13 @@ def gram_microseconds(
     """What it costs on an H200; alone, its last programs leave the others idle."""
     block = _blocks(t, dtype)[0]
     waves = n * pair_count(t, block) / MULTIPROCESSORS
-    return (ceil(waves) if is_alone else waves) * block**2 * (o + i) / _RATES[dtype.itemsize]
+    rate = _FLOAT32_RATES[float32_precision()] if dtype == torch.float32 else _RATE
+    return (ceil(waves) if is_alone else waves) * block**2 * (o + i) / rate
 
 
-# Multiplications a microsecond of one multiprocessor, by the bytes of a number.
-_RATES = {2: 1.8e6, 4: 2.0e5}
+# Multiplications a microsecond of one multiprocessor: of halves, and of float32 by its precision.
+_RATE = 1.8e6
+_FLOAT32_RATES = {"tf32x3": 2.0e5, "ieee": 5.2e4}
 
 
 def _blocks(t: int, dtype: torch.dtype) -> tuple[int, int, int, int]:

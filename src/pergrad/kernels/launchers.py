@@ -13,6 +13,7 @@ from pergrad.kernels.gram import (
     gram_squared_norms,
     mended_squared_norms,
 )
+from pergrad.kernels.launching import float32_precision
 from pergrad.kernels.rank_one import rank_one_squared_norms
 from pergrad.kernels.scaled import scaled_samples
 from pergrad.kernels.table import table_squared_norms
@@ -25,6 +26,7 @@ __all__ = [
     "convolution_by_gram",
     "convolution_by_tiles",
     "convolution_gram_is_cheaper",
+    "float32_precision",
     "gram_microseconds",
     "gram_squared_norms",
     "mend_weighted_outer_products",

@@ -41,7 +41,8 @@ class Kernel:
 
     Triton's own launch reads all arguments in Python, to find what it has compiled: 110 µs a call on the host
     of an H200, longer than most kernels run. Here a call is told by its device, its tensors' types and
-    alignment, its numbers and its settings: never by less than what Triton compiles anew for.
+    alignment, its numbers and its settings: never by less than what Triton compiles anew for. Hooks that are
+    to see every launch, as Triton's profiler has them, see the first of each.
     """
 
     most = 1000  # calls to tell apart, after which it begins again
@@ -55,12 +56,15 @@ class Kernel:
         if INTERPRETED:
             self._jitted[(programs,)](*arguments, **settings)
             return
-        told_by = [(a.dtype, a.data_ptr() % 16) if isinstance(a, Tensor) else a for a in arguments]
-        key = (torch.cuda.current_device(), *told_by, *settings.items())
+        device = torch.cuda.current_device()
+        told_by = [a if type(a) is int else (a.dtype, a.data_ptr() % 16) for a in arguments]  # type: ignore[union-attr]
+        key = (device, *told_by, *settings.items())
         known = self._compiled.get(key)
         if known is not None:
             compiled, constants = known
-            compiled[programs, 1, 1](*arguments, *constants)
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            of_kernel = compiled.function, compiled.packed_metadata, None, None, None
+            compiled.run(programs, 1, 1, stream, *of_kernel, *arguments, *constants)
             return
         compiled = self._jitted[(programs,)](*arguments, **settings)
         if isinstance(compiled, CompiledKernel):

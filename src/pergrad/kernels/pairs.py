@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["inner_products", "pair_of", "problem_of"]
+__all__ = ["inner_products", "pair_of", "problem_of", "sum_of_parts"]
 
 
 @triton.jit
@@ -58,3 +58,13 @@ def inner_products(  # type: ignore[no-untyped-def]
         a_at += COLUMNS
         b_at += COLUMNS
     return found
+
+
+@triton.jit
+def sum_of_parts(at, count):  # type: ignore[no-untyped-def]
+    """Of so many numbers in float64."""
+    place = tl.arange(0, 128)
+    found = tl.zeros((128,), dtype=tl.float64)
+    for first in range(0, count, 128):
+        found += tl.load(at + first + place, mask=place < count - first, other=0.0)
+    return tl.sum(found, axis=0)

@@ -155,15 +155,22 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
         return None
     tensors = (*[t if t.dim() == 3 else _flat_columns(t) for t in parts[:2]], *parts[2:])
     described = [(t.shape, t.dtype) for t in tensors]
-    launch = _launch_for(kernels, kind is OuterProduct, bound, *described)
+    is_outer = kind is OuterProduct
+    is_precise = is_outer and factor.dtype is torch.float32
+    precision = kernels.float32_precision() if is_precise else None
+    launch = _launch_for(kernels, is_outer, bound, precision, *described)
     return None if launch is None else (launch, tensors)
 
 
 @lru_cache(maxsize=1000)
 def _launch_for(
-    kernels: Any, is_outer: bool, bound: int, *described: tuple[Any, torch.dtype]
+    kernels: Any,
+    is_outer: bool,
+    bound: int,
+    precision: str | None,
+    *described: tuple[Any, torch.dtype],
 ) -> Launch | None:
-    """The same, which shapes and types decide: asked once for each layer of a kind."""
+    """The same, which shapes, types and precision decide: asked once for each layer of a kind."""
     shapes, dtypes = zip(*described, strict=True)
     n, t, o = shapes[0]
     if not is_outer:
@@ -217,14 +224,17 @@ def _flat_columns(t: Tensor) -> Tensor:
 def _gram_kernel_is_cheapest(
     kernels: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype, bound: int
 ) -> bool:
-    """Against tiles of the gradient, and against two whole matrices by the GPU's own library."""
+    """Against the gradient, and against two whole matrices by the GPU's own library."""
     n, t, o, i = sizes
     if t == 1:
         return False
     is_alone = n * t * (o + i) * dtype.itemsize > bound
-    by_kernel = kernels.gram_microseconds(*sizes, dtype, is_alone=is_alone)
-    by_tiles = kernels.tile_microseconds(*sizes, dtype)
-    return bool(by_kernel <= by_tiles and by_kernel <= _products_microseconds(*sizes, dtype))
+    by_kernel: float = kernels.gram_microseconds(*sizes, dtype, is_alone=is_alone)
+    if dtype == torch.float32:
+        by_gradients = _gradients_microseconds(*sizes)
+    else:
+        by_gradients = kernels.tile_microseconds(*sizes, dtype)
+    return by_kernel <= min(by_gradients, _products_microseconds(*sizes, dtype))
 
 
 def _tile_kernel_is_cheapest(factor: OuterProduct, kernels: Any) -> bool:
@@ -237,8 +247,16 @@ def _tile_kernel_is_cheapest(factor: OuterProduct, kernels: Any) -> bool:
 
 def _products_microseconds(n: int, t: int, o: int, i: int, dtype: torch.dtype) -> float:
     """What two matrices of inner products cost on an H200: to multiply, write and read them."""
-    multiplications = n * t * t * (o + i) / (3.3e8 if dtype.itemsize == 2 else 2.0e7)
+    multiplications = n * t * t * (o + i) / (3.3e8 if dtype.itemsize == 2 else _FLOAT32_RATE)
     return multiplications + n * t * t * 6 * 4 / 4e6 + _MORE_LAUNCHES
+
+
+def _gradients_microseconds(n: int, t: int, o: int, i: int) -> float:
+    """What the gradients themselves cost there in float32: to multiply, write and read them."""
+    return n * t * o * i / _FLOAT32_RATE + n * o * i * 2 * 4 / 4e6
+
+
+_FLOAT32_RATE = 2.0e7  # multiplications a microsecond of an H200's own products in float32
 
 
 _MORE_LAUNCHES = 20.0  # microseconds: the two products, what is made of them, and their checks
