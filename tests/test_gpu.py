@@ -436,3 +436,30 @@ def test_a_model_of_many_layers_shares_launches() -> None:
     launched = [e.name for e in profile.events()]
     assert sum("_gram_kernel" in name for name in launched) == 1  # for all 12 weights
     assert sum("_columns_kernel" in name for name in launched) == 1  # for all 12 biases
+
+
+@pytest.mark.parametrize("backend", ["record", *BACKENDS])
+def test_gradients_of_odd_widths_are_whole(backend: str) -> None:
+    """Rows that are no multiple of eight are padded for their product, which nobody must see."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(33, 1024), nn.GELU(), nn.Linear(1024, 1027)).to(DEVICE)
+    x = torch.randn(6, 40, 33, device=DEVICE)
+
+    def in_halves(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return loss(model, x)
+
+    grads = pergrad.Grads()
+    if backend == "record":
+        with pergrad.record(model, grads):
+            in_halves(model, x).sum().backward()
+    else:
+        step = pergrad.compiled(model, in_halves, grads, backend=backend)
+        for _ in range(2):
+            step(x)
+    for k, sample in enumerate(x):
+        expected = torch.autograd.grad(loss(model, sample[None]).sum(), list(model.parameters()))
+        for (name, found), wanted in zip(grads.result.items(), expected, strict=True):
+            assert found[k].is_contiguous()
+            assert found[k].shape == wanted.shape
+            assert (found[k] - wanted).norm() < 2e-2 * wanted.norm(), name

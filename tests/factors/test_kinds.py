@@ -66,11 +66,24 @@ def test_element_product_sums_over_positions(n: int, t: int, shape: tuple[int, .
 @pytest.mark.parametrize(("n", "t"), SHAPES)
 @pytest.mark.parametrize("shape", [(4,), (2, 3)], ids=str)
 def test_normalized_product_sums_over_positions(n: int, t: int, shape: tuple[int, ...]) -> None:
-    g, x, mean, inverse = data(n, t, *shape), data(n, t, *shape), data(n, t), data(n, t)
+    g, x, mean, inverse = data(n, t, *shape), data(n, t, *shape), data(n, t, 1), data(n, t, 1)
     expected = summed(
         n, shape, lambda k: [g[k, j] * (x[k, j] - mean[k, j]) * inverse[k, j] for j in range(t)]
     )
     assert_near(NormalizedProduct(g, x, mean, inverse).materialize(), expected)
+
+
+@pytest.mark.parametrize(("n", "t"), SHAPES)
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_groups_of_columns_may_have_their_own_statistics(n: int, t: int, groups: int) -> None:
+    g, x, mean, inverse = data(n, t, 6), data(n, t, 6), data(n, 1, groups), data(n, 1, groups)
+    each = torch.arange(6) // (6 // groups)
+    normalized = (x - mean[:, :, each]) * inverse[:, :, each]
+    factor = NormalizedProduct(g, x, mean, inverse)
+    assert_near(factor.materialize(), (g * normalized).sum(1))
+    assert_near(
+        factor.part(slice(None), slice(1, 4)).materialize(), (g * normalized).sum(1)[:, 1:4]
+    )
 
 
 @pytest.mark.parametrize(("n", "t"), SHAPES)
@@ -175,7 +188,9 @@ def uses_of_one_weight() -> dict[str, Factor]:
         "outer in lower precision": OuterProduct(data(2, 2, 3), data(2, 2, 4).float()),
         "position": PositionSum(data(2, 5, 3, 4)),
         "element": ElementProduct(data(2, 5, 3, 4), data(2, 5, 3, 4)),
-        "normalized": NormalizedProduct(data(2, 5, 3, 4), data(2, 5, 3, 4), data(2, 5), data(2, 5)),
+        "normalized": NormalizedProduct(
+            data(2, 5, 3, 4), data(2, 5, 3, 4), data(2, 5, 1), data(2, 5, 1)
+        ),
         "row": RowSum(torch.tensor([[0, 2], [1, 1]]), data(2, 2, 4), 3),
         "dense": Dense(data(2, 3, 4)),
         "by owner": ByOwner(OuterProduct(data(3, 2, 3), data(3, 2, 4)), owner, 2),

@@ -40,17 +40,38 @@ def test_norms_of_g_alone_come_with_those_of_products(
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=0)
 
 
+def _of_groups(x: Tensor, columns: int) -> Tensor:
+    """(n, t, d) -> (n, 1, groups) of so many columns each."""
+    return x.float().mean(1, keepdim=True).unflatten(2, (-1, columns)).mean(3)
+
+
+def _of_columns(statistic: Tensor, x: Tensor) -> Tensor:
+    """(n, t, 1) or (n, 1, groups) -> the same for every column of its group."""
+    groups = statistic.shape[2]
+    return statistic.double().repeat_interleave(x.shape[2] // groups if groups > 1 else 1, 2)
+
+
+# Statistics, by the number of the pair: of its positions, of its groups of columns, or of all.
+STATISTICS = {
+    "positions": lambda _, x: x.float().mean(2, keepdim=True),
+    "groups": lambda _, x: _of_groups(x, next(k for k in (5, 3, 2, 1) if x.shape[2] % k == 0)),
+    "all": lambda _, x: x.float().mean((1, 2), keepdim=True),
+    "both": lambda k, x: x.float().mean(1 + k % 2, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("is_turned", [False, True])
 def test_what_x_is_normalized_by_is_read_with_it(
-    is_turned: bool, device: torch.device, dtype: torch.dtype
+    is_turned: bool, statistics: str, device: torch.device, dtype: torch.dtype
 ) -> None:
     gs, xs = _some(device, torch.float32), [3 + x for x in _some(device, dtype)]
     if is_turned:
         xs[1] = xs[1].mT.contiguous().mT
-    means = [x.float().mean(2) for x in xs]
+    means = [STATISTICS[statistics](k, x) for k, x in enumerate(xs)]
     inverses = [torch.rand_like(mean) + 1 for mean in means]
     normalized = [
-        (x.double() - mean.double()[..., None]) * inverse.double()[..., None]
+        (x.double() - _of_columns(mean, x)) * _of_columns(inverse, x)
         for x, mean, inverse in zip(xs, means, inverses, strict=True)
     ]
     products = [_exact(g, x) for g, x in zip(gs, normalized, strict=True)]

@@ -89,8 +89,9 @@ def convolution(
     )
 
 
-def normalized(n: int, t: int, *shape: int) -> NormalizedProduct:
-    statistics = data(n, t, seed=2), data(n, t, seed=3)
+def normalized(n: int, t: int, *shape: int, groups: int | None = None) -> NormalizedProduct:
+    each = (n, t, 1) if groups is None else (n, 1, groups)
+    statistics = data(*each, seed=2), data(*each, seed=3)
     return NormalizedProduct(data(n, t, *shape), data(n, t, *shape, seed=1), *statistics)
 
 
@@ -109,6 +110,8 @@ _VECTORS: dict[str, Callable[[], Uses]] = {
     "vector by no position": lambda: [PositionSum(data(N, 0, 5))],
     "vector by element": lambda: [ElementProduct(data(N, 3, 5), data(N, 3, 5, seed=1))],
     "vector, normalized": lambda: [normalized(N, 3, 5)],
+    "vector, normalized in groups": lambda: [normalized(N, 3, 6, groups=2)],
+    "vector, normalized as a whole": lambda: [normalized(N, 3, 5, groups=1)],
     "vector, several": lambda: [
         PositionSum(data(N, 3, 5)),
         ElementProduct(data(N, 2, 5), data(N, 2, 5, seed=1)),

@@ -101,7 +101,7 @@ def test_sums_come_with_what_reads_the_same_gradients(launched: list[str]) -> No
     g, h, x = torch.randn(3, 2, 5, 4, device=_device()).unbind()
     of_one = [ElementProduct(g, x), PositionSum(g), PositionSum(g)]  # the last by itself
     of_another = [ElementProduct(h, x), PositionSum(g), PositionSum(h.clone())]
-    statistics = torch.randn(2, 2, 5, device=_device()).unbind()
+    statistics = torch.randn(2, 2, 5, 1, device=_device()).unbind()
     of_a_third = [NormalizedProduct(x, h, *statistics), PositionSum(x)]
     factors = [*of_one, *of_another, *of_a_third]
     for bound, launches in ((10**6, 3), (1, 8)):
@@ -165,7 +165,8 @@ def test_gradients_of_one_launch_take_the_place_of_factors_that_are_kept(
         PositionSum(torch.randn(3, 5, device=_device())),
         PositionSum(torch.randn(3, 5, 6, device=_device())),
         *(ElementProduct(g, x), PositionSum(g)),  # which come together
-        NormalizedProduct(x, g, *torch.randn(2, 3, 5, device=_device())),
+        NormalizedProduct(x, g, *torch.randn(2, 3, 5, 1, device=_device())),
+        NormalizedProduct(g, x, *torch.randn(2, 3, 1, 7, device=_device())),
     ]
     exact = [f.materialize() for f in factors]
     many = [SampleGradients([f], 2.0, bound=10**6) for f in factors]

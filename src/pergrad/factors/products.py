@@ -10,9 +10,12 @@ from torch import Tensor
 
 from pergrad.factors.allocation import large_result
 from pergrad.factors.base import ALL, Factor
-from pergrad.factors.precision import bmm, promoted, wide
+from pergrad.factors.precision import aligned, bmm, promoted, wide
 
 __all__ = ["ElementProduct", "NormalizedProduct", "OuterProduct", "PositionSum"]
+
+
+_LARGE = 2**20  # numbers of one sample's gradient, beside which padding costs little
 
 
 def transposed_is_cheaper(o: int, i: int) -> bool:
@@ -53,7 +56,10 @@ class OuterProduct(Factor):
             return torch.mul(g.mT, x, out=large_result(self.shape, g))
         if g.device.type == "cpu" and transposed_is_cheaper(*self.shape[1:]):
             return bmm(x.mT, g, dtype).mT.contiguous()
-        return bmm(g.mT, x, dtype)
+        longer = aligned(g) if prod(self.shape[1:]) >= _LARGE else g
+        if longer is g:
+            return bmm(g.mT, x, dtype)
+        return bmm(longer.mT, x, dtype)[:, : self.shape[1]]  # room between samples, none inside
 
     def part(self, samples: slice, rows: slice = ALL) -> OuterProduct:
         return OuterProduct(self.grad_output[samples, :, rows], self.input[samples])
@@ -117,16 +123,18 @@ class ElementProduct(_OverPositions):
 
 @dataclass(eq=False)
 class NormalizedProduct(_OverPositions):
-    """G_n = Σ_t g[n,t] ⊙ (x[n,t] - mean[n,t]) / std[n,t]: the normalised x need not be written.
+    """G_n = Σ_t g[n,t] ⊙ (x[n,t] - mean) / std: the normalised x need not be written.
 
-    >>> x, rows = torch.tensor([[[1.0, 3.0]]]), torch.ones(1, 1)
-    >>> NormalizedProduct(torch.ones(1, 1, 2), x, 2 * rows, rows).materialize()
+    Either every position has its statistics, or every one of some groups of neighbouring columns.
+
+    >>> x, of_positions = torch.tensor([[[1.0, 3.0]]]), torch.ones(1, 1, 1)
+    >>> NormalizedProduct(torch.ones(1, 1, 2), x, 2 * of_positions, of_positions).materialize()
     tensor([[-1.,  1.]])
     """
 
     input: Tensor  # (n, t, *weight)
-    mean: Tensor  # (n, t)
-    inverse: Tensor  # (n, t), of 1 / std
+    mean: Tensor  # (n, t, 1) or (n, 1, groups)
+    inverse: Tensor  # the same, of 1 / std
 
     @property
     def scratch(self) -> int:
@@ -134,14 +142,18 @@ class NormalizedProduct(_OverPositions):
 
     def written(self) -> ElementProduct:
         """The same with the normalised x, which is not rounded to less than float32."""
-        ones = [1] * (self.input.dim() - 2)
-        mean, inverse = (t.view(*t.shape, *ones) for t in (self.mean, self.inverse))
-        x = self.input.to(wide(self.input.dtype))
-        return ElementProduct(self.grad_output, (x - mean) * inverse)
+        groups, width = self.mean.shape[2], prod(self.input.shape[2:])
+        x = self.input.to(wide(self.input.dtype)).flatten(2).unflatten(2, (groups, width // groups))
+        normalized = (x - self.mean.unsqueeze(3)) * self.inverse.unsqueeze(3)
+        return ElementProduct(self.grad_output, normalized.reshape(self.input.shape))
 
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.written().materialize(dtype or self.dtype)
 
     def part(self, samples: slice, rows: slice = ALL) -> NormalizedProduct:
         g, x = (_cut(x, samples, rows) for x in (self.grad_output, self.input))
-        return NormalizedProduct(g, x, self.mean[samples], self.inverse[samples])
+        mean, inverse = self.mean[samples], self.inverse[samples]
+        if rows != ALL and mean.shape[2] > 1:  # a group may be cut in two
+            of_group = self.input.shape[2] // mean.shape[2]
+            mean, inverse = (t.repeat_interleave(of_group, 2)[..., rows] for t in (mean, inverse))
+        return NormalizedProduct(g, x, mean, inverse)

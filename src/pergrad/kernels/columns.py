@@ -1,8 +1,9 @@
 """|Σ_t g_t|² and |Σ_t g_t ⊙ x_t|², of biases and of the scales of norm layers, several in one launch.
 
 A program sums up some columns over all positions of a sample, and then their squares. Where x has statistics,
-(x_t - mean_t) / std_t takes its place. Of g that has an x, the sums of g alone come with those of the
-product. The sums themselves, which are the gradients, are written for who wants to keep them.
+(x - mean) / std takes its place: those of its position, or of its group of columns. Of g that has an x, the
+sums of g alone come with those of the product. The sums themselves, which are the gradients, are written for
+who wants to keep them.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from pergrad.kernels.tables import table_of
 
 __all__ = ["column_squared_norms", "column_sums"]
 
-_FIELDS = tl.constexpr(18)
+_FIELDS = tl.constexpr(19)
 _Neighbours = Literal["columns", "positions", "neither"]
-_Lies = tuple[_Neighbours, _Neighbours | None, bool]  # g, x, and whether wide loads can read them
+_Statistics = Literal["positions", "columns"]  # what each has its own
+# How a problem is read: g, x, whether wide loads can read them, and the statistics of x.
+_Lies = tuple[_Neighbours, _Neighbours | None, bool, _Statistics | None]
 
 
 @Kernel
@@ -47,7 +50,7 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     COLUMNS: tl.constexpr,
     ALIGNMENT: tl.constexpr,  # numbers that sizes and strides are multiples of
     BYTES: tl.constexpr,  # that addresses are multiples of
-    IS_NORMALIZED: tl.constexpr,  # whether x has statistics
+    STATISTICS: tl.constexpr,  # what each has its own: "positions", "columns" in groups, None
     SUMS_ALONE: tl.constexpr,  # whether there is a g to be summed up without its x too
     KEEPS_SUMS: tl.constexpr,
 ):
@@ -70,8 +73,9 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     column_of_sum = tl.load(row + 13)
     mean = tl.load(row + 14).to(tl.pointer_type(tl.float32))
     inverse = tl.load(row + 15).to(tl.pointer_type(tl.float32))
-    tiles = tl.load(row + 16).to(tl.int32)
-    first = tl.load(row + 17).to(tl.int32)
+    groups = tl.load(row + 16).to(tl.int32)
+    tiles = tl.load(row + 17).to(tl.int32)
+    first = tl.load(row + 18).to(tl.int32)
     n = (program - first) // tiles
     tile = (program - first) % tiles
     d = tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -80,6 +84,10 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     x_at = x + n * x_n + t[:, None] * x_t + d[None, :] * x_d
     found = tl.zeros((POSITIONS, COLUMNS), dtype=tl.float32)
     alone = tl.zeros((POSITIONS, COLUMNS), dtype=tl.float32)
+    if STATISTICS == "columns":
+        of_column = n * groups + d // (D // groups)
+        center = tl.load(mean + of_column, mask=d < D, other=0.0)[None, :]
+        factor = tl.load(inverse + of_column, mask=d < D, other=0.0)[None, :]
     for start in range(0, T, POSITIONS):
         is_inside = (t < T - start)[:, None] & (d < D)[None, :]
         term = tl.load(g_at, mask=is_inside, other=0.0).to(tl.float32)
@@ -87,13 +95,13 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
             alone += term
         if X_NEIGHBOURS is not None:
             other = tl.load(x_at, mask=is_inside, other=0.0).to(tl.float32)
-            if IS_NORMALIZED:
+            if STATISTICS == "positions":
                 at = n * T + start + t
                 is_position = t < T - start
-                center = tl.load(mean + at, mask=is_position, other=0.0)
-                other = (other - center[:, None]) * tl.load(
-                    inverse + at, mask=is_position, other=0.0
-                )[:, None]
+                center = tl.load(mean + at, mask=is_position, other=0.0)[:, None]
+                factor = tl.load(inverse + at, mask=is_position, other=0.0)[:, None]
+            if STATISTICS is not None:
+                other = (other - center) * factor
             term *= other
             x_at += POSITIONS * x_t
         found += term
@@ -123,7 +131,7 @@ def column_squared_norms(
 ) -> Tensor:
     """Of some g (n, t, d), of one type, and as many x, or none; then, without x, of the g numbered `summed`.
 
-    `statistics` are the means of all x and then 1 / std of all of them, (n, t) in float32, or none.
+    `statistics` are the means of all x and then 1 / std of all of them, (n, t, 1) or (n, 1, groups), or none.
     (len(gs) + len(summed), n) in float64.
     """
     return _launch(gs, xs, statistics, summed, None)
@@ -171,12 +179,13 @@ def _launch(
         addresses, places = (g.data_ptr(), x.data_ptr()), (k, place_of_sum.get(k, -1))
         before = [columns_before[place] for place in places]  # of no sum whatever there is
         in_g, in_x = _neighbours_in(d, of_g), _neighbours_in(d, of_x) if xs else None
-        lies = (in_g, in_x, _is_aligned(in_g, in_x, addresses, (d, *of_g[:2], *of_x[:2])))
-        of_rows = [s.data_ptr() for s in statistics[k :: len(gs)]] or (0, 0)
-        layouts[lies].append((*addresses, t, d, *of_g, *of_x, *places, *before, *of_rows))
+        is_aligned = _is_aligned(in_g, in_x, addresses, (d, *of_g[:2], *of_x[:2]))
+        of_x_at, kind, groups = _statistics_of(statistics[k :: len(gs)])
+        problem = (*addresses, t, d, *of_g, *of_x, *places, *before, *of_x_at, groups)
+        layouts[in_g, in_x, is_aligned, kind].append(problem)
     most = -(-max(widths) // _LEAST_COLUMNS)
     parts = torch.zeros(len(widths), n, most, device=device, dtype=torch.float64)
-    for (in_g, in_x, is_aligned), problems in layouts.items():
+    for (in_g, in_x, is_aligned, kind), problems in layouts.items():
         positions, columns = _block(in_g, in_x)
         rows, programs = [], 0
         for problem in problems:
@@ -200,11 +209,21 @@ def _launch(
             COLUMNS=columns,
             ALIGNMENT=8 if is_aligned else 1,
             BYTES=16 if is_aligned else 1,
-            IS_NORMALIZED=len(statistics) > 0,
+            STATISTICS=kind,
             SUMS_ALONE=len(summed) > 0,
             KEEPS_SUMS=sums is not None,
         )
     return parts.sum(2)
+
+
+def _statistics_of(both: list[Tensor]) -> tuple[tuple[int, int], _Statistics | None, int]:
+    """Where mean and 1 / std of an x are, what each has its own, and the groups of columns."""
+    if not both:
+        return (0, 0), None, 1
+    mean, inverse = both
+    _, positions, groups = mean.shape
+    kind: _Statistics = "columns" if positions == 1 else "positions"
+    return (mean.data_ptr(), inverse.data_ptr()), kind, groups
 
 
 def _neighbours_in(columns: int, strides: tuple[int, ...]) -> _Neighbours:

@@ -54,7 +54,7 @@ def layer_norm(
 
     def scale() -> ElementProduct | NormalizedProduct:
         if mean is not None and inverse is not None and rows.is_cuda:
-            of_rows = (t.reshape(len(rows), -1) for t in (mean, inverse))
+            of_rows = (t.reshape(len(rows), -1, 1) for t in (mean, inverse))
             return NormalizedProduct(rows, input.reshape(rows.shape), *of_rows)
         normalized = F.layer_norm(input.to(grad_output.dtype), normalized_shape, eps=eps)
         return ElementProduct(rows, normalized.reshape(rows.shape))
@@ -108,7 +108,8 @@ def group_norm(
     """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g, with x̂ normalised over each group of channels.
 
     Where the sums cost least as torch's own backward has them, ∂γ_n = (Σ_t g ⊙ x - mean Σ_t g) / std: then x̂
-    is never written. In a compiled step they are those of the input's gradient, computed once for both.
+    is never written. In a compiled step they are those of the input's gradient, computed once for both. On a
+    GPU x̂ is else left to who sums it up, with the statistics of the forward.
     """
 
     def statistics() -> tuple[Tensor, Tensor]:  # (n · r, groups) each
@@ -125,12 +126,16 @@ def group_norm(
             "weight": lambda: Dense(_scale_by_sums(grad_output, input, shift, *statistics())),
             "bias": lambda: Dense(shift.sum(1)),
         }
-    if input is not None and _torch_has_a_kernel(grad_output):
+    is_left = grad_output.is_cuda and mean is not None and grad_output.shape[1] == 1
+    if input is not None and not is_left and _torch_has_a_kernel(grad_output):
         both = cache(lambda: _scale_and_shift(grad_output, input, *statistics()))
         return {"weight": lambda: Dense(both()[0]), "bias": lambda: Dense(both()[1])}
     rows = _channels_last(grad_output)
 
-    def scale() -> ElementProduct:
+    def scale() -> ElementProduct | NormalizedProduct:
+        if is_left:
+            of_groups = (t.unsqueeze(1) for t in statistics())
+            return NormalizedProduct(rows, _channels_last(input), *of_groups)
         whole = input.to(grad_output.dtype).flatten(0, 1)
         normalized = F.group_norm(whole, num_groups, eps=eps).view(input.shape)
         return ElementProduct(rows, _channels_last(normalized))
