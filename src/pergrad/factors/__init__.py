@@ -13,7 +13,13 @@ from pergrad.factors.precision import (
     wide,
     without_autocast,
 )
-from pergrad.factors.products import ElementProduct, NormalizedProduct, OuterProduct, PositionSum
+from pergrad.factors.products import (
+    ElementProduct,
+    NormalizedProduct,
+    OuterProduct,
+    PositionSum,
+    sums_by_groups,
+)
 from pergrad.factors.rows import ByOwner, RowSum
 from pergrad.factors.tracing import (
     computed_once,
@@ -47,6 +53,7 @@ __all__ = [
     "mm",
     "operation",
     "promoted",
+    "sums_by_groups",
     "wide",
     "without_autocast",
     "without_compiler",

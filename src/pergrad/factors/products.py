@@ -12,7 +12,7 @@ from pergrad.factors.allocation import large_result
 from pergrad.factors.base import ALL, Factor
 from pergrad.factors.precision import aligned, bmm, promoted, wide
 
-__all__ = ["ElementProduct", "NormalizedProduct", "OuterProduct", "PositionSum"]
+__all__ = ["ElementProduct", "NormalizedProduct", "OuterProduct", "PositionSum", "sums_by_groups"]
 
 
 _LARGE = 2**20  # numbers of one sample's gradient, beside which padding costs little
@@ -121,6 +121,26 @@ class ElementProduct(_OverPositions):
         return ElementProduct(*(_cut(x, samples, rows) for x in (self.grad_output, self.input)))
 
 
+def sums_by_groups(
+    g: Tensor,  # (n, c, t)
+    x: Tensor,  # (n, c, t)
+    mean: Tensor,  # (n, groups) of neighbouring channels
+    inverse: Tensor,  # (n, groups)
+) -> tuple[Tensor, Tensor]:  # (n, c) each
+    """Σ_t g ⊙ (x - mean) / std and Σ_t g, all of one type, as torch's backward of a group norm sums them up.
+
+    That sums over a batch, too: all samples are channels of a single one here.
+    """
+    channels, positions = g.shape[0] * g.shape[1], g.shape[2]
+    unread = g.new_empty(channels)  # γ, of which only the input's gradient depends
+    _, of_scale, of_shift = torch.ops.aten.native_group_norm_backward(
+        *(t.contiguous().view(1, channels, positions) for t in (g, x)),
+        *(t.contiguous().view(1, -1) for t in (mean, inverse)),
+        *(unread, 1, channels, positions, mean.numel(), [False, True, True]),
+    )
+    return of_scale.view(g.shape[:2]), of_shift.view(g.shape[:2])
+
+
 @dataclass(eq=False)
 class NormalizedProduct(_OverPositions):
     """G_n = Σ_t g[n,t] ⊙ (x[n,t] - mean) / std: the normalised x need not be written.
@@ -148,7 +168,16 @@ class NormalizedProduct(_OverPositions):
         return ElementProduct(self.grad_output, normalized.reshape(self.input.shape))
 
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
-        return self.written().materialize(dtype or self.dtype)
+        dtype = dtype or self.dtype
+        if (
+            self.mean.shape[1] > 1
+            or dtype not in (torch.float32, torch.float64)
+            or not self.input.numel()
+        ):
+            return self.written().materialize(dtype)
+        of_channels = (t.to(dtype).flatten(2).mT for t in (self.grad_output, self.input))
+        statistics = (t.to(dtype).squeeze(1) for t in (self.mean, self.inverse))
+        return sums_by_groups(*of_channels, *statistics)[0].view(self.shape)
 
     def part(self, samples: slice, rows: slice = ALL) -> NormalizedProduct:
         g, x = (_cut(x, samples, rows) for x in (self.grad_output, self.input))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from math import prod
 from typing import Any
 
 import torch
@@ -13,7 +12,14 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from pergrad.errors import MixedSamplesError
-from pergrad.factors import Dense, ElementProduct, NormalizedProduct, PositionSum, is_for_compiler
+from pergrad.factors import (
+    Dense,
+    ElementProduct,
+    NormalizedProduct,
+    PositionSum,
+    is_for_compiler,
+    sums_by_groups,
+)
 from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
 
 __all__ = ["channel_affine"]
@@ -157,17 +163,11 @@ def _scale_and_shift(
     mean: Tensor,  # (n · r, groups)
     inverse: Tensor,  # (n · r, groups)
 ) -> tuple[Tensor, Tensor]:  # (n, c) each
-    """Both as torch would sum them over the batch, were all samples channels of a single one."""
-    channels, positions = prod(g.shape[:3]), prod(g.shape[3:])
-    unread = g.new_empty(channels)  # γ, of which only the input's gradient depends
-    _, of_scale, of_shift = torch.ops.aten.native_group_norm_backward(
-        g.contiguous().view(1, channels, positions),
-        x.to(g.dtype).contiguous().view(1, channels, positions),
-        mean.to(g.dtype).view(1, -1),
-        inverse.to(g.dtype).view(1, -1),
-        *(unread, 1, channels, positions, mean.numel(), [False, True, True]),
-    )
+    """As torch's own backward has them, in one pass for both."""
     rows = g.shape[:3]
+    of_rows = (t.to(g.dtype).flatten(0, 1).flatten(2) for t in (g, x))
+    statistics = (t.to(g.dtype) for t in (mean, inverse))
+    of_scale, of_shift = sums_by_groups(*of_rows, *statistics)
     return of_scale.view(rows).sum(1), of_shift.view(rows).sum(1)
 
 
