@@ -313,6 +313,10 @@ def test_shapes_modes_and_frozen_parameters_have_graphs_of_their_own(backend: st
     check(torch.randn(5, 3), 2)
     model.bias.requires_grad_(False)
     check(torch.randn(4, 3), 3)
+    model.bias.requires_grad_()
+    check(torch.randn(4, 3), 3)
+    model.weight.data = torch.randn(3, 2).T  # lies otherwise
+    check(torch.randn(4, 3), 4)
 
 
 def test_dropout_draws_fresh_numbers_in_each_call(backend: str) -> None:

@@ -108,6 +108,7 @@ class CompiledStep:
         self._max_graphs = max_graphs
         self._cuda_graphs = cuda_graphs
         self._pool: Any = None  # the memory of CUDA graphs
+        self._kinds = _Kinds()
         self._graphs: dict[Any, _Graph | None] = {}  # None: seen once
         self._why_not: str | None = None  # the reason to stay uncompiled
         self._is_warned = False  # of too many graphs
@@ -119,13 +120,8 @@ class CompiledStep:
     def __call__(self, *batch: Any) -> Tensor:
         flat, spec = pytree.tree_flatten(batch)
         state, training = _state(self._model)
-        key = (
-            spec,
-            *map(_signature, flat),
-            *map(_signature, state),
-            _autocast(state),
-            training,
-        )
+        kind = self._kinds.number(state)
+        key = (spec, *map(_signature, flat), kind, _autocast(self._kinds.devices), training)
         if self._cuda_graphs and key not in self._graphs:  # it names the devices
             check_devices(_inputs(state, flat))
         if self._why_not is not None or not self._wants_graph(key):
@@ -256,6 +252,8 @@ def _filled(value: Any, results: list[Tensor], state: list[Tensor]) -> Any:
         return results[value.index]
     if kind is _Reference:
         return state[value.index]
+    if kind is str:  # names, most of all
+        return value
     if kind is dict:  # by hand: pytrees take longer for it than kernels to run
         return {key: _filled(part, results, state) for key, part in value.items()}
     if kind is tuple or kind is list:
@@ -292,39 +290,62 @@ def _taken_apart(
     return place, results
 
 
-def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Each once, with the beginning of its tensors' names.
+def _state(model: nn.Module) -> tuple[list[Tensor], tuple[bool, ...]]:
+    """Parameters and buffers, each once, and of each module whether it is in training.
 
     By torch's own iterators it takes as long as to launch a hundred kernels.
     """
-    seen, found = {id(model)}, [("", model)]
-    for prefix, module in found:
-        for name, child in module._modules.items():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                found.append((f"{prefix}{name}.", child))
-    return found
-
-
-def _state(model: nn.Module) -> tuple[list[Tensor], tuple[bool, ...]]:
-    """Parameters and buffers, each once, and of each module whether it is in training."""
-    modules = [module for _, module in _modules(model)]
+    modules = {id(model): model}
     found: dict[int, Tensor] = {}
-    for module in modules:
+    waiting = [model]
+    for module in waiting:
         for t in (*module._parameters.values(), *module._buffers.values()):
             if t is not None:
-                found.setdefault(id(t), t)
-    return list(found.values()), tuple([module.training for module in modules])
+                found[id(t)] = t
+        for child in module._modules.values():
+            if child is not None and id(child) not in modules:
+                modules[id(child)] = child
+                waiting.append(child)
+    return list(found.values()), tuple([module.training for module in waiting])
 
 
 def _names(model: nn.Module) -> list[str]:
     """Of the same parameters and buffers."""
-    found: dict[int, str] = {}
-    for prefix, module in _modules(model):
+    names: dict[int, str] = {}
+    for prefix, module in model.named_modules():
         for name, t in (*module._parameters.items(), *module._buffers.items()):
             if t is not None:
-                found.setdefault(id(t), prefix + name)
-    return list(found.values())
+                names.setdefault(id(t), f"{prefix}.{name}" if prefix else name)
+    return [names[id(t)] for t in _state(model)[0]]
+
+
+class _Kinds:
+    """Numbers the states of a model that differ in more than their values.
+
+    Mostly a state is like that of the last call, which is sooner told than looked up.
+    """
+
+    devices: Sequence[str] = ()  # of the last one, by type
+
+    def __init__(self) -> None:
+        self._last: tuple[list[Any], ...] = ()
+        self._number = 0
+        self._known: dict[Any, int] = {}
+
+    def number(self, state: list[Tensor]) -> int:
+        described: tuple[list[Any], ...] = (
+            [t.shape for t in state],
+            [t.stride() for t in state],
+            [t.dtype for t in state],
+            [t.device for t in state],
+            [t.requires_grad for t in state],
+        )
+        if described != self._last:
+            self._last = described
+            key = tuple([tuple(of_each) for of_each in described])
+            self._number = self._known.setdefault(key, len(self._known))
+            self.devices = sorted({device.type for device in described[3]}) or ["cpu"]
+        return self._number
 
 
 def _inputs(state: list[Tensor], flat: Sequence[Any]) -> list[Tensor]:
@@ -339,13 +360,9 @@ def _signature(value: Any) -> Any:
     return (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
 
 
-def _autocast(state: list[Tensor]) -> tuple[Any, ...]:
-    """What autocast does on the devices of the model."""
-    devices = {t.device.type for t in state} or {"cpu"}
-    return tuple(
-        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        for device in sorted(devices)
-    )
+def _autocast(devices: Sequence[str]) -> tuple[Any, ...]:
+    """What autocast does on them."""
+    return tuple([(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices])
 
 
 @contextmanager
