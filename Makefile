@@ -54,6 +54,7 @@ bench-gpu: $(STAMP) ## the same on a GPU, and what it says of the goals
 bench-tables: $(STAMP) ## put the stored rows into the documentation and its pictures
 	$(BIN)/python -m benchmarks.table --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.targets --write docs/benchmarks.md
+	$(BIN)/python -m benchmarks.summary --write README.md
 	$(BIN)/python -m benchmarks.plot
 
 lint: $(STAMP) ## check style and formatting

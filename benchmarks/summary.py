@@ -1,0 +1,52 @@
+"""Pergrad's best beside the best peer's, of every quantity and model, for the README.
+
+``python -m benchmarks.summary`` prints the table of the newest stored rows; ``--write FILE`` puts it between
+the two markers in the file; ``--check FILE`` exits 1 where the file differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks import rows
+from benchmarks.table import Table, settle, stored, tables
+from benchmarks.targets import leads
+
+MARKERS = "<!-- benchmark-summary:start -->", "<!-- benchmark-summary:end -->"
+MODELS = {
+    "transformer": "transformer",
+    "vit": "ViT",
+    "resnet": "ResNet",
+    "mlp": "MLP",
+    "lstm": "LSTM",
+}
+
+
+def render(found: list[Table]) -> str:
+    """A line for each quantity on each machine, a column for each model."""
+    cells: dict[str, dict[str, str]] = {}
+    for table, model, own, peer in leads(found):
+        machine = own.provenance.machine if table.size == "gpu" else "CPU"
+        name = f"{table.title}, {machine}, {table.precision}"
+        cells.setdefault(name, {})[model] = f"**{own.ratio:.2f}** ({peer.ratio:.2f})"
+    lines = [f"| | {' | '.join(MODELS.values())} |", "|---" * (len(MODELS) + 1) + "|"]
+    for name, of_models in cells.items():
+        lines.append(f"| {name} | {' | '.join(of_models.get(model, '') for model in MODELS)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print, write or check the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.summary", description=__doc__)
+    parser.add_argument("--results", type=Path, default=rows.RESULTS, help="where the rows are")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--write", type=Path, metavar="FILE")
+    action.add_argument("--check", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    text = render(tables(stored(options.results)))
+    return settle(text, options.write, options.check, markers=MARKERS, module="benchmarks.summary")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
