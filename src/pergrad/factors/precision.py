@@ -48,7 +48,8 @@ class without_autocast:  # noqa: N801  # a context manager, as in contextlib
         self._device = device.type
 
     def __enter__(self) -> None:
-        self._is_on = torch.is_autocast_enabled(self._device)
+        is_any_on = torch._C._is_any_autocast_enabled()  # not every device has it
+        self._is_on = is_any_on and torch.is_autocast_enabled(self._device)
         if self._is_on:
             torch.set_autocast_enabled(self._device, False)
 

@@ -27,6 +27,7 @@ from pergrad.factors import (
     OuterProduct,
     PositionSum,
     RowSum,
+    add_up,
     aligned,
     bmm,
     is_traced,
@@ -36,7 +37,14 @@ from pergrad.factors import (
     wide,
 )
 from pergrad.kernels import kernels_for
-from pergrad.reductions.tiles import as_rows, at_once, is_small, sample_tiles, wide_dtype
+from pergrad.reductions.tiles import (
+    as_rows,
+    at_once,
+    is_one_piece,
+    is_small,
+    sample_tiles,
+    wide_dtype,
+)
 
 __all__ = [
     "Launch",
@@ -343,6 +351,8 @@ def _mended_norms(found: Tensor, terms: Tensor, g: Tensor, x: Tensor, bound: int
 
 def by_tiles(factors: Sequence[Factor], bound: int) -> Tensor:
     """Σ of the squares of the gradients, materialised a piece at a time."""
+    if is_one_piece(factors, bound):
+        return _squared(add_up(factors, wide_dtype(factors)))
     first = factors[0]
     found: Tensor | None = None
     for samples, _, gradients in sample_tiles(factors, bound):

@@ -15,6 +15,7 @@ __all__ = [
     "as_rows",
     "at_once",
     "default_bound",
+    "is_one_piece",
     "is_small",
     "sample_tiles",
     "whole_batch_tiles",
@@ -67,6 +68,13 @@ def wide_dtype(factors: Sequence[Factor]) -> torch.dtype:
     return wide(dtype)
 
 
+def is_one_piece(factors: Sequence[Factor], bound: int) -> bool:
+    """Whether the gradients of all samples fit."""
+    n, *shape = factors[0].shape
+    each = prod(shape) + max([f.scratch for f in factors])
+    return n * each * wide_dtype(factors).itemsize <= bound
+
+
 def sample_tiles(factors: Sequence[Factor], bound: int) -> Iterator[tuple[slice, slice, Tensor]]:
     """(samples, rows, their gradients): as many samples as fit, rows of one sample where none does."""
     n, *shape = factors[0].shape
@@ -92,8 +100,7 @@ def whole_batch_tiles(factors: Sequence[Factor], bound: int) -> Iterator[tuple[s
     n, *shape = factors[0].shape
     dtype = wide_dtype(factors)
     room = bound // dtype.itemsize
-    everything = n * (prod(shape) + max(f.scratch for f in factors))
-    if everything <= room or len(shape) < 1:
+    if is_one_piece(factors, bound) or len(shape) < 1:
         yield ALL, _piece(factors, ALL, ALL, dtype)
         return
     scratch = max(f.scratch for f in factors)  # which fewer rows do not make less
