@@ -438,6 +438,26 @@ def test_model_that_looks_at_values_goes_on_uncompiled_and_says_why(backend: str
     assert_near(norms.result, pergrad.norms(model, lambda model, x: model(x).sum(1), x))
 
 
+def test_steps_are_traced_alone_where_the_compiler_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("no C++ compiler\nat all")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", failing)
+    model, norms = nn.Linear(3, 2), pergrad.Norms()
+    step = pergrad.compiled(model, lambda model, x: model(x).square().sum(1), norms)
+    x, shorter = torch.randn(4, 3), torch.randn(2, 3)
+    step(x)
+    with pytest.warns(
+        UserWarning, match=r"the compiler failed.*\(RuntimeError: no C\+\+ compiler\)"
+    ):
+        step(x)
+    for batch in (x, shorter, shorter):  # of which nobody is told again
+        step(batch)
+        expected = pergrad.norms(model, lambda model, x: model(x).square().sum(1), batch)
+        assert_near(norms.result, expected)
+    assert step.graphs == 2
+
+
 def test_unknown_backend_is_refused() -> None:
     with pytest.raises(pergrad.PergradError, match=r"backend must be one of .*, got 'aot_eager'"):
         pergrad.compiled(nn.Linear(2, 1), losses, pergrad.Norms(), backend="aot_eager")

@@ -56,6 +56,7 @@ def compiled(
     takes seconds for a small model and minutes for a large one; with backend="eager" it is traced alone,
     which takes seconds for a large one. A model whose control flow depends on values
     (`.item()`, experts in eager mode) cannot be traced: it goes on as it is, with one warning that says why.
+    Where the compiler fails, as it does for want of a C++ compiler, steps are traced alone, with a warning.
     Whatever else the loss function reads, Python numbers included, is what it was when traced.
 
     Args:
@@ -128,17 +129,9 @@ class CompiledStep:
             return self._run(self._model, self._quantities, batch)
         graph = self._graphs[key]
         if graph is None:
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # the compiler's advice, and what it still uses
-                    graph = self._graphs[key] = self._traced(state, flat, spec)
-            except Exception as error:
-                self._why_not = f"{type(error).__name__}: {error}".splitlines()[0]
-                warnings.warn(
-                    f"pergrad.compiled: the step cannot be traced and goes on uncompiled ({self._why_not})",
-                    stacklevel=2,
-                )
-                return self._run(self._model, self._quantities, batch)
+            graph = self._graphs[key] = self._made(state, flat, spec)
+        if graph is None:
+            return self._run(self._model, self._quantities, batch)
         return graph.run(state, flat, self._quantities)
 
     def _wants_graph(self, key: Any) -> bool:
@@ -162,8 +155,40 @@ class CompiledStep:
     ) -> Tensor:
         return run_recorded(model, self._loss_fn, batch, quantities, self._options)
 
-    def _traced(self, state: list[Tensor], flat: list[Any], spec: Any) -> _Graph:
-        """Run the step on tensors without values, note every function of torch, and compile them."""
+    def _made(self, state: list[Tensor], flat: list[Any], spec: Any) -> _Graph | None:
+        """The step, traced and compiled; without what fails, from now on and with a warning that says why."""
+        try:
+            graph, place = self._traced(state, flat, spec)
+        except Exception as error:
+            self._why_not = _reason(error)
+            warnings.warn(
+                f"pergrad.compiled: the step cannot be traced and goes on uncompiled ({self._why_not})",
+                stacklevel=3,
+            )
+            return None
+        call: Callable[..., Any]
+        if self._backend == "inductor":
+            try:
+                call = _by_inductor(graph, _inputs(state, flat))
+            except Exception as error:
+                self._backend = "eager"
+                warnings.warn(
+                    "pergrad.compiled: the compiler failed, so that steps run as with "
+                    f'backend="eager" ({_reason(error)})',
+                    stacklevel=3,
+                )
+                return self._made(state, flat, spec)
+        else:
+            call = straight(graph)
+        if self._cuda_graphs:
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            call = Replayed(call, len(state), self._pool)
+        return _Graph(call, place)
+
+    def _traced(
+        self, state: list[Tensor], flat: list[Any], spec: Any
+    ) -> tuple[GraphModule, _Place]:
+        """Run the step on tensors without values, and note every function of torch."""
         names, moves = _names(self._model), [k for k, v in enumerate(flat) if isinstance(v, Tensor)]
         trained = {name for name, t in zip(names, state, strict=True) if t.requires_grad}
         place: _Place = []
@@ -185,23 +210,31 @@ class CompiledStep:
             place, results = _taken_apart(self._quantities, quantities, own)
             return [losses, *results]
 
-        inputs = _inputs(state, flat)
         is_compiled = self._backend == "inductor"
-        with _no_autocast_cache(), nullcontext() if is_compiled else without_compiler():
-            graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-        call = _by_inductor(graph, inputs) if is_compiled else straight(graph)
-        if self._cuda_graphs:
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            call = Replayed(call, len(names), self._pool)
-        return _Graph(call, place)
+        with _quiet(), _no_autocast_cache(), nullcontext() if is_compiled else without_compiler():
+            trace = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)
+            graph: GraphModule = trace(*_inputs(state, flat))
+        return graph, place
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the compiler's advice, and the warnings of what it still uses."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _by_inductor(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes seconds
-
     rewrite(graph.graph)
     graph.recompile()
-    with torch.no_grad(), torch._C._DisableAutocast():
+    with _quiet(), torch.no_grad(), torch._C._DisableAutocast():
+        from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes seconds
+
         # In the order in which it was traced: whoever reads a tensor first decides on its layout.
         call: Any = compile_fx(graph, inputs, config_patches={"reorder_for_locality": False})
     return call
