@@ -6,11 +6,7 @@ the two markers in the file; ``--check FILE`` exits 1 where the file differs.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
-from benchmarks import rows
-from benchmarks.table import Table, settle, stored, tables
+from benchmarks.table import Table, parser_of, settle, stored, tables
 from benchmarks.targets import leads
 
 MARKERS = "<!-- benchmark-summary:start -->", "<!-- benchmark-summary:end -->"
@@ -38,12 +34,7 @@ def render(found: list[Table]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print, write or check the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.summary", description=__doc__)
-    parser.add_argument("--results", type=Path, default=rows.RESULTS, help="where the rows are")
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("--write", type=Path, metavar="FILE")
-    action.add_argument("--check", type=Path, metavar="FILE")
-    options = parser.parse_args(arguments)
+    options = parser_of("benchmarks.summary", __doc__).parse_args(arguments)
     text = render(tables(stored(options.results)))
     return settle(text, options.write, options.check, markers=MARKERS, module="benchmarks.summary")
 

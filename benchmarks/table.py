@@ -267,14 +267,20 @@ def settle(
     return 0
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print, write or check the tables."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__)
-    parser.add_argument("--rows", type=Path, nargs="+", help="these files, not the newest ones")
-    parser.add_argument("--results", type=Path, default=rows.RESULTS, help="where to look for them")
+def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
+    """Of a command that prints, writes or checks what it makes of the stored rows."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--results", type=Path, default=rows.RESULTS, help="where the rows are")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--write", type=Path, metavar="FILE")
     action.add_argument("--check", type=Path, metavar="FILE")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print, write or check the tables."""
+    parser = parser_of("benchmarks.table", __doc__)
+    parser.add_argument("--rows", type=Path, nargs="+", help="these files, not the newest ones")
     options = parser.parse_args(arguments)
     if options.rows is not None:
         runs = [(path.name, rows.read(path)) for path in options.rows]

@@ -7,16 +7,13 @@ puts both between the two markers in the file; ``--check FILE`` exits 1 where th
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from benchmarks import rows
 from benchmarks.methods import BASES, METHODS, TITLES
 from benchmarks.rows import Row
-from benchmarks.table import Table, settle, stored, tables
+from benchmarks.table import Table, parser_of, settle, stored, tables
 
 MARKERS = "<!-- benchmark-targets:start -->", "<!-- benchmark-targets:end -->"
 SIZE, PRECISION = "gpu", "bfloat16"
@@ -226,12 +223,7 @@ def document(found: list[Table]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print, write or check both tables."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.targets", description=__doc__)
-    parser.add_argument("--results", type=Path, default=rows.RESULTS, help="where the rows are")
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("--write", type=Path, metavar="FILE")
-    action.add_argument("--check", type=Path, metavar="FILE")
-    options = parser.parse_args(arguments)
+    options = parser_of("benchmarks.targets", __doc__).parse_args(arguments)
     text = document(tables(stored(options.results)))
     return settle(text, options.write, options.check, markers=MARKERS, module="benchmarks.targets")
 
