@@ -110,13 +110,27 @@ def _reason(row: Row) -> str:
     return shown[row.status]
 
 
-def _mark(panel: Any, switch: Switch, *, is_above: bool) -> None:
+def _neighbours(found: Iterable[Switch]) -> list[list[Switch]]:
+    """In their order; those of the same layers that no curve could tell apart are together."""
+    together: list[list[Switch]] = []
+    for switch in sorted(found, key=lambda switch: switch.value):
+        for others in together:
+            is_near = switch.value <= 1.06 * others[0].value
+            if is_near and switch.layers == others[0].layers:
+                others.append(switch)
+                break
+        else:
+            together.append([switch])
+    return together
+
+
+def _mark(panel: Any, some: list[Switch], *, is_above: bool) -> None:
     """A line where pergrad changes its way, with what changes; the next one's text is at the other end."""
-    panel.axvline(switch.value, color=FAINT, linewidth=0.6, linestyle=(0, (2, 2)))
+    panel.axvline(some[0].value, color=FAINT, linewidth=0.6, linestyle=(0, (2, 2)))
     panel.text(
-        switch.value,
+        some[0].value,
         0.99 if is_above else 0.01,
-        f"{switch.layers}: {switch.after}",
+        f"{some[0].layers}: {', '.join(switch.after for switch in some)}",
         transform=panel.get_xaxis_transform(),
         rotation=90,
         va="top" if is_above else "bottom",
@@ -161,14 +175,13 @@ def curves(points: list[scaling.Point], path: Path) -> None:
             ticks = sorted({point.value for point in own})
             place_of_run = Place.of(own[0].size, own[0].precision)
             found_switches = switches(own[0].shape, axis, ticks, place_of_run)
-            in_order = sorted(found_switches, key=lambda switch: switch.value)
-            for place, switch in enumerate(in_order):
-                _mark(panels[0][number], switch, is_above=place % 2 == 0)
+            for place, some in enumerate(_neighbours(found_switches)):
+                _mark(panels[0][number], some, is_above=place % 2 == 0)
             bottom.set_xticks(ticks, [str(value) for value in ticks])
             bottom.set_xlabel(scaling.AXES[axis])
         panels[0][0].set_ylabel("milliseconds a step")
         panels[1][0].set_ylabel("peak memory, MB")
-        panels[0][0].legend(frameon=False, labelcolor=TEXT)
+        panels[1][0].legend(frameon=False, labelcolor=TEXT)  # above are the marks
         _save(figure, path)
 
 

@@ -18,7 +18,7 @@ import torch
 from benchmarks.precision import PRECISIONS
 from benchmarks.scaling import AXES, SWEEPS, Shape
 from pergrad.factors import OuterProduct
-from pergrad.reductions import norms, tiles
+from pergrad.reductions import gradients, norms, tiles
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,23 @@ def layers(shape: Shape) -> dict[str, tuple[int, int]]:
     }
 
 
+def _factor(shape: Shape, layer: str, place: Place) -> OuterProduct:
+    """What the layer's gradients are made of, without values: costs are told by shapes, types and device."""
+    device = "meta" if place.device == "cuda" else "cpu"
+    grad_output, input = (
+        torch.empty((), dtype=place.dtype, device=device).expand(shape.batch, shape.length, width)
+        for width in layers(shape)[layer]
+    )
+    return OuterProduct(grad_output, input)
+
+
 def norm_way(shape: Shape, layer: str, place: Place) -> str:
     """How the squared norms of the layer's gradients are found."""
     outputs, inputs = layers(shape)[layer]
     if shape.length == 1:
         return "rank one"
     if place.device == "cuda":
-        factor = OuterProduct(  # without values: costs are told by shapes
-            torch.empty(shape.batch, shape.length, outputs, dtype=place.dtype, device="meta"),
-            torch.empty(shape.batch, shape.length, inputs, dtype=place.dtype, device="meta"),
-        )
+        factor = _factor(shape, layer, place)
         kernels = import_module("pergrad.kernels.launchers")
         sizes = shape.batch, shape.length, outputs, inputs
         if norms._gram_kernel_is_cheapest(kernels, sizes, place.dtype, tiles._ENOUGH_ON_GPU):
@@ -91,12 +98,18 @@ def norm_pieces(shape: Shape, layer: str, place: Place) -> str:
     return "in pieces" if is_cut and norm_way(shape, layer, place) == "gradients" else "at once"
 
 
+def kept_way(shape: Shape, layer: str, place: Place) -> str:
+    """What a clipped sum keeps of the layer until all norms are known."""
+    is_dense = gradients._is_worth_keeping_dense(_factor(shape, layer, place))
+    return "kept gradients" if is_dense else "kept factors"
+
+
 Way = Callable[[Shape, str, Place], str]
 
-# A clipped sum keeps the gradients where they take less room than their factors: where grams cost more too.
 WAYS: list[tuple[tuple[str, ...], Way]] = [
     (("norms", "clipped"), norm_way),
     (("norms",), norm_pieces),
+    (("clipped",), kept_way),
 ]
 
 

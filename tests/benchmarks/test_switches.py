@@ -8,8 +8,8 @@ import torch
 
 import pergrad
 from benchmarks.scaling import AXES, SWEEPS, Shape
-from benchmarks.switches import Place, layers, main, norm_pieces, norm_way, switches
-from pergrad.reductions import norms, tiles
+from benchmarks.switches import Place, kept_way, layers, main, norm_pieces, norm_way, switches
+from pergrad.reductions import gradients, norms, tiles
 
 CPU = Place.of("cpu", "float32")
 BASE = Shape(batch=3, length=4, width=8, depth=1, vocabulary=11)
@@ -73,6 +73,33 @@ def test_gradients_come_in_pieces_where_the_tiles_are_cut() -> None:
     assert norm_pieces(shape, "attention", CPU) == "in pieces"
     fitting = replace(shape, batch=tiles._ENOUGH // each)
     assert norm_pieces(fitting, "attention", CPU) == "at once"
+
+
+def test_what_a_clipped_sum_is_said_to_keep_is_what_it_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: Counter[str] = Counter()
+    worth = gradients._is_worth_keeping_dense
+
+    def noted(factor: Any) -> bool:
+        is_dense = worth(factor)
+        if type(factor).__name__ == "OuterProduct":
+            seen["kept gradients" if is_dense else "kept factors"] += 1
+        return is_dense
+
+    clipped = [s for s in switches(BASE, "length", [1, 12], CPU) if s.quantities == ("clipped",)]
+    assert clipped
+    monkeypatch.setattr(gradients, "_is_worth_keeping_dense", noted)
+    for length in {value for s in clipped for value in (s.value - 1, s.value)}:
+        shape = replace(BASE, length=length)
+        told: Counter[str] = Counter()
+        for layer in layers(shape):
+            told[kept_way(shape, layer, CPU)] += USES[layer]
+        seen.clear()
+        task = shape.task(seed=0, device=torch.device("cpu"))
+        with pergrad.record(task.model, pergrad.ClippedSum(1.0)):
+            task.loss(task.model(task.inputs), task.targets).backward()
+        assert seen == told
 
 
 @pytest.mark.parametrize("size", SWEEPS)
