@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 import pergrad
@@ -120,6 +121,27 @@ def test_what_is_written_to_is_not_copied_for_its_strides() -> None:
     call = straight(make_fx(step, tracing_mode="fake")(torch.randn(2, 3)))
     with pytest.raises(pergrad.PergradError, match=r"strides of .3, 1. has met .1, 2."):
         call(torch.randn(3, 2).T)
+
+
+class Counting(TorchFunctionMode):
+    """Counts the functions that it sees."""
+
+    calls = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_mode_sees_the_functions_of_a_step() -> None:
+    graph = make_fx(lambda x: [(x @ x.T).sum(1)], tracing_mode="fake")(X)
+    call = straight(graph)
+    with Counting() as mode:
+        (found,) = call(X)
+    assert mode.calls == 0
+    torch.testing.assert_close(found, (X @ X.T).sum(1))
 
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # an overload and its arguments

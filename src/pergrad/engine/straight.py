@@ -51,7 +51,8 @@ def straight(graph: GraphModule) -> Callable[..., Sequence[Any]]:
     run = graph.forward
 
     def call(*inputs: Any) -> Sequence[Any]:
-        with torch._C._AutoDispatchBelowAutograd():  # none of them is asked for a gradient
+        # None of them is asked for a gradient, and none is for a mode to see, such as a default device's.
+        with torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
             results: Sequence[Any] = run(*inputs)
             return results
 
