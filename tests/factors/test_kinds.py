@@ -86,6 +86,15 @@ def test_groups_of_columns_may_have_their_own_statistics(n: int, t: int, groups:
     )
 
 
+def test_one_position_far_from_zero_is_normalized_exactly() -> None:
+    g, x, inverse = data(3, 1, 6), data(3, 1, 6), data(3, 1, 1)
+    for mean in (data(3, 1, 1) + 1e6, data(3, 1, 2) + 1e6):
+        moved = (x + mean.repeat_interleave(6 // mean.shape[2], 2)).float()
+        exact = NormalizedProduct(g, moved.double(), mean.float().double(), inverse).materialize()
+        factors = NormalizedProduct(g.float(), moved, mean.float(), inverse.float())
+        torch.testing.assert_close(factors.materialize().double(), exact, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize(("n", "t"), SHAPES)
 def test_row_sum_adds_each_position_to_its_row(n: int, t: int) -> None:
     index, g = torch.randint(6, (n, t), generator=RANDOM), data(n, t, 3)

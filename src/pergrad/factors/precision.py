@@ -8,15 +8,7 @@ from torch import Tensor
 
 from pergrad.factors.allocation import large_result
 
-__all__ = [
-    "aligned",
-    "bmm",
-    "least_trusted",
-    "mm",
-    "promoted",
-    "wide",
-    "without_autocast",
-]
+__all__ = ["aligned", "bmm", "least_trusted", "mm", "promoted", "wide", "without_autocast"]
 
 _HALVES = (torch.bfloat16, torch.float16)
 

@@ -169,11 +169,9 @@ class NormalizedProduct(_OverPositions):
 
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
         dtype = dtype or self.dtype
-        if (
-            self.mean.shape[1] > 1
-            or dtype not in (torch.float32, torch.float64)
-            or not self.input.numel()
-        ):
+        # Of one position there is nothing to sum up, and x - mean is the more exact.
+        is_of_groups = self.mean.shape[1] == 1 < self.input.shape[1] and self.input.numel() > 0
+        if not is_of_groups or dtype not in (torch.float32, torch.float64):
             return self.written().materialize(dtype)
         of_channels = (t.to(dtype).flatten(2).mT for t in (self.grad_output, self.input))
         statistics = (t.to(dtype).squeeze(1) for t in (self.mean, self.inverse))
