@@ -328,18 +328,17 @@ def _state(model: nn.Module) -> tuple[list[Tensor], tuple[bool, ...]]:
 
     By torch's own iterators it takes as long as to launch a hundred kernels.
     """
-    modules = {id(model): model}
+    seen, modules = {id(model)}, [model]
     found: dict[int, Tensor] = {}
-    waiting = [model]
-    for module in waiting:
+    for module in modules:
         for t in (*module._parameters.values(), *module._buffers.values()):
             if t is not None:
                 found[id(t)] = t
         for child in module._modules.values():
-            if child is not None and id(child) not in modules:
-                modules[id(child)] = child
-                waiting.append(child)
-    return list(found.values()), tuple([module.training for module in waiting])
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                modules.append(child)
+    return list(found.values()), tuple([module.training for module in modules])
 
 
 def _names(model: nn.Module) -> list[str]:
