@@ -101,6 +101,16 @@ def outer_products(
             ]
         ).sum(0),
     )
+    rows = torch.randn(n, o * i, device=device)  # gradients are kept in float32
+    yield Pair(
+        "weighted rows",
+        shape,
+        lambda: launchers.weighted_rows(rows, weights),
+        lambda: weights @ rows,
+        lambda: torch.stack(
+            [w * row.double() for w, row in zip(weights.double(), rows, strict=True)]
+        ).sum(0),
+    )
 
 
 def tables(shape: str, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> Iterator[Pair]:

@@ -19,13 +19,13 @@ def test_a_kernel_and_torchs_way_agree_with_float64(dtype: torch.dtype) -> None:
         loose = pair.name == "weighted sum" and dtype != torch.float32
         tolerance = 2e-2 if loose else 1e-4
         assert (pair.torch().double() - exact).norm() <= tolerance * exact.norm(), pair.name
-    assert len(names) == 7
+    assert len(names) == 8
 
 
 def test_every_kernel_and_shape_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--tiny", "--dtype", "float32"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 8
+    assert len(lines) == 9
     assert {line.split()[0] for line in lines[1:]} >= {"gram", "tile", "columns", "table"}
 
 

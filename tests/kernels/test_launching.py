@@ -28,6 +28,7 @@ def test_every_launcher_leaves_its_operation_in_a_trace(device: torch.device) ->
         "table_squared_norms": (index, g),
         "scaled_samples": (g, weights, True),
         "weighted_outer_products": ([g], [x], weights),
+        "weighted_rows": (g.flatten(1), weights),
         "mend_weighted_outer_products": ([torch.zeros(4, 3, device=device)], [g], [x], weights),
         "convolution_by_tiles": (images, images, one, one, none, one, 1),
         "convolution_by_gram": (images, images, one, one, none, one, 1),

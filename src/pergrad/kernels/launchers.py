@@ -18,6 +18,7 @@ from pergrad.kernels.rank_one import rank_one_squared_norms
 from pergrad.kernels.scaled import scaled_samples
 from pergrad.kernels.table import table_squared_norms
 from pergrad.kernels.tile import tile_microseconds, tile_squared_norms
+from pergrad.kernels.weighted_rows import weighted_rows
 from pergrad.kernels.weighted_sum import mend_weighted_outer_products, weighted_outer_products
 
 __all__ = [
@@ -37,4 +38,5 @@ __all__ = [
     "tile_microseconds",
     "tile_squared_norms",
     "weighted_outer_products",
+    "weighted_rows",
 ]

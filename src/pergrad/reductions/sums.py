@@ -135,13 +135,22 @@ def _without_dropped(x: Tensor, scale: Tensor | None) -> Tensor:
 def weighted_sum_of(factor: Factor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Σ_n scale[n] G_n of one factor; the plain way has the gradients of all samples at once."""
     gradients = factor.materialize(dtype)
-    is_traced_on_cpu = is_traced(gradients) and gradients.device.type == "cpu"
-    if is_traced_on_cpu and scale is not None and is_large(gradients.shape, gradients):
-        return _large_product_of_rows(gradients.flatten(1), scale).view(gradients.shape[1:])
-    # Small ones a compiler sums up together on a CPU, in one pass; large ones in twice the time of a product.
-    if scale is None or gradients.dim() == 1 or is_traced_on_cpu:
+    if scale is None or gradients.dim() == 1:
         return _scaled(gradients, scale).sum(0)
-    return _product_of_rows(gradients.flatten(1), scale).view(gradients.shape[1:])
+    return _weighted_rows(gradients.flatten(1), scale).view(gradients.shape[1:])
+
+
+def _weighted_rows(rows: Tensor, scale: Tensor) -> Tensor:
+    kernels = None if is_for_compiler(rows) else kernels_for(rows)
+    if kernels is not None:
+        found: Tensor = kernels.weighted_rows(rows, scale)
+        return found
+    if not is_traced(rows):
+        return _product_of_rows(rows, scale)
+    # A compiler makes one pass of it; but on a CPU it takes twice the time of a product where they are large.
+    if rows.device.type == "cpu" and is_large(rows.shape, rows):
+        return _large_product_of_rows(rows, scale)
+    return _scaled(rows, scale).sum(0)
 
 
 def _product_of_rows(rows: Tensor, scale: Tensor) -> Tensor:
@@ -150,7 +159,7 @@ def _product_of_rows(rows: Tensor, scale: Tensor) -> Tensor:
 
 # In a compiled step as it is: a trace cannot look whether a sample is left out.
 _large_product_of_rows = operation(
-    "weighted_rows", lambda rows, scale: rows.new_empty(rows.shape[1])
+    "product_of_rows", lambda rows, scale: rows.new_empty(rows.shape[1])
 )(_product_of_rows)
 
 
