@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from pergrad.engine.graphs import calls, storage
+from pergrad.engine.graphs import calls, storage, undetached
 from pergrad.factors import operation
 
 __all__ = ["cast_at_once"]
@@ -27,12 +27,6 @@ def casts(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return found
 
 
-def _undetached(node: Node) -> Node:
-    while node.target is torch.ops.aten.detach.default:
-        (node,) = node.all_input_nodes
-    return node
-
-
 def _waits_for_launches(t: Tensor) -> bool:
     return t.is_cuda
 
@@ -44,7 +38,7 @@ def cast_at_once(graph: Graph, written: set[int]) -> None:
     """
     alike: dict[torch.dtype, dict[Node, list[Node]]] = defaultdict(dict)
     for node in calls(graph, torch.ops.aten._to_copy.default):
-        source = _undetached(node.all_input_nodes[0])
+        source = undetached(node.all_input_nodes[0])
         is_read_only = source.op == "placeholder" and storage(source) not in written
         is_cast = node.kwargs.keys() == {"dtype"}
         if is_read_only and is_cast and _waits_for_launches(source.meta["val"]):

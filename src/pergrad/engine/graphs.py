@@ -1,13 +1,14 @@
-"""What is read off the graph of a traced step."""
+"""What is read off the graph of a traced step, and how it is changed."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-__all__ = ["calls", "storage", "written_in"]
+__all__ = ["calls", "put_behind", "storage", "undetached", "written_in"]
 
 
 def calls(graph: Graph, target: Any) -> list[Node]:
@@ -31,3 +32,15 @@ def written_in(graph: Graph) -> set[int]:
 def storage(node: Any) -> int:
     """Where its numbers lie."""
     return node.meta["val"].untyped_storage()._cdata if isinstance(node, Node) else 0
+
+
+def undetached(node: Node) -> Node:
+    """The same numbers, where they come from."""
+    while node.target is torch.ops.aten.detach.default:
+        (node,) = node.all_input_nodes
+    return node
+
+
+def put_behind(node: Node, next_one: Node) -> None:
+    """Whoever reads the one reads what is made of it instead."""
+    node.replace_all_uses_with(next_one, lambda user: user is not next_one)

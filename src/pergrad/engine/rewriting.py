@@ -11,7 +11,8 @@ from torch.fx.node import map_arg
 
 from pergrad.engine.attention import spell_out_short_attention
 from pergrad.engine.casting import cast_at_once
-from pergrad.engine.graphs import calls, storage, written_in
+from pergrad.engine.graphs import calls, put_behind, storage, written_in
+from pergrad.engine.keeping import keep_less
 from pergrad.factors import is_large
 
 __all__ = ["rewrite"]
@@ -25,6 +26,7 @@ def rewrite(graph: Graph) -> None:
     graph.eliminate_dead_code()
     written = written_in(graph)
     cast_at_once(graph, written)
+    keep_less(graph, written)
     _make_input_gradients_convolutions(graph, written)
     _give_kernel_gradients_channels_last(graph)
     _share_padding(graph, written)
@@ -67,7 +69,7 @@ def _give_kernel_gradients_channels_last(graph: Graph) -> None:
         node.args = (*last, *arguments[2:])
         for gradient in [user for user in node.users if user.args[1] == 1]:
             with graph.inserting_after(gradient):
-                _put_behind(gradient, _in_order(graph, gradient, torch.contiguous_format))
+                put_behind(gradient, _in_order(graph, gradient, torch.contiguous_format))
 
 
 def _in_order(graph: Graph, node: Node, order: torch.memory_format) -> Node:
@@ -168,7 +170,7 @@ def _add_biases_afterwards(graph: Graph, written: set[int]) -> None:
             product = _inserted(graph, _aten.mm.default, rows, matrix)
         node.replace_all_uses_with(product)
         with graph.inserting_after(view):
-            _put_behind(view, _inserted(graph, _aten.add.Tensor, view, bias))
+            put_behind(view, _inserted(graph, _aten.add.Tensor, view, bias))
 
 
 def _write_to_kept_memory(graph: Graph) -> None:
@@ -205,11 +207,6 @@ def _inserted(graph: Graph, target: Any, *arguments: Any) -> Node:
     node = graph.call_function(target, arguments)
     node.meta["val"] = target(*map_arg(arguments, lambda given: given.meta["val"]))
     return node
-
-
-def _put_behind(node: Node, next_one: Node) -> None:
-    """Whoever reads the one reads what is made of it instead."""
-    node.replace_all_uses_with(next_one, lambda user: user is not next_one)
 
 
 def _last(graph: Graph, *nodes: Any) -> Node:
