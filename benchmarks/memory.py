@@ -1,4 +1,4 @@
-"""Counts the peak of a step's live bytes: CUDA by the allocator's own counter, CPU by its events.
+"""Counts the peak of a step's live bytes, by the events of torch's allocators.
 
 Peak RSS was not chosen for the CPU: it keeps what malloc kept from earlier methods and counts code
 pages. The allocator's events are exact and repeat from run to run; what they leave out are scratch
@@ -10,7 +10,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from unittest.mock import patch
 
 import torch
@@ -19,14 +21,41 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.methods import Step
 
 
+def _peak(changes: Iterable[tuple[int, int]]) -> int:
+    """The most bytes alive at once, of addresses and bytes in order; bytes are negative where they go.
+
+    What was there before the step, such as the last one's results, makes no room for it.
+    """
+    sizes: dict[int, int] = {}  # of what the step has allocated
+    live = peak = 0
+    for address, size in changes:
+        if size > 0:
+            sizes[address] = size
+            live += size
+            peak = max(peak, live)
+        else:
+            live -= sizes.pop(address, 0)
+    return peak
+
+
+_SIGNS = {"alloc": 1, "free_requested": -1}  # of the events of the CUDA allocator
+
+
 def _cuda_peak(step: Step, device: torch.device) -> int:
     torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    result = step()
-    torch.cuda.synchronize(device)
+    torch.cuda.memory._record_memory_history(context=None, clear_history=True)
+    try:
+        result = step()
+        torch.cuda.synchronize(device)
+        events = torch.cuda.memory._snapshot(device)["device_traces"]
+    finally:
+        torch.cuda.memory._record_memory_history(None)
     del result
-    return torch.cuda.max_memory_allocated(device) - before
+    return _peak(
+        (event["addr"], _SIGNS[event["action"]] * event["size"])
+        for event in chain.from_iterable(events)
+        if event["action"] in _SIGNS
+    )
 
 
 def _torchs_own_memory() -> AbstractContextManager[object]:
@@ -54,16 +83,8 @@ def _cpu_peak(step: Step) -> int:
         if event.tag == torch._C._profiler._EventType.Allocation:
             fields = event.extra_fields
             changes.append((event.start_time_ns, fields.ptr, fields.alloc_size))
-    sizes: dict[int, int] = {}  # of what the step has allocated, by address
-    live = peak = 0
-    for _, address, size in sorted(changes, key=lambda change: change[0]):
-        if size > 0:
-            sizes[address] = size
-            live += size
-            peak = max(peak, live)
-        else:  # what was there before the step, such as the last one's results, makes no room for it
-            live -= sizes.pop(address, 0)
-    return peak
+    changes.sort(key=lambda change: change[0])
+    return _peak((address, size) for _, address, size in changes)
 
 
 def step_peak_bytes(step: Step, device: torch.device) -> int:
