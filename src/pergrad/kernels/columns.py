@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
@@ -19,9 +19,9 @@ import triton.language as tl
 from torch import Tensor
 
 from pergrad.factors import operation
-from pergrad.kernels.launching import TYPES, Kernel
+from pergrad.kernels.launching import TYPES, Kernel, Place, places, planned
 from pergrad.kernels.pairs import problem_of
-from pergrad.kernels.tables import table_of
+from pergrad.kernels.tables import Problems, problems_of, table_of
 
 __all__ = ["column_squared_norms", "column_sums"]
 
@@ -166,64 +166,93 @@ def _launch(
     sums: Tensor | None,
 ) -> Tensor:
     """A launch for each way in which they lie in memory, which a compiler may have chosen."""
-    device, n = gs[0].device, len(gs[0])
-    others = xs or gs
-    statistics = [t.to(torch.float32).contiguous() for t in statistics]
-    widths = _widths(gs, summed)
-    columns_before = [0, *accumulate(widths)]
-    place_of_sum = {number: place for place, number in enumerate(summed, len(gs))}
-    layouts: dict[_Lies, list[tuple[int, ...]]] = defaultdict(list)
-    for k, (g, x) in enumerate(zip(gs, others, strict=True)):
-        (_, t, d), of_g = g.shape, g.stride()
-        of_x = x.stride() if xs else of_g
-        addresses, places = (g.data_ptr(), x.data_ptr()), (k, place_of_sum.get(k, -1))
-        before = [columns_before[place] for place in places]  # of no sum whatever there is
-        in_g, in_x = _neighbours_in(d, of_g), _neighbours_in(d, of_x) if xs else None
-        is_aligned = _is_aligned(in_g, in_x, addresses, (d, *of_g[:2], *of_x[:2]))
-        of_x_at, kind, groups = _statistics_of(statistics[k :: len(gs)])
-        problem = (*addresses, t, d, *of_g, *of_x, *places, *before, *of_x_at, groups)
-        layouts[in_g, in_x, is_aligned, kind].append(problem)
-    most = -(-max(widths) // _LEAST_COLUMNS)
-    parts = torch.zeros(len(widths), n, most, device=device, dtype=torch.float64)
-    for (in_g, in_x, is_aligned, kind), problems in layouts.items():
-        positions, columns = _block(in_g, in_x)
-        rows, programs = [], 0
-        for problem in problems:
-            tiles = -(-problem[3] // columns)
-            rows.append((*problem, tiles, programs))
-            programs += n * tiles
+    first, other, n = gs[0], (xs or gs)[0], len(gs[0])
+    device = first.device
+    statistics = [
+        t if t.dtype == torch.float32 and t.is_contiguous() else t.to(torch.float32).contiguous()
+        for t in statistics
+    ]
+    plan = _plan(places(gs), places(xs), places(statistics), tuple(summed))
+    parts = torch.zeros(len(gs) + len(summed), n, plan.most, device=device, dtype=torch.float64)
+    for problems, programs, settings in plan.launches:
         _columns_kernel(
             programs,
-            table_of(rows, device),
-            len(rows),
+            table_of(problems, device),
+            problems.rows,
             parts,
             parts if sums is None else sums,
             n,
-            most,
-            columns_before[-1],
-            G_TYPE=TYPES[gs[0].dtype],
-            X_TYPE=TYPES[others[0].dtype],
-            G_NEIGHBOURS=in_g,
-            X_NEIGHBOURS=in_x,
-            POSITIONS=positions,
-            COLUMNS=columns,
-            ALIGNMENT=8 if is_aligned else 1,
-            BYTES=16 if is_aligned else 1,
-            STATISTICS=kind,
+            plan.most,
+            plan.width,
+            G_TYPE=TYPES[first.dtype],
+            X_TYPE=TYPES[other.dtype],
             SUMS_ALONE=len(summed) > 0,
             KEEPS_SUMS=sums is not None,
+            **settings,
         )
     return parts.sum(2)
 
 
-def _statistics_of(both: list[Tensor]) -> tuple[tuple[int, int], _Statistics | None, int]:
+class _Plan(NamedTuple):
+    launches: list[tuple[Problems, int, dict[str, Any]]]  # with the number of programs
+    most: int  # programs that the columns of a sample have
+    width: int  # of all sums side by side
+
+
+@planned
+def _plan(
+    gs: tuple[Place, ...],
+    xs: tuple[Place, ...],
+    statistics: tuple[Place, ...],
+    summed: tuple[int, ...],
+) -> _Plan:
+    """Rows of problems for what lies there, by how it is read."""
+    widths = [shape[2] for _, shape, _ in gs] + [gs[k][1][2] for k in summed]
+    columns_before = [0, *accumulate(widths)]
+    place_of_sum = {number: place for place, number in enumerate(summed, len(gs))}
+    layouts: dict[_Lies, list[tuple[int, ...]]] = defaultdict(list)
+    for k, (g, x) in enumerate(zip(gs, xs or gs, strict=True)):
+        (at_g, (_, t, d), of_g), (at_x, _, of_x) = g, x
+        addresses, numbers = (at_g, at_x), (k, place_of_sum.get(k, -1))
+        before = [columns_before[number] for number in numbers]  # of no sum whatever there is
+        in_g, in_x = _neighbours_in(d, of_g), _neighbours_in(d, of_x) if xs else None
+        is_aligned = _is_aligned(in_g, in_x, addresses, (d, *of_g[:2], *of_x[:2]))
+        of_x_at, kind, groups = _statistics_of(statistics[k :: len(gs)])
+        problem = (*addresses, t, d, *of_g, *of_x, *numbers, *before, *of_x_at, groups)
+        layouts[in_g, in_x, is_aligned, kind].append(problem)
+    launches, n = [], gs[0][1][0]
+    for lies, problems in layouts.items():
+        settings = _settings(*lies)
+        rows, programs = [], 0
+        for problem in problems:
+            tiles = -(-problem[3] // settings["COLUMNS"])
+            rows.append((*problem, tiles, programs))
+            programs += n * tiles
+        launches.append((problems_of(rows), programs, settings))
+    return _Plan(launches, -(-max(widths) // _LEAST_COLUMNS), columns_before[-1])
+
+
+def _settings(
+    in_g: _Neighbours, in_x: _Neighbours | None, is_aligned: bool, kind: _Statistics | None
+) -> dict[str, Any]:
+    positions, columns = _block(in_g, in_x)
+    return {
+        "G_NEIGHBOURS": in_g,
+        "X_NEIGHBOURS": in_x,
+        "POSITIONS": positions,
+        "COLUMNS": columns,
+        "ALIGNMENT": 8 if is_aligned else 1,
+        "BYTES": 16 if is_aligned else 1,
+        "STATISTICS": kind,
+    }
+
+
+def _statistics_of(both: Sequence[Place]) -> tuple[tuple[int, int], _Statistics | None, int]:
     """Where mean and 1 / std of an x are, what each has its own, and the groups of columns."""
     if not both:
         return (0, 0), None, 1
-    mean, inverse = both
-    _, positions, groups = mean.shape
-    kind: _Statistics = "columns" if positions == 1 else "positions"
-    return (mean.data_ptr(), inverse.data_ptr()), kind, groups
+    (at_mean, (_, positions, groups), _), (at_inverse, _, _) = both
+    return (at_mean, at_inverse), "columns" if positions == 1 else "positions", groups
 
 
 def _neighbours_in(columns: int, strides: tuple[int, ...]) -> _Neighbours:

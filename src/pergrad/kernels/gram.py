@@ -10,8 +10,8 @@ know whether there are any.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,14 +24,19 @@ from pergrad.kernels.launching import (
     MULTIPROCESSORS,
     TYPES,
     Kernel,
-    aligned_rows,
+    Place,
     float32_precision,
+    has_aligned_rows,
     pair_count,
+    places,
+    planned,
     power_of_two,
+    precision_of,
     same_dtype,
+    with_aligned_rows,
 )
 from pergrad.kernels.pairs import inner_products, pair_of, problem_of, sum_of_parts
-from pergrad.kernels.tables import table_of
+from pergrad.kernels.tables import Problems, problems_of, table_of
 
 __all__ = ["gram_microseconds", "gram_squared_norms", "mended_squared_norms"]
 
@@ -146,11 +151,13 @@ def _mend_kernel(  # type: ignore[no-untyped-def]
 def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
     """Of some g (n, t, o) and x (n, t, i), all of one type: (len(gs), n) in float64."""
     device, dtype, n = gs[0].device, gs[0].dtype, len(gs[0])
-    block, columns, warps, stages = _blocks(max([g.shape[1] for g in gs]), dtype)
-    # Copies must be there until they have been read.
-    aligned = [(aligned_rows(g), aligned_rows(x)) for g, x in zip(gs, xs, strict=True)]
-    rows, programs, most = _problems(aligned, block)
-    table = table_of(rows, device)
+    plan = _plan(places(gs), places(xs), dtype)
+    if plan is None:
+        gs, xs = with_aligned_rows(gs), with_aligned_rows(xs)
+        plan = _plan(places(gs), places(xs), dtype)
+        assert plan is not None
+    problems, programs, most, settings = plan
+    table = table_of(problems, device)
     # Of each block the sum, and that of its positions' own squares.
     parts = torch.empty(2, len(gs), n, most, device=device, dtype=torch.float64)
     _gram_kernel(
@@ -162,12 +169,9 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
         most,
         TYPE=TYPES[dtype],
         ALIGNMENT=16 // dtype.itemsize,
-        BLOCK=block,
-        COLUMNS=columns,
-        PRECISION=float32_precision(),
+        PRECISION=precision_of(dtype),
         WIDEN=INTERPRETED,
-        num_warps=warps,
-        num_stages=stages,
+        **settings,
     )
     return _mended(table, parts, dtype)
 
@@ -179,28 +183,35 @@ def mended_squared_norms(found: Tensor, terms: Tensor, g: Tensor, x: Tensor) -> 
     (g_n, g_t, _), (x_n, x_t, _) = g.stride(), x.stride()
     rows = [(g.data_ptr(), x.data_ptr(), *g.shape[1:], x.shape[2], g_n, g_t, x_n, x_t, 0, 1, 0)]
     parts = torch.stack([found, terms])[:, None, :, None]
-    return _mended(table_of(rows, g.device), parts, g.dtype, byte_alignment=1)[0]
+    return _mended(table_of(problems_of(rows), g.device), parts, g.dtype, byte_alignment=1)[0]
 
 
-_Problem = tuple[int, ...]  # a row of a table, see `_gram_kernel`
-_Rows = tuple[Tensor, int, int, int]  # as `aligned_rows` gives them
+class _Plan(NamedTuple):
+    problems: Problems
+    programs: int
+    most: int  # programs of one sample
+    settings: dict[str, int]
 
 
-def _problems(pairs: Sequence[tuple[_Rows, _Rows]], block: int) -> tuple[list[_Problem], int, int]:
-    """A row for each pair of g and x, the number of programs, and the most that one sample has."""
+@planned
+def _plan(gs: tuple[Place, ...], xs: tuple[Place, ...], dtype: torch.dtype) -> _Plan | None:
+    """A row for each pair of g and x that lie there; None where some are not aligned."""
+    if not all(has_aligned_rows(place, dtype) for place in (*gs, *xs)):
+        return None
+    settings = _blocks(max(t for _, (_, t, _), _ in gs), dtype)
     problems = []
-    for place, ((g, at_g, g_n, g_t), (x, at_x, x_n, x_t)) in enumerate(pairs):
-        n, t, o = g.shape
-        problems.append((at_g, at_x, t, o, x.shape[2], g_n, g_t, x_n, x_t, place))
-    rows: list[_Problem] = []
+    for number, (g, x) in enumerate(zip(gs, xs, strict=True)):
+        (at_g, (n, t, o), (g_n, g_t, _)), (at_x, (_, _, i), (x_n, x_t, _)) = g, x
+        problems.append((at_g, at_x, t, o, i, g_n, g_t, x_n, x_t, number))
+    rows = []
     programs, most = 0, 1
     # The longest first: the shorter ones fill up what is left at the end.
     for problem in sorted(problems, key=lambda p: -p[3] - p[4]):
-        of_sample = pair_count(problem[2], block)
+        of_sample = pair_count(problem[2], settings["BLOCK"])
         most = max(most, of_sample)
         rows.append((*problem, of_sample, programs))
         programs += n * of_sample
-    return rows, programs, most
+    return _Plan(problems_of(rows), programs, most, settings)
 
 
 def _mended(
@@ -223,7 +234,7 @@ def _mended(
         LEAST=least_trusted(torch.float32),
         SIDE=64,
         POSITIONS=32,
-        PRECISION=float32_precision(),
+        PRECISION=precision_of(dtype),
         WIDEN=INTERPRETED,
         num_warps=4,
         num_stages=2,
@@ -235,7 +246,7 @@ def gram_microseconds(
     n: int, t: int, o: int, i: int, dtype: torch.dtype, *, is_alone: bool = False
 ) -> float:
     """What it costs on an H200; alone, its last programs leave the others idle."""
-    block = _blocks(t, dtype)[0]
+    block = _blocks(t, dtype)["BLOCK"]
     waves = n * pair_count(t, block) / MULTIPROCESSORS
     rate = _FLOAT32_RATES[float32_precision()] if dtype == torch.float32 else _RATE
     return (ceil(waves) if is_alone else waves) * block**2 * (o + i) / rate
@@ -246,10 +257,14 @@ _RATE = 1.8e6
 _FLOAT32_RATES = {"tf32x3": 2.0e5, "ieee": 5.2e4}
 
 
-def _blocks(t: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+def _blocks(t: int, dtype: torch.dtype) -> dict[str, int]:
     """Positions and columns of a block, warps, and steps in flight."""
     if dtype == torch.float32:
-        return power_of_two(t, 16, 64), 32, 4, 3
+        return _settings(power_of_two(t, 16, 64), 32, 4, 3)
     if t <= 64:
-        return power_of_two(t, 16, 64), 64, 4, 4
-    return 128, 64, 8, 4
+        return _settings(power_of_two(t, 16, 64), 64, 4, 4)
+    return _settings(128, 64, 8, 4)
+
+
+def _settings(block: int, columns: int, warps: int, stages: int) -> dict[str, int]:
+    return {"BLOCK": block, "COLUMNS": columns, "num_warps": warps, "num_stages": stages}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from functools import reduce
+from collections.abc import Hashable, Sequence
+from functools import lru_cache, reduce
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,12 +19,17 @@ __all__ = [
     "MULTIPROCESSORS",
     "TYPES",
     "Kernel",
+    "Place",
     "Precision",
-    "aligned_rows",
     "float32_precision",
+    "has_aligned_rows",
     "pair_count",
+    "places",
+    "planned",
     "power_of_two",
+    "precision_of",
     "same_dtype",
+    "with_aligned_rows",
 ]
 
 Precision = Literal["tf32x3", "ieee"]
@@ -83,25 +87,49 @@ def float32_precision() -> Precision:
     return "ieee" if asked == "ieee" else "tf32x3"
 
 
+def precision_of(dtype: torch.dtype) -> Precision:
+    """The same for products of that type, of which only float32 has a choice."""
+    return float32_precision() if dtype == torch.float32 else "tf32x3"
+
+
 def same_dtype(*tensors: Tensor) -> list[Tensor]:
     """All in the widest of their types: a product takes two of a kind."""
     dtype = reduce(promoted, [t.dtype for t in tensors])
     return [t if t.dtype is dtype else t.to(dtype) for t in tensors]
 
 
-def aligned_rows(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """With rows that begin where wide loads can: else a copy, which costs less than narrow loads.
+Place = tuple[int, torch.Size, tuple[int, ...]]  # address, shape and strides of a tensor
 
-    And where they are: the address, and from one sample and from one row to the next.
-    """
-    alignment = 16 // x.dtype.itemsize
-    of_samples, of_rows, of_columns = x.stride()
-    address, width = x.data_ptr(), x.shape[2]
+
+def places(tensors: Sequence[Tensor]) -> tuple[Place, ...]:
+    """Where tensors lie: all that a plan of a launch depends on, beside their types."""
+    return tuple([(t.data_ptr(), t.shape, t.stride()) for t in tensors])
+
+
+# A function of places, which are the same from step to step: to make a plan takes longer than to launch it.
+planned = lru_cache(maxsize=1000)
+
+
+def has_aligned_rows(place: Place, dtype: torch.dtype) -> bool:
+    """Whether rows, of (n, t, d), begin where wide loads can."""
+    address, (_, _, width), (of_samples, of_rows, of_columns) = place
     is_aligned = of_columns == 1 and address % 16 == 0
-    if is_aligned and not (of_samples | of_rows | width) % alignment:
-        return x, address, of_samples, of_rows
-    x = F.pad(x, (0, -width % alignment)).contiguous()
-    return x, x.data_ptr(), x.stride(0), x.stride(1)
+    return is_aligned and not (of_samples | of_rows | width) % (16 // dtype.itemsize)
+
+
+def with_aligned_rows(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same, or copies of those that have none, which cost less than narrow loads."""
+    return [
+        t if has_aligned_rows(place, t.dtype) else _copy_with_aligned_rows(t)
+        for t, place in zip(tensors, places(tensors), strict=True)
+    ]
+
+
+def _copy_with_aligned_rows(t: Tensor) -> Tensor:
+    n, rows, width = t.shape
+    copy = t.new_zeros(n, rows, width + -width % (16 // t.dtype.itemsize))
+    copy[..., :width] = t
+    return copy
 
 
 def pair_count(positions: int, block: int) -> int:

@@ -8,26 +8,37 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["kept_tables", "table_of"]
+__all__ = ["Problems", "kept_tables", "problems_of", "table_of"]
 
 _kept: ContextVar[list[Tensor] | None] = ContextVar("tables", default=None)
 
 
-def table_of(problems: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Addresses, sizes and strides of several problems, a row each, for one launch to read.
+class Problems(NamedTuple):
+    """Addresses, sizes and strides of several problems, a row each."""
+
+    numbers: bytes  # integers of 64 bits
+    rows: int
+
+
+def problems_of(rows: Sequence[Sequence[int]]) -> Problems:
+    return Problems(array("q", chain.from_iterable(rows)).tobytes(), len(rows))
+
+
+def table_of(problems: Problems, device: torch.device) -> Tensor:
+    """The problems, for one launch to read.
 
     From step to step most tensors lie where they lay in the last one: a table like an earlier one is not sent
     to the GPU again.
     """
-    numbers = array("q", chain.from_iterable(problems))
     kept = _kept.get()
     if kept is None:
-        return _sent(numbers.tobytes(), len(problems), device, _stream(device))
-    table = _table(numbers, len(problems)).pin_memory()
+        return _sent(problems, device, _stream(device))
+    table = _table(problems).pin_memory()
     kept.append(table)
     return table.to(device, non_blocking=True)
 
@@ -40,13 +51,14 @@ def _stream(device: torch.device) -> int:
 
 
 @lru_cache(maxsize=1000)
-def _sent(numbers: bytes, rows: int, device: torch.device, stream: int) -> Tensor:
+def _sent(problems: Problems, device: torch.device, stream: int) -> Tensor:
     """For each stream its own: nobody waits for another's copy."""
-    return _table(bytearray(numbers), rows).to(device, non_blocking=True)
+    return _table(problems).to(device, non_blocking=True)
 
 
-def _table(numbers: array[int] | bytearray, rows: int) -> Tensor:
-    return torch.frombuffer(numbers, dtype=torch.int64).view(rows, -1)
+def _table(problems: Problems) -> Tensor:
+    numbers = torch.frombuffer(bytearray(problems.numbers), dtype=torch.int64)
+    return numbers.view(problems.rows, -1)
 
 
 @contextmanager

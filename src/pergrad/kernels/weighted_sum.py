@@ -9,6 +9,8 @@ finite them: it looks, and in all other cases that is all it does.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -20,12 +22,16 @@ from pergrad.kernels.launching import (
     MULTIPROCESSORS,
     TYPES,
     Kernel,
-    aligned_rows,
-    float32_precision,
+    Place,
+    has_aligned_rows,
+    places,
+    planned,
     power_of_two,
+    precision_of,
+    with_aligned_rows,
 )
 from pergrad.kernels.pairs import problem_of
-from pergrad.kernels.tables import table_of
+from pergrad.kernels.tables import Problems, problems_of, table_of
 
 __all__ = ["mend_weighted_outer_products", "weighted_outer_products"]
 
@@ -131,41 +137,65 @@ def mend_weighted_outer_products(
     _launch(sums, gs, xs, weights, only_mends=True)
 
 
+class _Plan(NamedTuple):
+    problems: Problems
+    tiles: int
+    settings: dict[str, int]
+
+
+@planned
+def _plan(
+    gs: tuple[Place, ...], xs: tuple[Place, ...], sums: tuple[Place, ...], dtype: torch.dtype
+) -> _Plan | None:
+    """A row for each sum of g and x that lie there; None where some are not aligned."""
+    if not all(has_aligned_rows(place, dtype) for place in (*gs, *xs)):
+        return None
+    is_half = dtype.itemsize == 2
+    side = 128 if is_half else 64
+    block_o = power_of_two(max(o for _, (_, _, o), _ in gs), 16, side)
+    block_i = power_of_two(max(i for _, (_, _, i), _ in xs), 16, side)
+    rows, tiles = [], 0
+    for g, x, total in zip(gs, xs, sums, strict=True):
+        (at_g, (_, t, _), (g_n, g_t, _)), (at_x, _, (x_n, x_t, _)) = g, x
+        at, (o, i), _ = total
+        tiles_i = -(-i // block_i)
+        rows.append((at_g, at_x, at, t, o, i, g_n, g_t, x_n, x_t, tiles_i, tiles))
+        tiles += -(-o // block_o) * tiles_i
+    longest = max(t for _, (_, t, _), _ in gs)
+    settings = {
+        "BLOCK_O": block_o,
+        "BLOCK_I": block_i,
+        "POSITIONS": power_of_two(longest, 16, 64 if is_half else 32),
+        "num_warps": 8 if block_o * block_i >= 128 * 128 else 4,
+    }
+    return _Plan(problems_of(rows), tiles, settings)
+
+
 def _launch(
     sums: list[Tensor], gs: list[Tensor], xs: list[Tensor], weights: Tensor, *, only_mends: bool
 ) -> None:
-    device, dtype = gs[0].device, gs[0].dtype
-    side = 128 if dtype.itemsize == 2 else 64
-    block_o = power_of_two(max([g.shape[2] for g in gs]), 16, side)
-    block_i = power_of_two(max([x.shape[2] for x in xs]), 16, side)
-    positions = power_of_two(max([g.shape[1] for g in gs]), 16, 64 if dtype.itemsize == 2 else 32)
-    aligned, rows, tiles = [], [], 0  # copies must be there until they have been read
-    for *pair, total in zip(gs, xs, sums, strict=True):
-        (g, at_g, g_n, g_t), (x, at_x, x_n, x_t) = map(aligned_rows, pair)
-        aligned.append((g, x))
-        o, i = total.shape
-        tiles_i = -(-i // block_i)
-        addresses = (at_g, at_x, total.data_ptr())
-        rows.append((*addresses, g.shape[1], o, i, g_n, g_t, x_n, x_t, tiles_i, tiles))
-        tiles += -(-o // block_o) * tiles_i
+    device, dtype, to = gs[0].device, gs[0].dtype, places(sums)
+    plan = _plan(places(gs), places(xs), to, dtype)
+    if plan is None:
+        gs, xs = with_aligned_rows(gs), with_aligned_rows(xs)
+        plan = _plan(places(gs), places(xs), to, dtype)
+        assert plan is not None
+    problems, tiles, settings = plan
     # Where there is most likely nothing to mend, one program for each multiprocessor looks.
     programs = min(tiles, MULTIPROCESSORS) if only_mends else tiles
     _weighted_sum_kernel(
         programs,
-        table_of(rows, device),
+        table_of(problems, device),
         len(gs),
         weights,
         len(weights),
         tiles,
         TYPE=TYPES[dtype],
         ALIGNMENT=16 // dtype.itemsize,
-        BLOCK_O=block_o,
-        BLOCK_I=block_i,
-        POSITIONS=positions,
         SAMPLES=power_of_two(len(weights), 16, 1024),
         ONLY_MENDS=only_mends,
-        PRECISION=float32_precision(),
+        PRECISION=precision_of(dtype),
         WIDEN=INTERPRETED,
-        num_warps=8 if block_o * block_i >= 128 * 128 else 4,
         num_stages=3,
+        **settings,
     )
