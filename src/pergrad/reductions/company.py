@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.factors import Factor, is_for_compiler
+from pergrad.factors import Factor
 from pergrad.reductions.gradients import SampleGradients, scaled_squares
 from pergrad.reductions.norms import Launch, squared_norms_in_one_launch, sums_in_one_launch
 from pergrad.reductions.sums import weighted_sums_in_company
@@ -35,7 +35,7 @@ class SquaredNorms:
 
     def add(self, name: str, gradients: SampleGradients) -> None:
         shared = gradients.launch
-        if self._kept and not (shared and _finds_gradients(*shared)):
+        if self._kept and not (shared and _finds_gradients(shared[0])):
             gradients.compact()
             shared = gradients.launch
         if shared is None:
@@ -100,7 +100,7 @@ class SquaredNorms:
         waiting = self._waiting.pop(key)
         self._last = None
         numbers = list(waiting.summed)
-        if self._kept and _finds_gradients(waiting.launch, waiting.tensors[0]):
+        if self._kept and _finds_gradients(waiting.launch):
             sums, found = sums_in_one_launch(waiting.tensors, numbers)
             kept = (*waiting.kept, *waiting.kept_sums)
             for (gradients, factor), total in zip(kept, sums, strict=True):
@@ -126,9 +126,12 @@ class _Waiting:
     bytes: int = 0
 
 
-def _finds_gradients(launch: Launch, tensors: tuple[Tensor, ...]) -> bool:
-    """Whether it can give the gradients too; a compiler sums them up together with what they are made by."""
-    return launch.kernel == "column_squared_norms" and not is_for_compiler(tensors[0])
+def _finds_gradients(launch: Launch) -> bool:
+    """Whether it can give the gradients too.
+
+    A compiler could sum them up as well, in the same time on the GPU, but in a launch for each.
+    """
+    return launch.kernel == "column_squared_norms"
 
 
 def weighted_sums(
