@@ -105,7 +105,9 @@ def test_norms_and_total_are_computed_once() -> None:
 
 def test_compacting_keeps_what_takes_less_room() -> None:
     long, short = outer(N, 40, 3, 3), outer(N, 1, 30, 30)
-    for factor, is_dense in ((long, True), (short, False)):
+    biases = PositionSum(torch.randn(N, 40, 3)), PositionSum(torch.randn(N, 1, 3))
+    expected = ((long, True), (short, False), (biases[0], True), (biases[1], False))
+    for factor, is_dense in expected:
         given = SampleGradients([factor], bound=300)
         given.compact()
         assert isinstance(given.factors[0], Dense) is is_dense

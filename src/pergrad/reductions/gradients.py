@@ -8,7 +8,17 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pergrad.factors import ByOwner, Convolution, Dense, Factor, add_up, empty, joined, wide
+from pergrad.factors import (
+    ByOwner,
+    Convolution,
+    Dense,
+    Factor,
+    PositionSum,
+    add_up,
+    empty,
+    joined,
+    wide,
+)
 from pergrad.reductions.dots import dots
 from pergrad.reductions.gram import gram, gram_against
 from pergrad.reductions.moments import squares_about, sum_of_squares
@@ -217,8 +227,10 @@ _PAID_FOR_CONVOLUTIONS_ON_GPU = 0.25
 def _is_worth_keeping_dense(factor: Factor) -> bool:
     """Whether n gradients take less room than what they are made of, or little more and save much."""
     kind = type(factor)
-    if kind is Dense:
-        return False
+    if kind is Dense or (isinstance(factor, PositionSum) and factor.grad_output.shape[1] == 1):
+        return (
+            False  # of one position the numbers are the same, and held for the weight beside a bias
+        )
     paid = 1.0
     if factor.device.type == "cpu":
         paid = _PAID_ON_CPU
