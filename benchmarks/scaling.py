@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.scaling --size cpu`` varies one of them at a time from small to large, prints
 what it finds and stores it under benchmarks/results/scaling/; ``python -m benchmarks.plot`` draws it.
-Where a quantity does not fit, the points after it on that axis are not tried.
+``--axes`` varies some of them, which are drawn beside the others of an earlier run. Where a quantity
+does not fit, the points after it on that axis are not tried.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import copy
 import json
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -180,18 +182,24 @@ def measure(
 
 
 def sweep(
-    size: str, precision: str, device: torch.device, provenance: rows.Provenance, *, budget: float
+    size: str,
+    precision: str,
+    device: torch.device,
+    provenance: rows.Provenance,
+    *,
+    axes: list[str],
+    budget: float,
 ) -> Iterator[list[Point]]:
-    """The points so far, after each value, from small to large on each axis.
+    """The points so far, after each value, from small to large on each of the axes.
 
     Those past the budget in seconds are left out.
     """
     chosen = SWEEPS[size]
     points: list[Point] = []
     end = time.monotonic() + budget
-    for axis, values in chosen.values.items():
+    for axis in axes:
         stopped: dict[str, str] = {}  # quantity -> why it went no further
-        for value in values:
+        for value in chosen.values[axis]:
             shape = replace(chosen.base, **{axis: value})
             if time.monotonic() > end:
                 stopped = dict.fromkeys(QUANTITIES, f"past the budget of {budget:.0f} s")
@@ -253,20 +261,24 @@ def read(path: Path) -> list[Point]:
 
 
 def newest(folder: Path) -> list[list[Point]]:
-    """The newest run of each size and precision."""
-    latest: dict[tuple[str, str], list[Point]] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        points = read(path)
-        key = (points[0].size, points[0].precision)
-        if key not in latest or latest[key][0].provenance.date <= points[0].provenance.date:
-            latest[key] = points
-    return [latest[key] for key in sorted(latest)]
+    """Of each size and precision all axes, each from the newest run that has come to it."""
+    latest: dict[tuple[str, str], dict[str, list[Point]]] = defaultdict(dict)
+    runs = [read(path) for path in folder.glob("*.jsonl")]
+    for points in sorted(runs, key=lambda points: points[0].provenance.date):
+        for axis in AXES:
+            own = [point for point in points if point.axis == axis]
+            if any(point.status == "ok" for point in own):
+                latest[points[0].size, points[0].precision][axis] = own
+    return [
+        [point for axis in AXES for point in latest[key].get(axis, [])] for key in sorted(latest)
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Sweep, print and store."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
     parser.add_argument("--size", choices=SWEEPS, default="cpu")
+    parser.add_argument("--axes", nargs="+", choices=AXES, default=list(AXES), help="in this order")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds for all points")
     add_run_arguments(parser, rounds=3, steps=1, gpu_rounds=3, gpu_steps=4)
     options = parsed_run(parser, arguments)
@@ -282,7 +294,10 @@ def main(arguments: list[str] | None = None) -> int:
     if path is None and options.size != "tiny":
         path = RESULTS / rows.file_name(options.size, precision, provenance)
     points: list[Point] = []
-    for points in sweep(options.size, precision, device, provenance, budget=options.budget):
+    steps = sweep(
+        options.size, precision, device, provenance, axes=options.axes, budget=options.budget
+    )
+    for points in steps:
         if path is not None:
             rows.update(path, points)  # after each value: a run that is stopped keeps what it has
     if path is not None:

@@ -84,13 +84,24 @@ def test_stopped_sweep_keeps_the_values_it_has_done(
     assert {(p.axis, p.value) for p in read(path)} == {("batch", 1), ("batch", 2)}
 
 
-def test_newest_run_of_each_size_is_taken(stored: Path, tmp_path: Path) -> None:
+def test_each_axis_is_from_the_newest_run_that_has_come_to_it(stored: Path, tmp_path: Path) -> None:
     points = read(stored)
     rows.update(tmp_path / "tiny.jsonl", points)
     run = replace(points[0].provenance, date="2100-01-01T00:00:00+00:00")
-    rows.update(tmp_path / "a.jsonl", [replace(p, provenance=run) for p in points])
+    later = [replace(p, provenance=run) for p in points if p.axis != "length"]
+    stopped = [replace(p, status="skipped") if p.axis == "width" else p for p in later]
+    rows.update(tmp_path / "a.jsonl", stopped)
     (found,) = newest(tmp_path)
-    assert found[0].provenance == run
+    assert list(dict.fromkeys(p.axis for p in found)) == list(AXES)
+    assert {p.axis for p in found if p.provenance == run} == {"batch"}
+    assert {p.status for p in found} == {"ok"}
+
+
+def test_axes_that_are_asked_for_are_varied_in_that_order(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.jsonl"
+    line = "--size tiny --rounds 1 --steps 1 --axes width batch"
+    assert main([*line.split(), "--output", str(path)]) == 0
+    assert list(dict.fromkeys(p.axis for p in read(path))) == ["width", "batch"]
 
 
 def test_sweeps_vary_what_the_axes_name_around_their_base() -> None:
