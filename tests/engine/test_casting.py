@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import pergrad
 from pergrad.engine import casting
-from pergrad.engine.graphs import calls, written_in
+from pergrad.engine.graphs import calls
+from tests.engine.rewritten import rewritten
 
 _CASTS, _ONE = torch.ops.pergrad.casts.default, torch.ops.aten._to_copy.default
 
@@ -19,15 +19,6 @@ def _on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(casting, "_waits_for_launches", lambda t: True)
 
 
-def _rewritten(step, *inputs: Tensor):
-    graph = make_fx(step, tracing_mode="fake")(*inputs)
-    casting.cast_at_once(graph.graph, written_in(graph.graph))
-    graph.graph.eliminate_dead_code()
-    graph.graph.lint()
-    graph.recompile()
-    return graph
-
-
 @pytest.mark.parametrize("other", [torch.randn(3, 4), torch.randn(4).expand(3, 4)])
 def test_casts_of_inputs_to_one_type_are_one_call(other: Tensor) -> None:
     def step(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
@@ -35,7 +26,7 @@ def test_casts_of_inputs_to_one_type_are_one_call(other: Tensor) -> None:
         return [half + 1, b.bfloat16() * again, c.half(), (a + 1).bfloat16()]
 
     inputs = [torch.randn(3, 4), other, torch.randn(2)]
-    graph = _rewritten(step, *inputs)
+    graph = rewritten(casting.cast_at_once, step, *inputs)
     assert [len(node.args[0]) for node in calls(graph.graph, _CASTS)] in ([1, 2], [2, 1])
     assert len(calls(graph.graph, _ONE)) == 1  # of what is no input
     for found, wanted in zip(graph(*inputs), step(*inputs), strict=True):
@@ -48,7 +39,7 @@ def test_an_input_that_is_written_to_is_cast_where_it_was() -> None:
         a.add_(1)
         return [a.bfloat16(), b.bfloat16()]
 
-    graph = _rewritten(step, torch.zeros(3), torch.zeros(3))
+    graph = rewritten(casting.cast_at_once, step, torch.zeros(3), torch.zeros(3))
     assert len(calls(graph.graph, _ONE)) == 1
     first, second = graph(torch.zeros(3), torch.zeros(3))
     assert first.tolist() == [1] * 3

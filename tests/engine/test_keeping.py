@@ -7,22 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._inductor.inductor_prims import force_stride_order
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import pergrad
 from pergrad.engine import keeping
-from pergrad.engine.graphs import calls, written_in
+from pergrad.engine.graphs import calls
+from tests.engine.rewritten import rewritten
 
 _CAST, _SIGNS = torch.ops.aten._to_copy.default, torch.ops.aten.threshold_backward.default
-
-
-def _rewritten(step, *inputs: Tensor):
-    graph = make_fx(step, tracing_mode="fake")(*inputs)
-    keeping.keep_less(graph.graph, written_in(graph.graph))
-    graph.graph.eliminate_dead_code()
-    graph.graph.lint()
-    graph.recompile()
-    return graph
 
 
 def test_what_is_cast_twice_is_cast_once() -> None:
@@ -30,7 +21,7 @@ def test_what_is_cast_twice_is_cast_once() -> None:
         y = x + 1
         return [y.bfloat16() * 2, y.detach().bfloat16() * 3, y.half() * 4]
 
-    graph, x = _rewritten(step, torch.randn(5)), torch.randn(5)
+    graph, x = rewritten(keeping.keep_less, step, torch.randn(5)), torch.randn(5)
     assert len(calls(graph.graph, _CAST)) == 2
     assert all(map(torch.equal, graph(x), step(x)))
 
@@ -40,7 +31,7 @@ def test_results_share_no_memory() -> None:
         y = x + 1
         return [y.bfloat16(), y.bfloat16().view(5, 1)]
 
-    one, other = _rewritten(step, torch.randn(5))(torch.randn(5))
+    one, other = rewritten(keeping.keep_less, step, torch.randn(5))(torch.randn(5))
     one.zero_()
     assert other.any()
 
@@ -52,7 +43,7 @@ def test_what_was_written_to_between_two_casts_is_cast_twice() -> None:
         y.add_(1)
         return [before, y.bfloat16() * 2]
 
-    graph, x = _rewritten(step, torch.randn(5)), torch.randn(5)
+    graph, x = rewritten(keeping.keep_less, step, torch.randn(5)), torch.randn(5)
     assert all(map(torch.equal, graph(x), step(x)))
 
 
@@ -75,7 +66,7 @@ def test_a_relus_backward_looks_at_a_copy_that_has_the_same_signs(
     dtype: torch.dtype, expected: torch.dtype
 ) -> None:
     x = torch.tensor([-1.0, -1e-30, 0.0, 1e-30, 1.0])
-    graph = _rewritten(_through_relu(dtype), x)
+    graph = rewritten(keeping.keep_less, _through_relu(dtype), x)
     (node,) = calls(graph.graph, _SIGNS)
     assert node.args[1].meta["val"].dtype is expected
     assert torch.equal(*graph(x), *_through_relu(dtype)(x))
@@ -94,7 +85,7 @@ def test_sums_that_layer_norms_read_are_written_on_a_gpu(
 ) -> None:
     monkeypatch.setattr(keeping, "_is_on_gpu", lambda t: is_on_gpu)
     inputs = torch.randn(3, 4), torch.randn(4)
-    graph = _rewritten(_normed, *inputs)
+    graph = rewritten(keeping.keep_less, _normed, *inputs)
     assert len(calls(graph.graph, force_stride_order)) == is_on_gpu
     assert torch.equal(*graph(*inputs), *_normed(*inputs))
 

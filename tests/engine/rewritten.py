@@ -1,0 +1,23 @@
+"""A function as a graph, changed by one of the engine's ways to write a traced step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pergrad.engine.graphs import written_in
+
+
+def rewritten(
+    change: Callable[[Graph, set[int]], None], step: Callable[..., Any], *inputs: Tensor
+) -> GraphModule:
+    traced = make_fx(step, tracing_mode="fake")(*inputs)
+    change(traced.graph, written_in(traced.graph))
+    traced.graph.eliminate_dead_code()
+    traced.graph.lint()
+    traced.recompile()
+    return traced
