@@ -71,7 +71,9 @@ def _cpu_peak(step: Step) -> int:
     )  # else a line on stderr for every start and stop
     with (
         _torchs_own_memory(),
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
+        profile(
+            activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+        ) as profiler,
     ):
         result = step()
     del result
