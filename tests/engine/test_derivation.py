@@ -11,6 +11,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils import spectral_norm as old_spectral_norm
 from torch.nn.utils import weight_norm as old_weight_norm
 
+import pergrad
 from tests.engine.exactness import Case, Formula, assert_exact, numbers, of
 
 # A batch of 4 has the size of every other dimension.
@@ -419,3 +420,23 @@ CASES = {f"{group}: {name}": case for group, own in GROUPS.items() for name, cas
 @pytest.mark.parametrize("name", CASES)
 def test_per_sample_gradients_are_those_of_the_loop(name: str, size: int) -> None:
     assert_exact(CASES[name], size)
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x, w: x @ w,
+        lambda x, w: F.linear(x, w.t()),
+        lambda x, w: F.linear(x, w.T),
+        lambda x, w: F.linear(x, w.mT),
+        lambda x, w: F.linear(x, w.transpose(-1, 0)),
+        lambda x, w: F.linear(x, w.t().contiguous()),
+    ],
+)
+def test_the_gradients_of_a_transposed_matrix_stay_outer_products(
+    product: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    model = Formula(lambda m, x: product(x, m.w), w=numbers(D, 3))
+    x = numbers(5, T, D)
+    (row,) = pergrad.explain(model, lambda model, x: model(x).square().sum((1, 2)), x).rows
+    assert row.factors == ("OuterProduct",)

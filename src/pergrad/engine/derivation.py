@@ -15,27 +15,33 @@ from pergrad.factors import Factor
 
 __all__ = ["derive", "like_another", "transform"]
 
-_TRANSPOSES = frozenset("t T mT".split())
+_TRANSPOSES = frozenset("t T mT transpose swapaxes swapdims".split())
 _CASTS = frozenset("to type type_as float double half bfloat16 contiguous clone".split())
 
 
 def transform(func: Callable[..., Any], weight: Weight, args: Any, kwargs: Any) -> Weight | None:
     """The lazily transformed weight for a transpose or a cast; None for any other function."""
     name = name_of(func)
-    is_swap = name in ("transpose", "swapaxes", "swapdims") and weight.value.dim() == 2
-    if name in _TRANSPOSES or is_swap:
-        if weight.value.dim() != 2:
-            return None
+    if name in _TRANSPOSES:
         value = func(weight.value, *args[1:], **kwargs)
-        if value.shape != weight.value.mT.shape or value.stride() == weight.value.stride():
-            return None
-        return Transformed(weight, value, Factor.transposed)
+        return Transformed(weight, value, _transposed) if _is_mt(value, weight.value) else None
     if name in _CASTS:
         value = func(weight.value, *args[1:], **kwargs)
         return (
             Transformed(weight, value, _unchanged) if value.device == weight.value.device else None
         )
     return None
+
+
+def _is_mt(value: Tensor, of: Tensor) -> bool:
+    """Whether the one is the other with its last two dimensions exchanged."""
+    if of.dim() < 2 or value.stride() == of.stride():
+        return False
+    return value.shape == of.mT.shape and value.stride() == of.mT.stride()
+
+
+def _transposed(factor: Factor) -> Factor:
+    return factor.transposed()  # each kind in its own way
 
 
 def _unchanged(factor: Factor) -> Factor:
