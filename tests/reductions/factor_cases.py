@@ -17,6 +17,7 @@ from pergrad.factors import (
     OuterProduct,
     PositionSum,
     RowSum,
+    Stacked,
     joined,
 )
 
@@ -157,6 +158,26 @@ _OWNED: dict[str, Callable[[], Uses]] = {
     "tied by owner": lambda: [*by_owner(lambda n: rows(n, 2)), *by_owner(lambda n: outer(n, 2))],
     "no owner": lambda: [ByOwner(outer(0, 2), torch.empty(0, dtype=torch.long), N)],
 }
+
+
+def stack(t: int, count: int = 3, *, is_owned: bool = False) -> Stacked:
+    """Rows of the samples' matrices side by side, or in any order."""
+    if not is_owned:
+        return Stacked(outer(N * count, t), count)
+    random = torch.Generator().manual_seed(0)
+    owner = torch.randint(N * count, (t,), generator=random)
+    return Stacked(ByOwner(outer(t, 1), owner, N * count), count)
+
+
+_STACKS: dict[str, Callable[[], Uses]] = {
+    "stack": lambda: [stack(2)],
+    "stack of many positions": lambda: [stack(9)],
+    "stack of one": lambda: [stack(2, 1)],
+    "owned stack": lambda: [stack(17, is_owned=True)],
+    "stack, no row": lambda: [stack(0, is_owned=True)],
+    "two stacks": lambda: [stack(2), stack(17, is_owned=True)],
+    "stack and dense": lambda: [stack(17, is_owned=True), Dense(data(N, 3, 6, 5))],
+}
 _CONVOLUTIONS: dict[str, Callable[[], Uses]] = {
     "1d": lambda: [convolution(N, (8,), (3,), stride=2, padding=(1, 1))],
     "1d, few positions": lambda: [convolution(N, (4,), (3,), channels=4, outputs=8)],
@@ -189,7 +210,7 @@ _CONVOLUTIONS: dict[str, Callable[[], Uses]] = {
     ],
     "convolution and dense": lambda: [convolution(N, (5,), (3,)), Dense(data(N, 3, 2, 3))],
 }
-CASES = {**_VECTORS, **_MATRICES, **_OWNED, **_CONVOLUTIONS}
+CASES = {**_VECTORS, **_MATRICES, **_OWNED, **_STACKS, **_CONVOLUTIONS}
 
 # One use of each kind, for what is checked factor by factor.
 EACH = {
@@ -214,6 +235,8 @@ def cast(factors: Sequence[Factor], dtype: torch.dtype) -> Uses:
     def one(factor: Factor) -> Factor:
         if isinstance(factor, ByOwner):
             return ByOwner(one(factor.each), factor.owner, factor.samples)
+        if isinstance(factor, Stacked):
+            return Stacked(one(factor.each), factor.count)
         found: Factor = factor.mapped(lambda t: t.to(dtype) if t.is_floating_point() else t)
         return found
 
@@ -223,11 +246,14 @@ def cast(factors: Sequence[Factor], dtype: torch.dtype) -> Uses:
 def with_bad_sample(factors: Sequence[Factor], sample: int, value: float) -> Uses:
     """The same factors, with `value` in the gradients that flow back to one sample."""
 
-    def one(factor: Factor) -> Factor:
+    def one(factor: Factor, samples: Tensor) -> Factor:
+        if isinstance(factor, Stacked):
+            of_sample = samples.unsqueeze(1) * factor.count + torch.arange(factor.count)
+            return Stacked(one(factor.each, of_sample.flatten()), factor.count)
         if isinstance(factor, ByOwner):
-            rows = (factor.owner == sample).nonzero().flatten()
+            rows = torch.isin(factor.owner, samples).nonzero().flatten()
             return ByOwner(changed(factor.each, rows), factor.owner, factor.samples)
-        return changed(factor, torch.tensor([sample]))
+        return changed(factor, samples)
 
     def changed(factor: Factor, rows: Tensor) -> Factor:
         name = "gradients" if isinstance(factor, Dense) else "grad_output"
@@ -238,4 +264,4 @@ def with_bad_sample(factors: Sequence[Factor], sample: int, value: float) -> Use
         found: Factor = factor.mapped(lambda _: next(new))
         return found
 
-    return [one(f) for f in factors]
+    return [one(f, torch.tensor([sample])) for f in factors]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pergrad.factors import Dense, Factor, OuterProduct, PositionSum, RowSum, joined
+from pergrad.factors import Dense, Factor, OuterProduct, PositionSum, RowSum, Stacked, joined
 from pergrad.reductions import norms
 from pergrad.reductions.norms import by_gram, by_rank_one, by_tiles, gram_is_cheaper, squared_norms
 from pergrad.testing import assert_near
@@ -210,6 +210,8 @@ def enlarged(factors: list[Factor], size: float) -> list[Factor]:
     """The same with larger gradients."""
 
     def one(factor: Factor) -> Factor:
+        if isinstance(factor, Stacked):
+            return Stacked(one(factor.each), factor.count)
         name = "gradients" if isinstance(factor, Dense) else "grad_output"
         new = iter([t * size if key == name else t for key, t in factor._tensors().items()])
         found: Factor = factor.mapped(lambda _: next(new))

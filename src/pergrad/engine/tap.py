@@ -13,7 +13,7 @@ from pergrad.engine.layouts import ROWS, Layout, Owners, samples_first
 from pergrad.engine.plans import Plan
 from pergrad.engine.weights import Weight
 from pergrad.errors import PergradError, ScopeError, UnsupportedFunctionError
-from pergrad.factors import ByOwner, Dense, without_autocast
+from pergrad.factors import Dense, owned, without_autocast
 
 __all__ = ["Use", "tap"]
 
@@ -70,7 +70,7 @@ class Use:
                 found = found()
             factor = Dense(found) if isinstance(found, Tensor) else found
             if by_owner is not None:
-                factor = ByOwner(factor, by_owner.owner, by_owner.scope.count)
+                factor = owned(factor, by_owner.owner, by_owner.scope.count)
             flow.append(weight.take(factor))
         return flow
 

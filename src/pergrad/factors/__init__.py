@@ -20,7 +20,7 @@ from pergrad.factors.products import (
     PositionSum,
     sums_by_groups,
 )
-from pergrad.factors.rows import ByOwner, RowSum
+from pergrad.factors.rows import ByOwner, RowSum, Stacked, owned
 from pergrad.factors.tracing import (
     computed_once,
     is_for_compiler,
@@ -40,6 +40,7 @@ __all__ = [
     "OuterProduct",
     "PositionSum",
     "RowSum",
+    "Stacked",
     "add_up",
     "aligned",
     "bmm",
@@ -52,6 +53,7 @@ __all__ = [
     "least_trusted",
     "mm",
     "operation",
+    "owned",
     "promoted",
     "sums_by_groups",
     "wide",

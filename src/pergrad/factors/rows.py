@@ -1,7 +1,8 @@
-"""Gradients that arrive row by row: of a table's rows, and of rows that each belong to some sample."""
+"""Gradients that arrive row by row: of a table, of rows that each belong to some sample, and of experts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +11,15 @@ from torch import Tensor
 from pergrad.factors.allocation import is_large, zeros
 from pergrad.factors.base import ALL, Dense, Factor
 from pergrad.factors.precision import wide
-from pergrad.factors.products import ElementProduct, NormalizedProduct, PositionSum
+from pergrad.factors.products import (
+    ElementProduct,
+    NormalizedProduct,
+    OuterProduct,
+    PositionSum,
+)
 from pergrad.factors.tracing import operation
 
-__all__ = ["ByOwner", "RowSum"]
+__all__ = ["ByOwner", "RowSum", "Stacked", "owned"]
 
 _SMALL = Dense | PositionSum | ElementProduct | NormalizedProduct
 
@@ -122,3 +128,72 @@ class ByOwner(Factor):
 
         grouped: Factor = self.each.mapped(pad)
         return grouped
+
+
+@dataclass(eq=False)
+class Stacked(Factor):
+    """G_n[e] = F_{n·count+e}: outer products of a stack of matrices, each of which some rows go through."""
+
+    each: Factor  # of n·count: outer products, or their rows by owner
+    count: int  # of matrices
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        samples, *shape = self.each.shape
+        return (samples // self.count, self.count, *shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.each.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.each.device
+
+    @property
+    def size(self) -> int:
+        return self.each.size
+
+    def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.each.materialize(dtype).unflatten(0, (-1, self.count))
+
+    def part(self, samples: slice, rows: slice = ALL) -> Stacked:
+        count = len(range(self.count)[rows])
+        return Stacked(self._with_stacks(lambda t: t[samples, rows].flatten(0, 1)), count)
+
+    def transposed(self) -> Stacked:
+        return Stacked(self.each.transposed(), self.count)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Stacked:
+        return Stacked(self.products().mapped(change), self.count)
+
+    def grouped(self) -> Stacked:
+        """The same with each sample's rows side by side."""
+        return Stacked(self.products(), self.count)
+
+    def products(self) -> OuterProduct:
+        """Of n·count samples."""
+        each = self.each.grouped() if isinstance(self.each, ByOwner) else self.each
+        assert isinstance(each, OuterProduct)
+        return each
+
+    def summed(self) -> OuterProduct:
+        """Σ_n G_n, as if the matrices were the samples."""
+        return self._with_stacks(lambda t: t.transpose(0, 1).flatten(1, 2))
+
+    def _with_stacks(self, change: Callable[[Tensor], Tensor]) -> OuterProduct:
+        """The products with their tensors, as (n, count, t, d), changed."""
+        found: OuterProduct = self.products().mapped(
+            lambda t: change(t.unflatten(0, (-1, self.count)))
+        )
+        return found
+
+
+def owned(factor: Factor, owner: Tensor, samples: int) -> Factor:
+    """The factor of samples, of one whose samples are rows that each belong to one of them."""
+    if not isinstance(factor, Stacked):
+        return ByOwner(factor, owner, samples)
+    rows, count = factor.each, factor.count
+    assert isinstance(rows, ByOwner)
+    place = owner[rows.owner // count] * count + rows.owner % count
+    return Stacked(ByOwner(rows.each, place, samples * count), count)

@@ -14,6 +14,7 @@ from pergrad.factors import (
     Dense,
     Factor,
     PositionSum,
+    Stacked,
     add_up,
     empty,
     joined,
@@ -49,7 +50,7 @@ class SampleGradients:
         self, factors: Sequence[Factor], scale: Tensor | float = 1.0, *, bound: int
     ) -> None:
         self._factors = list(factors)
-        self._is_joined = len(factors) == 1 and type(factors[0]) is not ByOwner
+        self._is_joined = len(factors) == 1 and type(factors[0]) not in (ByOwner, Stacked)
         self._scale = scale
         self.bound = bound
         self.dtype = factors[0].dtype  # the coarsest type that the gradients are computed from

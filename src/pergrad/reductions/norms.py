@@ -27,6 +27,7 @@ from pergrad.factors import (
     OuterProduct,
     PositionSum,
     RowSum,
+    Stacked,
     add_up,
     aligned,
     bmm,
@@ -107,6 +108,11 @@ def _(factor: RowSum, bound: int) -> Tensor:
     if kernels is not None:
         return kernels.table_squared_norms(factor.index, factor.grad_output)
     return _squared(factor.coalesced(wide(factor.dtype)).grad_output)
+
+
+@squared_norms_of.register
+def _(factor: Stacked, bound: int) -> Tensor:
+    return squared_norms_of(factor.products(), bound).view(-1, factor.count).sum(1)
 
 
 @squared_norms_of.register

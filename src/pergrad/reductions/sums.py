@@ -18,6 +18,7 @@ from pergrad.factors import (
     Factor,
     OuterProduct,
     RowSum,
+    Stacked,
     aligned,
     is_for_compiler,
     is_large,
@@ -191,3 +192,12 @@ def _(factor: Convolution, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
 @weighted_sum_of.register
 def _(factor: ByOwner, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     return weighted_sum_of(factor.each, None if scale is None else scale[factor.owner], dtype)
+
+
+@weighted_sum_of.register
+def _(factor: Stacked, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    each = factor.products()
+    of_each = None if scale is None else scale.repeat_interleave(factor.count)
+    g, x = _scaled(each.grad_output, of_each), _without_dropped(each.input, of_each)
+    total = Stacked(OuterProduct(g, x), factor.count).summed().materialize(dtype)
+    return total[:, : factor.shape[2], : factor.shape[3]]

@@ -73,7 +73,7 @@ def _addmm(call: Call) -> Layout | None:
     return _combined(call, [*places, (bias, _place(call, bias) + shift)])
 
 
-@moves_samples("grouped_mm", "_grouped_mm", "grouped_mm_fallback")
+@moves_samples("grouped_mm", "_grouped_mm", "grouped_mm_fallback", "rows_by_group")
 def _grouped_matmul(call: Call) -> Layout | None:
     """Rows times the matrix of the group that each is in: the rows stay."""
     x, weight = (

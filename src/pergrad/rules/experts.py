@@ -1,0 +1,57 @@
+"""Products of rows with the matrix of their group: the experts of a mixture, all at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from pergrad.factors import ByOwner, OuterProduct, Stacked
+from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
+from pergrad.rules.samples import carry_samples
+
+__all__: list[str] = []
+
+
+@decomposes(torch._grouped_mm)
+def grouped_mm(
+    input: Tensor,  # (rows, i)
+    weight: Tensor,  # (groups, i, o)
+    offs: Tensor | None = None,  # (groups,): where each group of rows ends
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The same, with a group for each row, which goes where the row goes."""
+    is_plain = bias is None and out_dtype is None
+    if offs is None or not is_plain or input.dim() != 2 or weight.dim() != 3:
+        return NotImplemented
+    rows = torch.arange(input.shape[0], device=offs.device, dtype=offs.dtype)
+    group = torch.searchsorted(offs, rows, right=True)
+    return rows_by_group(input, weight, carry_samples(group, input))
+
+
+def rows_by_group(input: Tensor, weight: Tensor, group: Tensor) -> Tensor:
+    """x[r] @ w[group[r]], of rows that are ordered by group; nothing for those beyond the last one."""
+    if has_torch_function((input, weight, group)):
+        given = (input, weight, group)
+        return handle_torch_function(rows_by_group, given, *given)
+    groups = torch.arange(len(weight), device=group.device)
+    ends = torch.searchsorted(group, groups, right=True).to(torch.int32)
+    return torch._grouped_mm(input, weight, offs=ends)
+
+
+@implements_per_sample_grads(rows_by_group, weights={"weight": ("input", "group")})
+def rows_by_group_rule(
+    grad_output: Tensor,  # (n, t, o)
+    input: Tensor,  # (n, t, i)
+    weight: Tensor,  # (groups, i, o)
+    group: Tensor,  # (n, t)
+) -> Gradients:
+    """∂W_n[e] = Σ_t x[n,t] ⊗ g[n,t] [group[n,t] = e]."""
+    n, count = len(group), weight.shape[0]
+    is_in_one = (group < count).unsqueeze(-1)
+    g, x = (torch.where(is_in_one, rows, 0).flatten(0, 1) for rows in (grad_output, input))
+    sample = torch.arange(n, device=group.device).unsqueeze(1)
+    owner = (sample * count + group.clamp(max=count - 1)).flatten()
+    rows = OuterProduct(x.unsqueeze(1), g.unsqueeze(1))
+    return {"weight": Stacked(ByOwner(rows, owner, n * count), count)}
