@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import pergrad
 from pergrad.testing import loop_grads
 
-EXPERTS, IN, OUT = 3, 8, 12
+EXPERTS, IN, OUT = 3, 8, 16
 
 
 class Experts(nn.Module):
@@ -27,7 +27,7 @@ class Experts(nn.Module):
         expert = (tokens[:, 0] > 0).long() * 2  # nothing goes to the second
         expert = expert.masked_fill(tokens[:, -1] > 1.5, EXPERTS)
         expert, order = expert.sort(stable=True)
-        ends = torch.searchsorted(expert, torch.arange(EXPERTS), right=True).int()
+        ends = torch.searchsorted(expert, torch.arange(EXPERTS, device=x.device), right=True).int()
         weight = self.weight.transpose(-2, -1) if self.is_transposed else self.weight
         found = F.grouped_mm(tokens[order], weight, offs=ends)
         found = found.masked_fill((expert == EXPERTS).unsqueeze(-1), 0)
@@ -74,3 +74,15 @@ def test_a_sample_that_is_not_a_number_reaches_no_other(model: Experts) -> None:
     assert spoilt[1].isnan().any()
     others = [0, 2, 3]
     torch.testing.assert_close(spoilt[others], clean[others])
+
+
+@pytest.mark.gpu
+def test_halves_on_a_gpu_are_those_of_the_loop(model: Experts) -> None:
+    x = torch.randn(4, 30, IN, device="cuda", dtype=torch.bfloat16)
+    model = model.to("cuda", torch.bfloat16)
+    (exact,) = loop_grads(model, losses, x).values()
+    found, norms = pergrad.grads(model, losses, x)["weight"], pergrad.norms(model, losses, x)
+    assert (found - exact).norm() <= 0.02 * exact.norm()
+    torch.testing.assert_close(
+        norms.double(), exact.double().flatten(1).norm(dim=1), rtol=0.02, atol=0
+    )
