@@ -16,7 +16,8 @@ from pergrad.rules.experts import rows_by_group
 from pergrad.testing import check_rule
 from tests.rules.cases import CASES, Case, recurrent
 
-REFUSED = {F.batch_norm: {"training"}}  # arguments whose other values no sample can have alone
+# Arguments whose other values no sample can have alone, or the same twice.
+REFUSED = {F.batch_norm: {"training"}, F.scaled_dot_product_attention: {"dropout_p"}}
 ELSEWHERE = {torch._grouped_mm, rows_by_group}  # there is no float64 of them: in test_experts.py
 FUNCTIONS = [
     function

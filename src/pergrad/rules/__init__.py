@@ -3,6 +3,7 @@
 from pergrad.rules import (
     activation,
     arithmetic,
+    attention,
     convolution,
     embedding,
     experts,
@@ -29,6 +30,7 @@ __all__ = [
     "ShapeOnly",
     "activation",
     "arithmetic",
+    "attention",
     "convolution",
     "decomposes",
     "embedding",

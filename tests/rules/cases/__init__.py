@@ -1,6 +1,14 @@
 """Calls of every function that has a rule: together they give each argument a value of its own."""
 
-from tests.rules.cases import arithmetic, convolution, embedding, linear, normalization, recurrent
+from tests.rules.cases import (
+    arithmetic,
+    attention,
+    convolution,
+    embedding,
+    linear,
+    normalization,
+    recurrent,
+)
 from tests.rules.cases.case import Case
 
 __all__ = ["CASES", "Case", "recurrent"]
@@ -12,4 +20,5 @@ CASES: list[Case] = [
     *embedding.CASES,
     *recurrent.CASES,
     *arithmetic.CASES,
+    *attention.CASES,
 ]

@@ -1,0 +1,40 @@
+"""Attention whose mask is made of weights, as the biases of relative positions are: spelled out."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pergrad.rules.registry import decomposes
+
+__all__: list[str] = []
+
+
+@decomposes(F.scaled_dot_product_attention)
+def scaled_dot_product_attention(
+    query: Tensor,  # (..., t, d)
+    key: Tensor,  # (..., s, d)
+    value: Tensor,  # (..., s, o)
+    attn_mask: Tensor | None = None,  # (..., t, s)
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(q kᵀ scale + mask) v, zero for a position that may attend to none."""
+    if enable_gqa:  # heads of queries share one of keys and values
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    scores = query @ key.transpose(-2, -1) * (1 / sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        t, s = scores.shape[-2:]
+        attn_mask = torch.ones(t, s, dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    attends_to_none = (scores == -torch.inf).all(-1, keepdim=True)
+    shares = scores.masked_fill(attends_to_none, 0).softmax(-1).masked_fill(attends_to_none, 0)
+    return F.dropout(shares, dropout_p) @ value
