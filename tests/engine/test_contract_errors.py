@@ -302,6 +302,11 @@ WEIGHT_REFUSALS = [
         (*OVER_THE_BATCH, "(3, 4)"),
     ),
     Refusal(
+        "rows of a weight",
+        lambda api: api.ExpandedWeight(weight(3, 4), 5, "sum")[torch.tensor([0, 1, 2, 0, 1])],
+        ("Expanded Weights encountered but cannot handle function __getitem__",),
+    ),
+    Refusal(
         "layer norm of a vector",
         lambda api: F.layer_norm(
             torch.randn(3), (3,), bias=api.ExpandedWeight(weight(3), 3, "sum")

@@ -141,7 +141,8 @@ class ExpandedWeight(Tensor):
         if func.__name__ in ("__get__", "__set__", "size", "dim", "__repr__", "numel"):
             return super().__torch_function__(func, types, args, kwargs)
         weights = [w for w in tensors_in(args, kwargs) if isinstance(w, ExpandedWeight)]
-        if func not in RULES and func not in DECOMPOSITIONS:
+        is_first = any(args[0] is w for w in weights if args)  # where the input is to be
+        if func not in RULES and (func not in DECOMPOSITIONS or is_first):
             raise UnsupportedFunctionError(
                 f"Expanded Weights encountered but cannot handle function {func.__name__}"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -41,6 +43,16 @@ def embedding(
         kept = (index != padding_idx % rows).to(grads.dtype)
         scale = kept if scale is None else kept * scale
     return {"weight": RowSum(index, grads if scale is None else grads * scale.unsqueeze(-1), rows)}
+
+
+@decomposes(Tensor.__getitem__)
+def rows_by_index(table: Tensor, index: Any) -> Any:
+    """Rows of a matrix by their numbers, which samples have: a look-up."""
+    if not isinstance(index, Tensor) or table.dim() != 2 or not table.is_floating_point():
+        return NotImplemented
+    if index.dtype not in (torch.int32, torch.int64):
+        return NotImplemented
+    return F.embedding(torch.where(index < 0, index + table.shape[0], index), table)
 
 
 @decomposes(F.embedding_bag, declares_samples=True)

@@ -100,4 +100,14 @@ def embedding_bag() -> list[Case]:
     ]
 
 
-CASES = [*embedding(), *embedding_bag()]
+def by_index() -> list[Case]:
+    table = weight(5, 3)
+    found = [index(4), index(4, 2), index(5, 5), index(1, 3), index(4, 2) - 5, index(4).int()]
+    return [
+        *(Case(Tensor.__getitem__, (table, rows), samples=(1,)) for rows in found),
+        *(Case(Tensor.__getitem__, (weight(5), rows), samples=(1,)) for rows in found[:2]),
+        Case(Tensor.__getitem__, (weight(5, 2, 3), index(4, 2)), samples=(1,)),
+    ]
+
+
+CASES = [*embedding(), *embedding_bag(), *by_index()]
