@@ -194,6 +194,8 @@ def owned(factor: Factor, owner: Tensor, samples: int) -> Factor:
     if not isinstance(factor, Stacked):
         return ByOwner(factor, owner, samples)
     rows, count = factor.each, factor.count
-    assert isinstance(rows, ByOwner)
+    if not isinstance(rows, ByOwner):
+        each = rows.shape[0]
+        rows = ByOwner(rows, torch.arange(each, device=owner.device), each)
     place = owner[rows.owner // count] * count + rows.owner % count
     return Stacked(ByOwner(rows.each, place, samples * count), count)

@@ -1,6 +1,9 @@
-"""Products of rows with the matrix of their group: the experts of a mixture, all at once."""
+"""Products of rows with one of a stack of matrices, or with each: the experts of a mixture, all at once."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,3 +58,34 @@ def rows_by_group_rule(
     owner = (sample * count + group.clamp(max=count - 1)).flatten()
     rows = OuterProduct(x.unsqueeze(1), g.unsqueeze(1))
     return {"weight": Stacked(ByOwner(rows, owner, n * count), count)}
+
+
+def _samples_are_rows(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> bool:
+    return dims.get("input") == 1
+
+
+@implements_per_sample_grads(
+    torch.bmm,
+    Tensor.bmm,
+    weights={"mat2": ("input",)},
+    check=_samples_are_rows,
+    casts_under_autocast=True,
+)
+def bmm(
+    grad_output: Tensor,  # (n, e, t, o)
+    input: Tensor,  # (n, e, t, i)
+    mat2: Tensor,  # (e, i, o)
+) -> Gradients:
+    """∂W_n[e] = Σ_t x[n,e,t] ⊗ g[n,e,t]."""
+    rows = OuterProduct(input.flatten(0, 1), grad_output.flatten(0, 1))
+    return {"mat2": Stacked(rows, mat2.shape[0])}
+
+
+@decomposes(torch.baddbmm, Tensor.baddbmm)
+def baddbmm(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """The product, and what is added to it."""
+    product = torch.bmm(batch1, batch2)
+    product = product if alpha == 1 else product * alpha
+    return product + (input if beta == 1 else input * beta)

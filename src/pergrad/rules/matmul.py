@@ -17,8 +17,10 @@ __all__: list[str] = []
 
 @decomposes(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 def matmul(input: Tensor, other: Any = None, *, mat2: Any = None) -> Any:
-    """X @ W = linear(x, Wᵀ) for a matrix W; what is no such product is left to others."""
+    """X @ W = linear(x, Wᵀ) for a matrix W, and bmm for stacks of them; what is neither is left to others."""
     weight = mat2 if other is None else other
+    if isinstance(weight, Tensor) and weight.dim() == 3 == input.dim():
+        return torch.bmm(input, weight) if len(input) == len(weight) else NotImplemented
     if not isinstance(weight, Tensor) or weight.dim() != 2 or input.dim() < 2:
         return NotImplemented
     return F.linear(input, weight.t())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -75,6 +78,32 @@ def matrix_products() -> list[Case]:
     ]
 
 
+def stacks() -> list[Case]:
+    """Each row goes through every matrix: the samples are rows."""
+    x, w, b = data(5, 2, 3, 4), weight(2, 4, 6), weight(2, 1, 6)
+
+    def of(function: Any, **options: float) -> Callable[..., Tensor]:
+        def call(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+            rows = x.transpose(0, 1).flatten(1, 2)
+            found = function(rows, w) if b is None else function(b, rows, w, **options)
+            return found.unflatten(1, x.shape[::2][:2]).transpose(0, 1)
+
+        return call
+
+    products = [torch.bmm, Tensor.bmm, torch.matmul]
+    sums: list[tuple[Any, dict[str, float]]] = [
+        (torch.baddbmm, {}),
+        (torch.baddbmm, {"beta": 0.5, "alpha": 2.0}),
+        (Tensor.baddbmm, {"beta": 0.5, "alpha": 2.0}),
+    ]
+    given = {"input": b, "batch1": x, "batch2": w}
+    return [
+        *(Case(f, (x, w), {}, (0,), of(f), {"input": x, "mat2": w}) for f in products[:2]),
+        *(Case(f, (data(2, 2, 2, 4), w), {}, (0,), of(f), {"input": x}) for f in products[2:]),
+        *(Case(f, (x, w, b), {}, (0,), of(f, **o), {**given, **o}) for f, o in sums),
+    ]
+
+
 def added_products() -> list[Case]:
     x, w, b = data(5, 4), weight(4, 6), weight(6)
     cases = []
@@ -91,4 +120,11 @@ def added_products() -> list[Case]:
     return cases
 
 
-CASES = [*linear(), *stand_ins(), *bilinear(), *matrix_products(), *added_products()]
+CASES = [
+    *linear(),
+    *stand_ins(),
+    *bilinear(),
+    *matrix_products(),
+    *added_products(),
+    *stacks(),
+]
