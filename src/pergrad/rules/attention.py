@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pergrad.factors import wide
 from pergrad.rules.registry import decomposes
 
 __all__: list[str] = []
@@ -36,5 +37,6 @@ def scaled_dot_product_attention(
     elif attn_mask is not None:
         scores = scores + attn_mask
     attends_to_none = (scores == -torch.inf).all(-1, keepdim=True)
-    shares = scores.masked_fill(attends_to_none, 0).softmax(-1).masked_fill(attends_to_none, 0)
-    return F.dropout(shares, dropout_p) @ value
+    scores = scores.masked_fill(attends_to_none, 0)
+    shares = scores.softmax(-1, dtype=wide(scores.dtype)).masked_fill(attends_to_none, 0)
+    return F.dropout(shares.to(value.dtype), dropout_p) @ value
