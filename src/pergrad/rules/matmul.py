@@ -17,13 +17,18 @@ __all__: list[str] = []
 
 @decomposes(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 def matmul(input: Tensor, other: Any = None, *, mat2: Any = None) -> Any:
-    """X @ W = linear(x, Wᵀ) for a matrix W, and bmm for stacks of them; what is neither is left to others."""
-    weight = mat2 if other is None else other
-    if isinstance(weight, Tensor) and weight.dim() == 3 == input.dim():
-        return torch.bmm(input, weight) if len(input) == len(weight) else NotImplemented
-    if not isinstance(weight, Tensor) or weight.dim() != 2 or input.dim() < 2:
+    """X @ W and W @ X as the linear maps that they are, for a matrix W; stacks of matrices as bmm."""
+    other = mat2 if other is None else other
+    if not isinstance(other, Tensor):
         return NotImplemented
-    return F.linear(input, weight.t())
+    dims = input.dim(), other.dim()
+    if dims[0] >= 2 and dims[1] == 2:
+        return F.linear(input, other.t())
+    if dims[0] == 2 and dims[1] > 2:
+        return F.linear(other.mT, input).mT
+    return (
+        torch.bmm(input, other) if dims == (3, 3) and len(input) == len(other) else NotImplemented
+    )
 
 
 def _is_affine(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> bool:
