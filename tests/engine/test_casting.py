@@ -16,7 +16,7 @@ _CASTS, _ONE = torch.ops.pergrad.casts.default, torch.ops.aten._to_copy.default
 
 @pytest.fixture(autouse=True)
 def _on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(casting, "_waits_for_launches", lambda t: True)
+    monkeypatch.setattr(casting, "is_on_gpu", lambda node: True)
 
 
 @pytest.mark.parametrize("other", [torch.randn(3, 4), torch.randn(4).expand(3, 4)])

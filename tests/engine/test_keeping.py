@@ -83,7 +83,7 @@ def _normed(x: Tensor, weight: Tensor) -> list[Tensor]:
 def test_sums_that_layer_norms_read_are_written_on_a_gpu(
     is_on_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "_is_on_gpu", lambda t: is_on_gpu)
+    monkeypatch.setattr(keeping, "is_on_gpu", lambda node: is_on_gpu)
     inputs = torch.randn(3, 4), torch.randn(4)
     graph = rewritten(keeping.keep_less, _normed, *inputs)
     assert len(calls(graph.graph, force_stride_order)) == is_on_gpu
@@ -102,7 +102,7 @@ class _Block(nn.Module):
 
 
 def test_a_compiled_step_gives_what_it_gave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_is_on_gpu", lambda t: True)
+    monkeypatch.setattr(keeping, "is_on_gpu", lambda node: True)
     torch.manual_seed(0)
     model, x = nn.Sequential(_Block(), _Block()), torch.randn(3, 5, 8)
     norms = pergrad.Norms()

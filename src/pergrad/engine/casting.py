@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from pergrad.engine.graphs import calls, storage, undetached
+from pergrad.engine.graphs import cast_calls, is_on_gpu, storage, undetached
 from pergrad.factors import operation
 
 __all__ = ["cast_at_once"]
@@ -27,21 +27,16 @@ def casts(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return found
 
 
-def _waits_for_launches(t: Tensor) -> bool:
-    return t.is_cuda
-
-
 def cast_at_once(graph: Graph, written: set[int]) -> None:
     """Casts of the step's inputs on a GPU, made in its beginning: most are needed until its end anyway.
 
     One by one they were a sixth of the launches of a step, each longer on the host than on the GPU.
     """
     alike: dict[torch.dtype, dict[Node, list[Node]]] = defaultdict(dict)
-    for node in calls(graph, torch.ops.aten._to_copy.default):
+    for node in cast_calls(graph):
         source = undetached(node.all_input_nodes[0])
         is_read_only = source.op == "placeholder" and storage(source) not in written
-        is_cast = node.kwargs.keys() == {"dtype"}
-        if is_read_only and is_cast and _waits_for_launches(source.meta["val"]):
+        if is_read_only and is_on_gpu(source):
             alike[node.meta["val"].dtype].setdefault(source, []).append(node)
     for dtype, sources in alike.items():
         with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):

@@ -8,12 +8,22 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-__all__ = ["calls", "put_behind", "storage", "undetached", "written_in"]
+__all__ = ["calls", "cast_calls", "is_on_gpu", "put_behind", "storage", "undetached", "written_in"]
 
 
 def calls(graph: Graph, target: Any) -> list[Node]:
     """The calls of one function, in order."""
     return list(graph.find_nodes(op="call_function", target=target))
+
+
+def cast_calls(graph: Graph) -> list[Node]:
+    """Calls that change nothing but the type of a tensor."""
+    found = calls(graph, torch.ops.aten._to_copy.default)
+    return [node for node in found if node.kwargs.keys() == {"dtype"}]
+
+
+def is_on_gpu(node: Node) -> bool:
+    return bool(node.meta["val"].is_cuda)
 
 
 def written_in(graph: Graph) -> set[int]:

@@ -7,10 +7,9 @@ in low precision be kept in it.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from torch.fx import Graph, Node
 
-from pergrad.engine.graphs import calls, put_behind, storage, undetached
+from pergrad.engine.graphs import calls, cast_calls, is_on_gpu, put_behind, storage, undetached
 
 __all__ = ["keep_less"]
 
@@ -29,9 +28,8 @@ def _casts(graph: Graph, apart: set[int]) -> list[Node]:
     """All but those from and to some storages."""
     return [
         node
-        for node in calls(graph, _aten._to_copy.default)
-        if node.kwargs.keys() == {"dtype"}
-        and apart.isdisjoint(map(storage, (node, node.all_input_nodes[0])))
+        for node in cast_calls(graph)
+        if apart.isdisjoint(map(storage, (node, node.all_input_nodes[0])))
     ]
 
 
@@ -67,10 +65,6 @@ def _take_signs_of_copies(graph: Graph, written: set[int]) -> None:
             node.args = (gradient, copy, threshold)
 
 
-def _is_on_gpu(t: Tensor) -> bool:
-    return t.is_cuda
-
-
 def _write_inputs_of_layer_norms(graph: Graph, written: set[int]) -> None:
     """A sum that a layer norm reads is written to memory then, on a GPU, where its backward finds it.
 
@@ -83,12 +77,10 @@ def _write_inputs_of_layer_norms(graph: Graph, written: set[int]) -> None:
 
     for node in calls(graph, _aten.native_layer_norm.default):
         x = undetached(node.all_input_nodes[0])
-        value = x.meta["val"]
-        if x.target is _aten.add.Tensor and _is_on_gpu(value) and storage(x) not in written:
-            in_rows = (
-                value.contiguous()
-            )  # as the layer reads it, whatever its first summand was made by
-            # To ask for an order, of what has none yet, is to ask that it is written.
+        if x.target is _aten.add.Tensor and is_on_gpu(x) and storage(x) not in written:
+            # To ask for an order, of what has none yet, is to ask that it is written: in rows, as the layer
+            # reads it, whatever its first summand was made by.
+            in_rows = x.meta["val"].contiguous()
             with graph.inserting_after(x):
                 kept = graph.call_function(force_stride_order, (x, list(in_rows.stride())))
             kept.meta["val"] = in_rows

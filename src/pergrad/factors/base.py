@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ ALL = slice(None)
 @dataclass(eq=False)  # not frozen, which takes three times as long to make; nobody changes one
 class Factor(ABC):
     """The gradients of one use of a weight, one for each sample, in structured form."""
+
+    is_by_sample: ClassVar[bool] = True  # else by rows that samples own, to be `grouped`
 
     @property
     @abstractmethod
@@ -47,6 +49,10 @@ class Factor(ABC):
     @abstractmethod
     def part(self, samples: slice, rows: slice = ALL) -> Factor:
         """Some samples, and some entries of the weight's first dimension."""
+
+    def grouped(self, dtype: torch.dtype | None = None) -> Factor:
+        """The same by samples; what has to be added up for that, in `dtype` where that is given."""
+        return self
 
     def transposed(self) -> Factor:
         """The same gradients for the transposed matrix."""

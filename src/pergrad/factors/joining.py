@@ -12,7 +12,7 @@ from pergrad.factors.base import Dense, Factor
 from pergrad.factors.convolution import Convolution
 from pergrad.factors.precision import promoted, wide
 from pergrad.factors.products import OuterProduct
-from pergrad.factors.rows import ByOwner, RowSum, Stacked
+from pergrad.factors.rows import RowSum
 
 __all__ = ["add_up", "joined"]
 
@@ -22,20 +22,13 @@ def joined(factors: Sequence[Factor]) -> list[Factor]:
 
     Nothing is rounded that was not: what is added up here is added up in a wide type.
     """
-    if len(factors) == 1 and not isinstance(factors[0], ByOwner | Stacked):
+    if len(factors) == 1 and factors[0].is_by_sample:
         return list(factors)
-    factors = [_grouped(f) for f in factors]
+    factors = [f if f.is_by_sample else f.grouped(wide(f.dtype)) for f in factors]
     groups: dict[tuple[object, ...], list[Factor]] = {}
     for factor in factors:
         groups.setdefault(_kind(factor), []).append(factor)
     return [_joined(group) for group in groups.values()]
-
-
-def _grouped(factor: Factor) -> Factor:
-    """A factor of samples, for one whose rows belong to some."""
-    if isinstance(factor, ByOwner):
-        return factor.grouped(wide(factor.dtype))
-    return factor.grouped() if isinstance(factor, Stacked) else factor
 
 
 def _kind(factor: Factor) -> tuple[object, ...]:

@@ -84,6 +84,7 @@ class RowSum(Factor):
 class ByOwner(Factor):
     """G_n = Σ_r F_r [owner[r] = n]: rows of another factor, each belonging to some sample."""
 
+    is_by_sample = False
     each: Factor  # of r rows
     owner: Tensor  # (r,)
     samples: int
@@ -134,6 +135,7 @@ class ByOwner(Factor):
 class Stacked(Factor):
     """G_n[e] = F_{n·count+e}: outer products of a stack of matrices, each of which some rows go through."""
 
+    is_by_sample = False
     each: Factor  # of n·count: outer products, or their rows by owner
     count: int  # of matrices
 
@@ -167,13 +169,13 @@ class Stacked(Factor):
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Stacked:
         return Stacked(self.products().mapped(change), self.count)
 
-    def grouped(self) -> Stacked:
+    def grouped(self, dtype: torch.dtype | None = None) -> Stacked:
         """The same with each sample's rows side by side."""
-        return Stacked(self.products(), self.count)
+        return Stacked(self.each.grouped(dtype), self.count)
 
     def products(self) -> OuterProduct:
         """Of n·count samples."""
-        each = self.each.grouped() if isinstance(self.each, ByOwner) else self.each
+        each = self.each.grouped()
         assert isinstance(each, OuterProduct)
         return each
 

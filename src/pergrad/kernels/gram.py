@@ -26,9 +26,7 @@ from pergrad.kernels.launching import (
     Kernel,
     Place,
     float32_precision,
-    has_aligned_rows,
     pair_count,
-    places,
     planned,
     power_of_two,
     precision_of,
@@ -151,12 +149,9 @@ def _mend_kernel(  # type: ignore[no-untyped-def]
 def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
     """Of some g (n, t, o) and x (n, t, i), all of one type: (len(gs), n) in float64."""
     device, dtype, n = gs[0].device, gs[0].dtype, len(gs[0])
-    plan = _plan(places(gs), places(xs), dtype)
-    if plan is None:
-        gs, xs = with_aligned_rows(gs), with_aligned_rows(xs)
-        plan = _plan(places(gs), places(xs), dtype)
-        assert plan is not None
-    problems, programs, most, settings = plan
+    # Copies must be there until they have been read.
+    (gs, at_gs), (xs, at_xs) = with_aligned_rows(gs), with_aligned_rows(xs)
+    problems, programs, most, settings = _plan(at_gs, at_xs, dtype)
     table = table_of(problems, device)
     # Of each block the sum, and that of its positions' own squares.
     parts = torch.empty(2, len(gs), n, most, device=device, dtype=torch.float64)
@@ -194,10 +189,8 @@ class _Plan(NamedTuple):
 
 
 @planned
-def _plan(gs: tuple[Place, ...], xs: tuple[Place, ...], dtype: torch.dtype) -> _Plan | None:
-    """A row for each pair of g and x that lie there; None where some are not aligned."""
-    if not all(has_aligned_rows(place, dtype) for place in (*gs, *xs)):
-        return None
+def _plan(gs: tuple[Place, ...], xs: tuple[Place, ...], dtype: torch.dtype) -> _Plan:
+    """A row for each pair of g and x that lie there."""
     settings = _blocks(max(t for _, (_, t, _), _ in gs), dtype)
     problems = []
     for number, (g, x) in enumerate(zip(gs, xs, strict=True)):

@@ -22,7 +22,6 @@ __all__ = [
     "Place",
     "Precision",
     "float32_precision",
-    "has_aligned_rows",
     "pair_count",
     "places",
     "planned",
@@ -110,18 +109,29 @@ def places(tensors: Sequence[Tensor]) -> tuple[Place, ...]:
 planned = lru_cache(maxsize=1000)
 
 
-def has_aligned_rows(place: Place, dtype: torch.dtype) -> bool:
-    """Whether rows, of (n, t, d), begin where wide loads can."""
-    address, (_, _, width), (of_samples, of_rows, of_columns) = place
-    is_aligned = of_columns == 1 and address % 16 == 0
-    return is_aligned and not (of_samples | of_rows | width) % (16 // dtype.itemsize)
+def with_aligned_rows(tensors: list[Tensor]) -> tuple[list[Tensor], tuple[Place, ...]]:
+    """All (n, t, d), of one type, with rows that begin where wide loads can; and where they lie.
+
+    Those that have none are copied, which costs less than narrow loads.
+    """
+    at = places(tensors)
+    aligned = _are_aligned(at, tensors[0].dtype)
+    if all(aligned):
+        return tensors, at
+    tensors = [
+        t if is_aligned else _copy_with_aligned_rows(t)
+        for t, is_aligned in zip(tensors, aligned, strict=True)
+    ]
+    return tensors, places(tensors)
 
 
-def with_aligned_rows(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same, or copies of those that have none, which cost less than narrow loads."""
+@planned
+def _are_aligned(at: tuple[Place, ...], dtype: torch.dtype) -> list[bool]:
     return [
-        t if has_aligned_rows(place, t.dtype) else _copy_with_aligned_rows(t)
-        for t, place in zip(tensors, places(tensors), strict=True)
+        of_columns == 1
+        and address % 16 == 0
+        and not (of_samples | of_rows | width) % (16 // dtype.itemsize)
+        for address, (_, _, width), (of_samples, of_rows, of_columns) in at
     ]
 
 

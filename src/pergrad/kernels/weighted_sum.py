@@ -23,7 +23,6 @@ from pergrad.kernels.launching import (
     TYPES,
     Kernel,
     Place,
-    has_aligned_rows,
     places,
     planned,
     power_of_two,
@@ -146,10 +145,8 @@ class _Plan(NamedTuple):
 @planned
 def _plan(
     gs: tuple[Place, ...], xs: tuple[Place, ...], sums: tuple[Place, ...], dtype: torch.dtype
-) -> _Plan | None:
-    """A row for each sum of g and x that lie there; None where some are not aligned."""
-    if not all(has_aligned_rows(place, dtype) for place in (*gs, *xs)):
-        return None
+) -> _Plan:
+    """A row for each sum of g and x that lie there."""
     is_half = dtype.itemsize == 2
     side = 128 if is_half else 64
     block_o = power_of_two(max(o for _, (_, _, o), _ in gs), 16, side)
@@ -174,13 +171,10 @@ def _plan(
 def _launch(
     sums: list[Tensor], gs: list[Tensor], xs: list[Tensor], weights: Tensor, *, only_mends: bool
 ) -> None:
-    device, dtype, to = gs[0].device, gs[0].dtype, places(sums)
-    plan = _plan(places(gs), places(xs), to, dtype)
-    if plan is None:
-        gs, xs = with_aligned_rows(gs), with_aligned_rows(xs)
-        plan = _plan(places(gs), places(xs), to, dtype)
-        assert plan is not None
-    problems, tiles, settings = plan
+    device, dtype = gs[0].device, gs[0].dtype
+    # Copies must be there until they have been read.
+    (gs, at_gs), (xs, at_xs) = with_aligned_rows(gs), with_aligned_rows(xs)
+    problems, tiles, settings = _plan(at_gs, at_xs, places(sums), dtype)
     # Where there is most likely nothing to mend, one program for each multiprocessor looks.
     programs = min(tiles, MULTIPROCESSORS) if only_mends else tiles
     _weighted_sum_kernel(

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from pergrad.factors import (
-    ByOwner,
     Convolution,
     Dense,
     Factor,
     PositionSum,
-    Stacked,
     add_up,
     empty,
     joined,
@@ -50,7 +48,7 @@ class SampleGradients:
         self, factors: Sequence[Factor], scale: Tensor | float = 1.0, *, bound: int
     ) -> None:
         self._factors = list(factors)
-        self._is_joined = len(factors) == 1 and type(factors[0]) not in (ByOwner, Stacked)
+        self._is_joined = len(factors) == 1 and factors[0].is_by_sample
         self._scale = scale
         self.bound = bound
         self.dtype = factors[0].dtype  # the coarsest type that the gradients are computed from
@@ -229,9 +227,7 @@ def _is_worth_keeping_dense(factor: Factor) -> bool:
     """Whether n gradients take less room than what they are made of, or little more and save much."""
     kind = type(factor)
     if kind is Dense or (isinstance(factor, PositionSum) and factor.grad_output.shape[1] == 1):
-        return (
-            False  # of one position the numbers are the same, and held for the weight beside a bias
-        )
+        return False  # one position is the gradient, and is held for the weight beside a bias
     paid = 1.0
     if factor.device.type == "cpu":
         paid = _PAID_ON_CPU

@@ -17,7 +17,7 @@ def _attention() -> list[Case]:
     bias = weight(1, 2, 3, 6)
     blocked = bias.detach().masked_fill(torch.arange(6) > 3, -torch.inf)
     blocked[:, 1, 2] = -torch.inf  # attends to none
-    allowed = torch.rand(3, 6) > 0.3
+    allowed = data(3, 6) > -0.5
     return [
         Case(function, (q, k, v, bias), samples=sequences),
         Case(function, (q, k, v, weight(3, 6)), {"scale": 0.3}, sequences),
