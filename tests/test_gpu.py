@@ -463,3 +463,31 @@ def test_gradients_of_odd_widths_are_whole(backend: str) -> None:
             assert found[k].is_contiguous()
             assert found[k].shape == wanted.shape
             assert (found[k] - wanted).norm() < 2e-2 * wanted.norm(), name
+
+
+def test_norms_of_a_forward_in_a_stream_of_its_own() -> None:
+    model, x = build("attention")
+    model, x = model.float(), x.float()
+    with pergrad.record(model, pergrad.Norms()) as expected:
+        loss(model, x).sum().backward()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    for _ in range(3):
+        with pergrad.record(model, pergrad.Norms()) as norms:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(10_000_000)  # what does not wait for the stream is too early
+                total = loss(model, x).sum()
+            torch.cuda.current_stream().wait_stream(stream)
+            total.backward()
+        assert_near(norms.result, expected.result)
+
+
+def test_input_may_be_written_over_once_the_backward_is_over() -> None:
+    model, x = build("encoder")
+    model, x = model.float(), x.float()
+    with pergrad.record(model, pergrad.Norms()) as expected:
+        loss(model, x).sum().backward()
+    with pergrad.record(model, pergrad.Norms()) as norms:
+        loss(model, x).sum().backward()
+        x.zero_()
+    assert_near(norms.result, expected.result)

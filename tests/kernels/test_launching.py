@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -115,11 +117,33 @@ class _Jitted:
         return launch
 
 
+class _Devices:
+    """Stands for `torch.cuda`'s current device, which is that of tensors in the memory of the CPU."""
+
+    def __init__(self) -> None:
+        self.current = -1
+        self.entered: list[int] = []
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        before, self.current = self.current, index
+        self.entered.append(index)
+        yield
+        self.current = before
+
+
 @pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def devices(monkeypatch: pytest.MonkeyPatch) -> _Devices:
+    devices = _Devices()
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: devices.current)
+    monkeypatch.setattr(torch.cuda, "device", devices.device)
+    return devices
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, devices: _Devices) -> None:
     monkeypatch.setattr(launching, "INTERPRETED", False)
     monkeypatch.setattr(launching, "CompiledKernel", _Compiled)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 77, raising=False)
 
 
@@ -137,7 +161,21 @@ def test_a_call_like_an_earlier_one_is_launched_by_what_was_compiled() -> None:
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_what_triton_compiles_for_is_never_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_runs_where_its_tensors_are(devices: _Devices) -> None:
+    jitted = _Jitted()
+    kernel, x = Kernel(jitted), torch.zeros(4)
+    kernel(3, x, 7, BLOCK=16, num_warps=4)
+    assert devices.entered == []
+    devices.current = 1
+    kernel(3, x, 7, BLOCK=16, num_warps=4)
+    assert devices.entered == [-1]
+    assert devices.current == 1
+    (compiled,) = jitted.compiled
+    assert len(compiled.launches) == 1
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_what_triton_compiles_for_is_never_shared() -> None:
     jitted = _Jitted()
     kernel, x = Kernel(jitted), torch.zeros(8)
     calls: list[tuple[Tensor, int, int, int]] = [
@@ -152,9 +190,7 @@ def test_what_triton_compiles_for_is_never_shared(monkeypatch: pytest.MonkeyPatc
     ]
     for t, size, block, warps in calls:
         kernel(1, t, size, BLOCK=block, num_warps=warps)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    kernel(1, x, 7, BLOCK=16, num_warps=4)
-    assert len(jitted.compiled) == len(calls) + 1
+    assert len(jitted.compiled) == len(calls)
     assert not any(compiled.launches for compiled in jitted.compiled)
 
 

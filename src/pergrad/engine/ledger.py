@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from pergrad.engine.arrivals import Arrivals
 from pergrad.errors import BatchSizeError, ScopeError
 from pergrad.factors import Factor, is_traced, without_autocast
 from pergrad.quantities import Batch, Quantity
@@ -28,11 +29,15 @@ class Book(Protocol):
 
     def add(self, name: str, factor: Factor) -> None: ...
 
+    def later(self, name: str, take_in: Callable[[], object], held: int) -> None: ...
+
     def paused(self) -> AbstractContextManager[None]: ...
 
     def end_pass(self) -> None: ...
 
     def end_recomputation(self) -> None: ...
+
+    def end_backward(self) -> None: ...
 
 
 class Ledger:
@@ -50,6 +55,7 @@ class Ledger:
         self._scale = scale
         self._batch = batch
         self._bound = default_bound(batch.device) if max_bytes is None else max_bytes
+        self._arrivals = Arrivals(self._bound if _is_waited_for(batch) else 0)
         self.passes = max(q.passes for q in quantities)
         self._pass = 0
         self._uses: dict[str, int] = {}
@@ -92,18 +98,29 @@ class Ledger:
 
     def add(self, name: str, factor: Factor) -> None:
         """Take in a factor, outside of autocast."""
-        if self._is_paused:
+        if not self._expects(name):
             return
+        self._factors.setdefault(name, []).append(factor)
+        arrived = self._arrived[name] = self._arrived.get(name, 0) + 1
+        if arrived >= self._uses.get(name, 0) and name not in self._uses_to_recompute:
+            self._reduce(name)
+
+    def later(self, name: str, take_in: Callable[[], object], held: int) -> None:
+        """A gradient has come: `take_in` adds the factor, and holds so many bytes until then."""
+        if self._expects(name):
+            self._arrivals.add(take_in, held)
+
+    def _expects(self, name: str) -> bool:
+        """Whether gradients are taken in; they may come from somebody else's backward."""
+        if self._is_paused:
+            return False
         if not self._is_open:
             raise ScopeError(
                 f"a gradient of parameter {name!r} arrived outside of its scope: call backward() "
                 "inside the `record` block; with call_for_per_sample_grads, start from the tensors "
                 "that the call returned"
             )
-        self._factors.setdefault(name, []).append(factor)
-        arrived = self._arrived[name] = self._arrived.get(name, 0) + 1
-        if arrived >= self._uses.get(name, 0) and name not in self._uses_to_recompute:
-            self._reduce(name)
+        return True
 
     def _reduce(self, name: str) -> None:
         gradients = SampleGradients(self._factors.pop(name), self._scale, bound=self._bound)
@@ -121,10 +138,18 @@ class Ledger:
 
     def end_recomputation(self) -> None:
         """A reentrant checkpoint's own backward is over: what only it uses is complete."""
+        self._arrivals.take_in()
         with without_autocast(self._batch.device):
             for name in list(self._factors):
                 if self._uses_to_recompute.get(name) == 1 and name not in self._uses:
                     self._reduce(name)
+
+    def end_backward(self) -> None:
+        """What it was given is no longer needed: the caller may write over it."""
+        self._arrivals.take_in()
+        with without_autocast(self._batch.device):
+            for quantity in self._quantities:
+                quantity.end_backward()
 
     def end_pass(self) -> None:
         """A backward that is not the last is over."""
@@ -142,6 +167,7 @@ class Ledger:
 
     def _reduce_all(self) -> None:
         """Reduce what is left: uses that the loss did not reach never arrive."""
+        self._arrivals.take_in()
         with without_autocast(self._batch.device):
             for name in list(self._factors):
                 self._reduce(name)
@@ -172,9 +198,16 @@ class Ledger:
             quantity.abandon()
 
     def _forget(self) -> None:
+        self._arrivals.clear()
         self._arrived.clear()
         self._factors.clear()
         self._reduced.clear()
+
+
+def _is_waited_for(batch: Batch) -> bool:
+    """Whether it is Python that a step waits for. A trace has the order in which memory is freed first."""
+    parameters = batch.parameters.values()
+    return batch.device.type == "cuda" and not any(map(is_traced, parameters))
 
 
 class GradSampleBook:
@@ -197,6 +230,12 @@ class GradSampleBook:
 
     def end_recomputation(self) -> None:
         pass
+
+    def end_backward(self) -> None:
+        pass
+
+    def later(self, name: str, take_in: Callable[[], object], held: int) -> None:
+        take_in()
 
     def paused(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -143,8 +143,12 @@ class Recorder(TorchFunctionMode):
             if func is torch.autograd.backward and not some_only and not is_nested:
                 self._run_earlier_passes(*args, **kwargs)  # Tensor.backward comes here too
             result = without_override_check(func)(*args, **kwargs)
-        if is_nested and not some_only:
-            book.end_recomputation()
+        if not some_only:
+            with torch._C.DisableTorchFunction():
+                if is_nested:
+                    book.end_recomputation()
+                else:
+                    book.end_backward()
         return result
 
     def _run_earlier_passes(

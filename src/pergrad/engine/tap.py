@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,42 @@ class Use:
     plan: Plan
     output_layouts: tuple[Layout, ...]
     weights: list[Weight]
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether nothing flows on from its weights, so that nobody waits for their factors."""
+        return all(weight.may_hook for weight in self.weights)
+
+    def on_gradient_later(
+        self,
+        grads: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        versions: list[int],
+        results: Mapping[str, Tensor] = _NOTHING,
+        shape: torch.Size | None = None,
+    ) -> None:
+        """`on_gradient`, when the book says so; the kept tensors are to have the same versions then."""
+        held = sum([t.nbytes for t in (*grads, *kept) if t is not None])
+        take_in = partial(self._take_in, grads, kept, versions, results, shape)
+        self.weights[0].book.later(self.weights[0].name, take_in, held)
+
+    def _take_in(
+        self,
+        grads: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        versions: list[int],
+        results: Mapping[str, Tensor],
+        shape: torch.Size | None,
+    ) -> None:
+        with torch._C.DisableTorchFunction():
+            if versions != [t._version for t in kept]:
+                raise PergradError(
+                    f"an argument of `{self.plan.function.__name__}` was changed in place after the "
+                    "call, and the gradients need it as it was: use the out-of-place form there"
+                )
+            if shape is not None and grads[0] is not None:
+                grads = (grads[0].reshape(shape),)
+            self.on_gradient(grads, kept, results)
 
     def on_gradient(
         self,
@@ -133,8 +170,13 @@ class _Tap(torch.autograd.Function):
         _refuse_second_derivatives()
         if all(g is None for g in grads):
             return None, None, *[None] * len(ctx.use.weights), *grads
+        use: Use = ctx.use
+        flow: list[Tensor | None] = [None] * len(use.weights)
         with torch._C.DisableTorchFunction():  # the backward itself runs without gradients
-            flow = ctx.use.on_gradient(grads, kept)
+            if use.may_wait:
+                use.on_gradient_later(grads, kept, [t._version for t in kept])
+            else:
+                flow = use.on_gradient(grads, kept)
         return None, None, *flow, *grads
 
 
@@ -171,24 +213,16 @@ class _Hook:
         _refuse_second_derivatives()
         if grad is None:
             return
+        kept, results = self._kept, self._results
+        if kept is None:
+            raise ScopeError(
+                "backward through a recorded graph a second time: what it needs is freed; pass "
+                "retain_graph=True to the first backward"
+            )
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            self._kept, self._results = None, _NOTHING
         with torch._C.DisableTorchFunction():
-            kept = self._kept
-            if kept is None:
-                raise ScopeError(
-                    "backward through a recorded graph a second time: what it needs is freed; pass "
-                    "retain_graph=True to the first backward"
-                )
-            if self._versions != [t._version for t in kept]:
-                raise PergradError(
-                    f"an argument of `{self._use.plan.function.__name__}` was changed in place after the "
-                    "call, and the gradients need it as it was: use the out-of-place form there"
-                )
-            results = self._results
-            if not torch._C._autograd._get_current_graph_task_keep_graph():
-                self._kept, self._results = None, _NOTHING
-            if self._shape is not None:
-                grad = grad.reshape(self._shape)
-            self._use.on_gradient((grad,), kept, results)
+            self._use.on_gradient_later((grad,), kept, self._versions, results, self._shape)
 
 
 def _made(use: Use, inputs: Sequence[Tensor], output: Tensor) -> Tensor | None:
@@ -198,11 +232,8 @@ def _made(use: Use, inputs: Sequence[Tensor], output: Tensor) -> Tensor | None:
     does. Where saved tensors are packed, as in a checkpoint, ours must be too, and what flows on to a
     derived weight needs a node.
     """
-    if not use.plan.makes_its_output or not output.requires_grad:
+    if not use.plan.makes_its_output or not output.requires_grad or not use.may_wait:
         return None
-    for weight in use.weights:
-        if not weight.may_hook:
-            return None
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
         return None
     made = output._base

@@ -50,6 +50,11 @@ class Weight:
         self.value = value.detach()
 
     @property
+    def book(self) -> Book:
+        """Where its gradients go; of a weight that has one."""
+        raise NotImplementedError
+
+    @property
     def anchor(self) -> Tensor:
         """What a tap of this weight hangs on in the graph; `take` gives its gradient."""
         raise NotImplementedError
@@ -85,6 +90,10 @@ class Root(Weight):
         self._anchor = anchor
 
     @property
+    def book(self) -> Book:
+        return self._book
+
+    @property
     def anchor(self) -> Tensor:
         return self._anchor
 
@@ -113,6 +122,10 @@ class Transformed(Weight):
         self._parent = parent
         self._back = back
         self.may_hook = parent.may_hook
+
+    @property
+    def book(self) -> Book:
+        return self._parent.book
 
     @property
     def anchor(self) -> Tensor:

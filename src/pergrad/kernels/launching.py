@@ -54,12 +54,19 @@ class Kernel:
         self._jitted = jitted
         self._compiled: dict[Hashable, tuple[CompiledKernel, list[Any]]] = {}
 
-    def __call__(self, programs: int, *arguments: Tensor | int, **settings: Any) -> None:
+    def __call__(
+        self, programs: int, first: Tensor, *others: Tensor | int, **settings: Any
+    ) -> None:
         """Run so many programs; `settings` are the kernel's last arguments, and Triton's options."""
+        arguments = (first, *others)
         if INTERPRETED:
             self._jitted[(programs,)](*arguments, **settings)
             return
-        device = torch.cuda.current_device()
+        device = first.get_device()
+        if device != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self(programs, first, *others, **settings)
+            return
         told_by = [a if type(a) is int else (a.dtype, a.data_ptr() % 16) for a in arguments]  # type: ignore[union-attr]
         key = (device, *told_by, *settings.items())
         known = self._compiled.get(key)

@@ -137,6 +137,10 @@ class ClippedSum(Reduction[Any]):
         if self.passes == 1 and not group.waiting:
             self._finish(group)
 
+    def end_backward(self) -> None:
+        for group in self._groups.values():
+            group.norms.launch()
+
     def end_pass(self) -> None:
         for group in self._groups.values():
             self._weigh(group)

@@ -45,6 +45,9 @@ class Norms(Reduction[Tensor]):
     def consume(self, name: str, gradients: SampleGradients) -> None:
         self._squares.add(name, gradients)
 
+    def end_backward(self) -> None:
+        self._squares.launch()
+
     def finish(self) -> Tensor:
         batch = self.batch
         names, squares = self._squares.found()

@@ -86,8 +86,7 @@ class SquaredNorms:
 
     def found(self) -> tuple[list[str], Tensor | None]:
         """The names of all that were added, and their squared norms, (names, n)."""
-        for key in list(self._waiting):
-            self._launch(key)
+        self.launch()
         if self._alone:
             self._names += self._alone
             self._found.append(torch.stack(list(self._alone.values())))
@@ -95,6 +94,11 @@ class SquaredNorms:
         if len(self._found) > 1:
             self._found = [torch.cat(self._found)]
         return self._names, self._found[0] if self._found else None
+
+    def launch(self) -> None:
+        """Do all that waits."""
+        for key in list(self._waiting):
+            self._launch(key)
 
     def _launch(self, key: tuple[Launch, float]) -> None:
         waiting = self._waiting.pop(key)

@@ -141,6 +141,7 @@ class Launch(NamedTuple):
     """What can share a launch: the kernel, and all that must be the same for it."""
 
     kernel: Literal["gram_squared_norms", "column_squared_norms"]
+    device: torch.device
     samples: int
     dtypes: tuple[torch.dtype, ...]
 
@@ -172,13 +173,15 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
     is_outer = kind is OuterProduct
     is_precise = is_outer and factor.dtype is torch.float32
     precision = kernels.float32_precision() if is_precise else None
-    launch = _launch_for(kernels, is_outer, bound, precision, *described)
+    device = tensors[0].device
+    launch = _launch_for(kernels, device, is_outer, bound, precision, *described)
     return None if launch is None else (launch, tensors)
 
 
 @lru_cache(maxsize=1000)
 def _launch_for(
     kernels: Any,
+    device: torch.device,
     is_outer: bool,
     bound: int,
     precision: str | None,
@@ -188,10 +191,10 @@ def _launch_for(
     shapes, dtypes = zip(*described, strict=True)
     n, t, o = shapes[0]
     if not is_outer:
-        return Launch("column_squared_norms", n, dtypes)
+        return Launch("column_squared_norms", device, n, dtypes)
     is_one_type = dtypes[0] == dtypes[1]
     if is_one_type and _gram_kernel_is_cheapest(kernels, (n, t, o, shapes[1][2]), dtypes[0], bound):
-        return Launch("gram_squared_norms", n, dtypes)
+        return Launch("gram_squared_norms", device, n, dtypes)
     return None
 
 
