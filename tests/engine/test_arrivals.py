@@ -22,21 +22,26 @@ def assert_all_near(found: Gradients, expected: Gradients) -> None:
         assert_near(found[name], t, name)
 
 
-def test_what_waits_is_taken_in_in_order_once_it_is_too_much() -> None:
+def test_what_waits_is_taken_in_in_order_and_once() -> None:
     taken: list[int] = []
     arrivals = Arrivals(10)
-    for number in range(4):
+    for number in range(3):
+        assert not arrivals.are_too_many
         arrivals.add(partial(taken.append, number), 4)
-        assert taken == ([0, 1, 2] if number >= 2 else [])
+    assert arrivals.are_too_many
+    assert taken == []
     arrivals.take_in()
+    assert not arrivals.are_too_many
     arrivals.take_in()
-    assert taken == [0, 1, 2, 3]
+    assert taken == [0, 1, 2]
 
 
 def test_without_a_bound_nothing_waits() -> None:
     taken: list[int] = []
-    Arrivals(0).add(partial(taken.append, 1), 0)
+    arrivals = Arrivals(0)
+    arrivals.add(partial(taken.append, 1), 100)
     assert taken == [1]
+    assert not arrivals.are_too_many
 
 
 def test_what_is_taken_in_is_no_part_of_a_graph() -> None:

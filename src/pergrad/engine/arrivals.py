@@ -17,8 +17,8 @@ class Arrivals:
     """What taps have brought, to be taken in many at a time.
 
     Between two functions of a backward the processor has forgotten the Python code of the last tap: each by
-    itself takes twice as long. On a GPU that is what a step waits for. What waits is held, so that no more
-    than `bound` bytes may; with none, everything is taken in as it comes.
+    itself takes twice as long. On a GPU that is what a step waits for. What waits is held: `bound` says how
+    many bytes may be; with none, everything is taken in as it comes.
     """
 
     def __init__(self, bound: int) -> None:
@@ -35,9 +35,11 @@ class Arrivals:
         with self._lock:
             self._waiting.setdefault(_current_stream(), []).append(take_in)
             self._held += held
-            is_full = self._held >= self._bound
-        if is_full:
-            self.take_in()
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether it is time to take them in."""
+        return self._held > self._bound
 
     def take_in(self) -> None:
         """Take in all that waits."""

@@ -51,8 +51,9 @@ def record(
         params: record some of the parameters only: a pattern of names such as "head.*", a parameter, or
             several of either. The others count as frozen within the block.
         sample_weights: (B,), what the gradient of each sample is multiplied by.
-        max_bytes: how much memory a reduction may use for pieces of gradients, beside its result; by
-            default a share of what is free. The result does not depend on it.
+        max_bytes: how much memory a reduction may use for pieces of gradients, beside its result, and on a
+            GPU for what waits to be reduced at once; by default a sixteenth of what is free, and no more
+            than 1 GB. The result does not depend on it.
         offload: put the results into CPU memory, those of each parameter as soon as they are known.
         verify: compare a few samples with the module run on them alone, and raise if they differ; for
             the first step of a job. Needs full gradients and one call of a module without dropout.

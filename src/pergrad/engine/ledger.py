@@ -37,7 +37,7 @@ class Book(Protocol):
 
     def end_recomputation(self) -> None: ...
 
-    def end_backward(self) -> None: ...
+    def catch_up(self) -> None: ...
 
 
 class Ledger:
@@ -54,8 +54,9 @@ class Ledger:
         # Of each sample: what a mean loss has taken off, and the user's weights.
         self._scale = scale
         self._batch = batch
-        self._bound = default_bound(batch.device) if max_bytes is None else max_bytes
-        self._arrivals = Arrivals(self._bound if _is_waited_for(batch) else 0)
+        waits = _is_waited_for(batch)
+        self._bound = default_bound(batch.device, waits=waits) if max_bytes is None else max_bytes
+        self._arrivals = Arrivals(self._bound if waits else 0)
         self.passes = max(q.passes for q in quantities)
         self._pass = 0
         self._uses: dict[str, int] = {}
@@ -109,6 +110,8 @@ class Ledger:
         """A gradient has come: `take_in` adds the factor, and holds so many bytes until then."""
         if self._expects(name):
             self._arrivals.add(take_in, held)
+            if self._arrivals.are_too_many:
+                self.catch_up()
 
     def _expects(self, name: str) -> bool:
         """Whether gradients are taken in; they may come from somebody else's backward."""
@@ -144,12 +147,12 @@ class Ledger:
                 if self._uses_to_recompute.get(name) == 1 and name not in self._uses:
                     self._reduce(name)
 
-    def end_backward(self) -> None:
-        """What it was given is no longer needed: the caller may write over it."""
+    def catch_up(self) -> None:
+        """Take in all that waits, and let go of it: after a backward the caller may write over it."""
         self._arrivals.take_in()
         with without_autocast(self._batch.device):
             for quantity in self._quantities:
-                quantity.end_backward()
+                quantity.catch_up()
 
     def end_pass(self) -> None:
         """A backward that is not the last is over."""
@@ -231,7 +234,7 @@ class GradSampleBook:
     def end_recomputation(self) -> None:
         pass
 
-    def end_backward(self) -> None:
+    def catch_up(self) -> None:
         pass
 
     def later(self, name: str, take_in: Callable[[], object], held: int) -> None:

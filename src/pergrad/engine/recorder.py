@@ -148,7 +148,7 @@ class Recorder(TorchFunctionMode):
                 if is_nested:
                     book.end_recomputation()
                 else:
-                    book.end_backward()
+                    book.catch_up()
         return result
 
     def _run_earlier_passes(

@@ -70,8 +70,8 @@ class Quantity(ABC):
     def settle(self) -> None:  # noqa: B027  # most have nothing to do
         """The block is over: update what goes on from one block to the next. Never part of a trace."""
 
-    def end_backward(self) -> None:  # noqa: B027  # most compute what comes as it comes
-        """A backward is over: do what has waited, since the caller may write over what it reads."""
+    def catch_up(self) -> None:  # noqa: B027  # most compute what comes as it comes
+        """Do what waits for more of its kind, and let go of what that reads: a backward is over, say."""
 
     def end_pass(self) -> None:  # noqa: B027  # most have one pass
         """Of several backwards, one that is not the last is over."""

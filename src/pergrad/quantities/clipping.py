@@ -137,7 +137,7 @@ class ClippedSum(Reduction[Any]):
         if self.passes == 1 and not group.waiting:
             self._finish(group)
 
-    def end_backward(self) -> None:
+    def catch_up(self) -> None:
         for group in self._groups.values():
             group.norms.launch()
 

@@ -45,7 +45,7 @@ class Norms(Reduction[Tensor]):
     def consume(self, name: str, gradients: SampleGradients) -> None:
         self._squares.add(name, gradients)
 
-    def end_backward(self) -> None:
+    def catch_up(self) -> None:
         self._squares.launch()
 
     def finish(self) -> Tensor:

@@ -22,20 +22,22 @@ __all__ = [
     "wide_dtype",
 ]
 
-# Larger pieces bring no speed; on a GPU each piece is a launch more.
-_ENOUGH, _ENOUGH_ON_GPU = 32 * 2**20, 256 * 2**20
+# Larger pieces bring no speed; on a GPU each piece is a launch more, and waiting for launches costs more yet.
+_ENOUGH, _ENOUGH_ON_GPU, _ENOUGH_TO_WAIT = 32 * 2**20, 256 * 2**20, 2**30
 
 
-def default_bound(device: torch.device) -> int:
-    """Bytes that a reduction may use beside its result: a sixteenth of what is free, or enough."""
+def default_bound(device: torch.device, *, waits: bool = False) -> int:
+    """Bytes that a reduction may use beside its result: a sixteenth of what is free, or enough.
+
+    More is enough where Python `waits` for what comes, to do it at once.
+    """
     if device.type == "cuda":
+        enough = _ENOUGH_TO_WAIT if waits else _ENOUGH_ON_GPU
         free = torch.cuda.mem_get_info(device)[0]
-        if (
-            free // 16 >= _ENOUGH_ON_GPU
-        ):  # without the allocator's statistics, which take a millisecond
-            return _ENOUGH_ON_GPU
+        if free // 16 >= enough:  # without the allocator's statistics, which take a millisecond
+            return enough
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return min(free // 16, _ENOUGH_ON_GPU)
+        return min(free // 16, enough)
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return min(free // 16, _ENOUGH)

@@ -39,11 +39,15 @@ def linear(
     bias: Tensor | None = None,  # (o,)
 ) -> Gradients:
     """∂W_n = Σ_t g[n,t] ⊗ x[n,t],  ∂b_n = Σ_t g[n,t]."""
-    rows = grad_output.flatten(1, -2)
+    rows = _positions(grad_output)
     return {
-        "weight": lambda: OuterProduct(rows, input.flatten(1, -2)),
+        "weight": lambda: OuterProduct(rows, _positions(input)),
         "bias": lambda: PositionSum(rows),
     }
+
+
+def _positions(x: Tensor) -> Tensor:  # (n, ..., d) -> (n, t, d)
+    return x if x.dim() == 3 else x.flatten(1, -2)
 
 
 @implements_per_sample_grads(

@@ -56,11 +56,12 @@ def layer_norm(
     On a GPU x̂ is left to who sums it up, with the statistics of the forward; on a CPU torch's own function is
     the fastest way to it.
     """
-    rows = grad_output.reshape(len(grad_output), -1, *normalized_shape)
+    shape = (grad_output.shape[0], -1, *normalized_shape)
+    rows = grad_output.reshape(shape)
 
     def scale() -> ElementProduct | NormalizedProduct:
         if mean is not None and inverse is not None and rows.is_cuda:
-            of_rows = (t.reshape(len(rows), -1, 1) for t in (mean, inverse))
+            of_rows = (t.reshape(shape[0], -1, 1) for t in (mean, inverse))
             return NormalizedProduct(rows, input.reshape(rows.shape), *of_rows)
         normalized = F.layer_norm(input.to(grad_output.dtype), normalized_shape, eps=eps)
         return ElementProduct(rows, normalized.reshape(rows.shape))
