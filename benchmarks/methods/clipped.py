@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,10 @@ def clip_by_hand(bound: float) -> Callable[[Gradients], Gradients]:
     return clip
 
 
-def _pergrad(task: Task, memory: Literal["kept", "low"]) -> Step:
+Memory = Literal["kept", "low", "high"]
+
+
+def _pergrad(task: Task, memory: Memory) -> Step:
     pergrad = importlib.import_module("pergrad")
     bound = clip_bound(task)
 
@@ -58,9 +61,21 @@ def pergrad_clipped_low(task: Task) -> Step:
     return _pergrad(task, "low")
 
 
+@method("pergrad-clipped-high", 'pergrad, memory="high"', quantity="clipped", requires="pergrad")
+def pergrad_clipped_high(task: Task) -> Step:
+    return _pergrad(task, "high")
+
+
+def _clipped(task: Task, memory: Memory = "kept") -> Any:
+    return importlib.import_module("pergrad").ClippedSum(clip_bound(task), memory=memory)
+
+
+register_compiled(*("pergrad-clipped", "clipped"), _clipped)
 register_compiled(
-    *("pergrad-clipped", "clipped"),
-    lambda task: importlib.import_module("pergrad").ClippedSum(clip_bound(task)),
+    *("pergrad-clipped-high", "clipped"),
+    lambda task: _clipped(task, "high"),
+    ways=("traced", "compiled"),
+    with_option=', memory="high"',
 )
 
 

@@ -70,8 +70,9 @@ def register_compiled(
     made: Callable[[Task], Any],
     results: Callable[[Any], Gradients] = _unchanged,
     ways: Iterable[str] = _COMPILED,
+    with_option: str = "",
 ) -> None:
-    """Methods by `pergrad.compiled`, of the quantity object that `made` gives."""
+    """Methods by `pergrad.compiled`, of the quantity object that `made` gives; its options are in titles."""
     for way in ways:
         title, options = _COMPILED[way]
 
@@ -80,7 +81,7 @@ def register_compiled(
             return lambda: results(run())
 
         method(
-            *(f"{prefix}-{way}", title),
+            *(f"{prefix}-{way}", title + with_option),
             quantity=quantity,
             requires="pergrad",
             compiled="backend" not in options,

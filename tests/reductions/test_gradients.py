@@ -113,6 +113,20 @@ def test_compacting_keeps_what_takes_less_room() -> None:
         assert isinstance(given.factors[0], Dense) is is_dense
 
 
+def test_compacting_at_any_size_keeps_gradients_that_are_slow_to_find() -> None:
+    short, single = outer(N, 2, 30, 30), outer(N, 1, 30, 30)
+    (halves,) = cast([short], torch.bfloat16)
+    embedded = rows(N, 2, table=90, width=30)
+    expected = ((short, True), (single, False), (halves, False), (embedded, False))
+    for factor, is_dense in expected:
+        given = SampleGradients([factor], bound=300)
+        squares = given.squared_norms()
+        given = SampleGradients([factor], bound=300)
+        given.compact(at_any_size=True)
+        assert isinstance(given.factors[0], Dense) is is_dense
+        torch.testing.assert_close(given.squared_norms(), squares)
+
+
 def test_kinds_are_those_that_arrived() -> None:
     given = SampleGradients(CASES["tied and dense"](), bound=300)
     assert given.kinds == ["RowSum", "Dense", "OuterProduct"]

@@ -18,7 +18,8 @@ __all__ = ["ClippedSum"]
 
 Weighting = Literal["clip", "normalize"] | Callable[[Tensor], Tensor]
 _WEIGHTINGS = ("clip", "normalize")
-_MEMORY = ("kept", "low")
+Memory = Literal["kept", "low", "high"]
+_MEMORY = ("kept", "low", "high")
 
 
 class ClippedSum(Reduction[Any]):
@@ -36,8 +37,9 @@ class ClippedSum(Reduction[Any]):
         stability: the constant of "normalize".
         memory: "kept" runs one backward and keeps activations and gradients of activations until all
             norms are known; "low" keeps nothing and runs the backward twice, which saves memory on a CPU
-            and in MLPs. The numbers are the same; but hooks on tensors are called twice then, and what
-            `retain_grad` holds is twice the gradient.
+            and in MLPs; "high" keeps the gradients of all samples where those are of float32, which is the
+            fastest where there is room for them. The numbers are the same; but with "low" hooks on
+            tensors are called twice, and what `retain_grad` holds is twice the gradient.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -55,7 +57,7 @@ class ClippedSum(Reduction[Any]):
         *,
         weighting: Weighting = "clip",
         stability: float = 0.01,
-        memory: Literal["kept", "low"] = "kept",
+        memory: Memory = "kept",
     ) -> None:
         bounds = dict(max_norm) if isinstance(max_norm, Mapping) else {"*": max_norm}
         for pattern, bound in bounds.items():
@@ -76,6 +78,7 @@ class ClippedSum(Reduction[Any]):
         self._bounds = bounds
         self._weighting = weighting
         self._stability = stability
+        self._memory = memory
         self.passes = 2 if memory == "low" else 1
 
     @property
@@ -114,9 +117,7 @@ class ClippedSum(Reduction[Any]):
                     f"no bound for parameter {name!r}: none of the patterns {list(self._bounds)} "
                     "matches it; add one, or '*' for all others"
                 )
-            group = self._groups.setdefault(
-                pattern, _Group(self._bounds[pattern], self.passes == 1)
-            )
+            group = self._groups.setdefault(pattern, _Group(self._bounds[pattern], self._memory))
             group.waiting.add(name)
             self._group_of[name] = group
 
@@ -206,10 +207,10 @@ class ClippedSum(Reduction[Any]):
 class _Group:
     """Parameters that are clipped together."""
 
-    def __init__(self, bound: float | None, is_kept: bool) -> None:
+    def __init__(self, bound: float | None, memory: Memory) -> None:
         self.bound = bound
         self.waiting: set[str] = set()  # parameters that have not arrived
         self.kept: dict[str, SampleGradients] = {}
-        self.norms = SquaredNorms(kept=is_kept)
+        self.norms = SquaredNorms(kept=memory != "low", as_gradients=memory == "high")
         self.squares: Tensor | None = None  # of all its parameters
         self.weights: Tensor | None = None

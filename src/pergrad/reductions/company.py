@@ -22,11 +22,13 @@ class SquaredNorms:
     """|G_n|², (n,) in float64, of the parameters of one recording, which come one after another.
 
     What waits is held: never more than the bound of memory that its gradients have. Where the factors are to
-    be `kept` for later, gradients take their place if they are smaller: those of one launch come from it.
+    be `kept` for later, gradients take their place if they are smaller, or, `as_gradients`, if they are
+    faster to sum up: those of one launch come from it.
     """
 
-    def __init__(self, *, kept: bool = False) -> None:
+    def __init__(self, *, kept: bool = False, as_gradients: bool = False) -> None:
         self._kept = kept
+        self._as_gradients = as_gradients
         self._waiting: dict[tuple[Launch, float], _Waiting] = {}  # by launch and scale
         self._names: list[str] = []
         self._found: list[Tensor] = []  # (some of the names, n)
@@ -36,7 +38,7 @@ class SquaredNorms:
     def add(self, name: str, gradients: SampleGradients) -> None:
         shared = gradients.launch
         if self._kept and not (shared and _finds_gradients(shared[0])):
-            gradients.compact()
+            gradients.compact(at_any_size=self._as_gradients)
             shared = gradients.launch
         if shared is None:
             self._alone[name] = gradients.squared_norms()
