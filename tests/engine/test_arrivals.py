@@ -1,7 +1,11 @@
 """Gradients that wait for each other give the same as those that are taken in as they come."""
 
+import gc
+import weakref
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -34,14 +38,6 @@ def test_what_waits_is_taken_in_in_order_and_once() -> None:
     assert not arrivals.are_too_many
     arrivals.take_in()
     assert taken == [0, 1, 2]
-
-
-def test_without_a_bound_nothing_waits() -> None:
-    taken: list[int] = []
-    arrivals = Arrivals(0)
-    arrivals.add(partial(taken.append, 1), 100)
-    assert taken == [1]
-    assert not arrivals.are_too_many
 
 
 def test_what_is_taken_in_is_no_part_of_a_graph() -> None:
@@ -157,6 +153,42 @@ def test_what_has_waited_may_not_have_changed() -> None:
 
     with pytest.raises(PergradError, match="`linear` was changed in place"):
         step()
+
+
+@pytest.mark.usefixtures("_all_wait")
+def test_after_an_error_nothing_that_waited_is_left() -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            numbers = np.zeros(x.shape, dtype=np.float32)  # there as long as a tensor reads them
+            read.append(weakref.ref(numbers))
+            return torch.from_numpy(numbers).copy_(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            raise KeyError
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(Fails.apply(self.first(x)))  # type: ignore[no-any-return]
+
+    def step() -> None:
+        model = Model()
+        with pergrad.record(model, pergrad.Norms()):
+            model(torch.randn(4, 3)).sum().backward()
+
+    read: list[weakref.ref[Any]] = []
+    gc.disable()
+    try:
+        with pytest.raises(KeyError):
+            step()
+        assert read[0]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("_all_wait")

@@ -18,7 +18,7 @@ class Arrivals:
 
     Between two functions of a backward the processor has forgotten the Python code of the last tap: each by
     itself takes twice as long. On a GPU that is what a step waits for. What waits is held: `bound` says how
-    many bytes may be; with none, everything is taken in as it comes.
+    many bytes may be.
     """
 
     def __init__(self, bound: int) -> None:
@@ -28,10 +28,7 @@ class Arrivals:
         self._lock = Lock()  # each device has a thread of its own in a backward
 
     def add(self, take_in: Callable[[], object], held: int) -> None:
-        """Call `take_in` now or later, in the stream of now; until then it holds so many bytes."""
-        if not self._bound:
-            take_in()
-            return
+        """Call `take_in` later, in the stream of now; until then it holds so many bytes."""
         with self._lock:
             self._waiting.setdefault(_current_stream(), []).append(take_in)
             self._held += held

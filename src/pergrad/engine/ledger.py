@@ -22,6 +22,7 @@ class Book(Protocol):
     """What a use of a weight tells: that it was seen, and later what it contributes."""
 
     passes: int  # backwards to run for one that is asked for
+    waits: bool  # whether gradients of which nothing flows on are to come by `later`
 
     def expect(self, name: str) -> None: ...
 
@@ -54,9 +55,11 @@ class Ledger:
         # Of each sample: what a mean loss has taken off, and the user's weights.
         self._scale = scale
         self._batch = batch
-        waits = _is_waited_for(batch)
-        self._bound = default_bound(batch.device, waits=waits) if max_bytes is None else max_bytes
-        self._arrivals = Arrivals(self._bound if waits else 0)
+        self.waits = _is_waited_for(batch)
+        if max_bytes is None:
+            max_bytes = default_bound(batch.device, waits=self.waits)
+        self._bound = max_bytes
+        self._arrivals = Arrivals(self._bound)
         self.passes = max(q.passes for q in quantities)
         self._pass = 0
         self._uses: dict[str, int] = {}
@@ -217,6 +220,7 @@ class GradSampleBook:
     """Adds every factor to the `grad_sample` of its weight as it arrives: for `ExpandedWeight`."""
 
     passes = 1
+    waits = False
 
     def __init__(self, weights: dict[str, Tensor], scale: int) -> None:
         self._weights = weights

@@ -43,9 +43,13 @@ class Use:
         shape: torch.Size | None = None,
     ) -> None:
         """`on_gradient`, when the book says so; the kept tensors are to have the same versions then."""
+        first = self.weights[0]
+        if not first.book.waits:
+            self._take_in(grads, kept, versions, results, shape)
+            return
         held = sum([t.nbytes for t in (*grads, *kept) if t is not None])
         take_in = partial(self._take_in, grads, kept, versions, results, shape)
-        self.weights[0].book.later(self.weights[0].name, take_in, held)
+        first.book.later(first.name, take_in, held)
 
     def _take_in(
         self,
