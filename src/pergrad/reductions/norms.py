@@ -10,7 +10,7 @@ Entries of a float32 gradient beyond 1e19 have infinite norms: their squares do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce, singledispatch
+from functools import lru_cache, reduce, singledispatch
 from math import prod
 from operator import add
 from typing import Any, Literal, NamedTuple
@@ -165,39 +165,36 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
         parts = [factor.gradients.unsqueeze(1)]  # one position
     else:
         return None
-    is_outer = kind is OuterProduct
-    is_precise = is_outer and factor.dtype is torch.float32
-    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None) if is_precise else None
-    # Shapes, types and precision decide: asked once for each layer of a kind.
-    key = (kernels_for, is_outer, bound, precision, *[(t.shape, t.dtype, t.device) for t in parts])
-    launch = _LAUNCHES.get(key, _UNKNOWN)
-    if launch is _UNKNOWN:
-        launch = _launch_for(parts, is_outer=is_outer, bound=bound)
-        if len(_LAUNCHES) >= _MOST_LAUNCHES:
-            _LAUNCHES.clear()
-        _LAUNCHES[key] = launch
-    if launch is None:
-        return None
-    return launch, tuple([t if t.dim() == 3 else _flat_columns(t) for t in parts])
-
-
-_LAUNCHES: dict[tuple[Any, ...], Any] = {}
-_MOST_LAUNCHES = 1000
-_UNKNOWN = object()
-
-
-def _launch_for(parts: Sequence[Tensor], *, is_outer: bool, bound: int) -> Launch | None:
     kernels = kernels_for(*parts)
     if kernels is None:
         return None
-    g, *others = parts
-    dtypes = tuple([t.dtype for t in parts])
+    tensors = (*[t if t.dim() == 3 else _flat_columns(t) for t in parts[:2]], *parts[2:])
+    described = [(t.shape, t.dtype) for t in tensors]
+    is_outer = kind is OuterProduct
+    is_precise = is_outer and factor.dtype is torch.float32
+    precision = kernels.float32_precision() if is_precise else None
+    device = tensors[0].device
+    launch = _launch_for(kernels, device, is_outer, bound, precision, *described)
+    return None if launch is None else (launch, tensors)
+
+
+@lru_cache(maxsize=1000)
+def _launch_for(
+    kernels: Any,
+    device: torch.device,
+    is_outer: bool,
+    bound: int,
+    precision: str | None,
+    *described: tuple[Any, torch.dtype],
+) -> Launch | None:
+    """The same, which shapes, types and precision decide: asked once for each layer of a kind."""
+    shapes, dtypes = zip(*described, strict=True)
+    n, t, o = shapes[0]
     if not is_outer:
-        return Launch("column_squared_norms", g.device, g.shape[0], dtypes)
-    (x,) = others
-    sizes = (*g.shape, x.shape[2])
-    if x.dtype is g.dtype and _gram_kernel_is_cheapest(kernels, sizes, g.dtype, bound):
-        return Launch("gram_squared_norms", g.device, g.shape[0], dtypes)
+        return Launch("column_squared_norms", device, n, dtypes)
+    is_one_type = dtypes[0] == dtypes[1]
+    if is_one_type and _gram_kernel_is_cheapest(kernels, (n, t, o, shapes[1][2]), dtypes[0], bound):
+        return Launch("gram_squared_norms", device, n, dtypes)
     return None
 
 
