@@ -96,6 +96,17 @@ def test_parameters_share_a_launch(launched: list[str]) -> None:
     assert launched.count("column_squared_norms") == 1
 
 
+def test_what_waits_for_company_has_it_before_the_backward_returns(launched: list[str]) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(48, 48).to(_device()), torch.randn(2, 9, 48, device=_device())
+    expected = loop_grads(model, lambda m, x: m(x).square().sum((1, 2)), x)["weight"]
+    with pergrad.record(model, pergrad.Norms()) as found:
+        model(x).square().sum().backward()
+        assert launched.count("gram_squared_norms") == 1
+        x.zero_()  # what the next batch is read into
+    torch.testing.assert_close(found.per_param["weight"], expected.flatten(1).norm(dim=1))
+
+
 def test_sums_come_with_what_reads_the_same_gradients(launched: list[str]) -> None:
     torch.manual_seed(0)
     g, h, x = torch.randn(3, 2, 5, 4, device=_device()).unbind()
