@@ -133,6 +133,17 @@ def test_nothing_waits_longer_than_the_backward() -> None:
 
 
 @pytest.mark.usefixtures("_all_wait")
+def test_a_backward_out_of_sight_is_taken_in_at_the_end_of_the_block() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2).double(), torch.randn(4, 5, 3, dtype=torch.float64)
+    with pergrad.record(model, pergrad.Grads()) as grads:
+        total = loss(model, x).sum()
+        with torch._C.DisableTorchFunction():
+            total.backward()
+    assert_all_near(grads.result, loop_grads(model, loss, x))
+
+
+@pytest.mark.usefixtures("_all_wait")
 def test_what_has_waited_may_not_have_changed() -> None:
     class Changes(nn.Module):
         """Writes over what its last layer has read, between the backward of that layer and the first's."""

@@ -34,6 +34,10 @@ class Arrivals:
             self._held += held
 
     @property
+    def are_none(self) -> bool:
+        return not self._waiting
+
+    @property
     def are_too_many(self) -> bool:
         """Whether it is time to take them in."""
         return self._held > self._bound

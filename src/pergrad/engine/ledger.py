@@ -55,7 +55,9 @@ class Ledger:
         # Of each sample: what a mean loss has taken off, and the user's weights.
         self._scale = scale
         self._batch = batch
-        self.waits = _is_waited_for(batch)
+        self._is_traced = any(map(is_traced, batch.parameters.values()))
+        # A trace has the order in which memory is freed first.
+        self.waits = _is_waited_for(batch.device) and not self._is_traced
         if max_bytes is None:
             max_bytes = default_bound(batch.device, waits=self.waits)
         self._bound = max_bytes
@@ -82,7 +84,7 @@ class Ledger:
 
     @property
     def is_empty(self) -> bool:
-        return not self._arrived
+        return not self._arrived and self._arrivals.are_none
 
     def open(self) -> None:
         self._pass = 0
@@ -190,10 +192,9 @@ class Ledger:
             raise
 
     def _end(self) -> None:
-        has_values = not any(map(is_traced, self._batch.parameters.values()))
         for quantity in self._quantities:
             quantity.end()
-            if has_values:
+            if not self._is_traced:
                 quantity.settle()
 
     def abandon(self) -> None:
@@ -210,10 +211,9 @@ class Ledger:
         self._reduced.clear()
 
 
-def _is_waited_for(batch: Batch) -> bool:
-    """Whether it is Python that a step waits for. A trace has the order in which memory is freed first."""
-    parameters = batch.parameters.values()
-    return batch.device.type == "cuda" and not any(map(is_traced, parameters))
+def _is_waited_for(device: torch.device) -> bool:
+    """Whether it is Python that a step waits for there."""
+    return device.type == "cuda"
 
 
 class GradSampleBook:
