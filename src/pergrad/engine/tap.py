@@ -59,15 +59,14 @@ class Use:
         results: Mapping[str, Tensor],
         shape: torch.Size | None,
     ) -> None:
-        with torch._C.DisableTorchFunction():
-            if versions != [t._version for t in kept]:
-                raise PergradError(
-                    f"an argument of `{self.plan.function.__name__}` was changed in place after the "
-                    "call, and the gradients need it as it was: use the out-of-place form there"
-                )
-            if shape is not None and grads[0] is not None:
-                grads = (grads[0].reshape(shape),)
-            self.on_gradient(grads, kept, results)
+        if versions != [t._version for t in kept]:
+            raise PergradError(
+                f"an argument of `{self.plan.function.__name__}` was changed in place after the "
+                "call, and the gradients need it as it was: use the out-of-place form there"
+            )
+        if shape is not None and grads[0] is not None:
+            grads = (grads[0].reshape(shape),)
+        self.on_gradient(grads, kept, results)
 
     def on_gradient(
         self,

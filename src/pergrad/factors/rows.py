@@ -81,25 +81,35 @@ class RowSum(Factor):
 
 
 @dataclass(eq=False)
-class ByOwner(Factor):
-    """G_n = Σ_r F_r [owner[r] = n]: rows of another factor, each belonging to some sample."""
+class _OfAnother(Factor):
+    """Made of another factor, whose samples are not ours."""
 
     is_by_sample = False
-    each: Factor  # of r rows
-    owner: Tensor  # (r,)
-    samples: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.samples, *self.each.shape[1:])
+    each: Factor
 
     @property
     def dtype(self) -> torch.dtype:
         return self.each.dtype
 
     @property
+    def device(self) -> torch.device:
+        return self.each.device
+
+    @property
     def size(self) -> int:
         return self.each.size
+
+
+@dataclass(eq=False)
+class ByOwner(_OfAnother):
+    """G_n = Σ_r F_r [owner[r] = n]: rows of another factor, each belonging to some sample."""
+
+    owner: Tensor  # (rows of `each`,)
+    samples: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.samples, *self.each.shape[1:])
 
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.grouped(dtype).materialize(dtype)
@@ -132,29 +142,18 @@ class ByOwner(Factor):
 
 
 @dataclass(eq=False)
-class Stacked(Factor):
-    """G_n[e] = F_{n·count+e}: outer products of a stack of matrices, each of which some rows go through."""
+class Stacked(_OfAnother):
+    """G_n[e] = F_{n·count+e}: outer products of a stack of matrices, each of which some rows go through.
 
-    is_by_sample = False
-    each: Factor  # of n·count: outer products, or their rows by owner
+    They may be by the owners of their rows.
+    """
+
     count: int  # of matrices
 
     @property
     def shape(self) -> tuple[int, ...]:
         samples, *shape = self.each.shape
         return (samples // self.count, self.count, *shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.each.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.each.device
-
-    @property
-    def size(self) -> int:
-        return self.each.size
 
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.each.materialize(dtype).unflatten(0, (-1, self.count))

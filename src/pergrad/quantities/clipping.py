@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ __all__ = ["ClippedSum"]
 Weighting = Literal["clip", "normalize"] | Callable[[Tensor], Tensor]
 _WEIGHTINGS = ("clip", "normalize")
 Memory = Literal["kept", "low", "high"]
-_MEMORY = ("kept", "low", "high")
+_MEMORY = get_args(Memory)
 
 
 class ClippedSum(Reduction[Any]):

@@ -22,14 +22,14 @@ __all__ = [
     "wide_dtype",
 ]
 
-# Larger pieces bring no speed; on a GPU each piece is a launch more, and waiting for launches costs more yet.
+# Larger pieces bring no speed; on a GPU each piece is a launch more, and what is done at once saves Python.
 _ENOUGH, _ENOUGH_ON_GPU, _ENOUGH_TO_WAIT = 32 * 2**20, 256 * 2**20, 2**30
 
 
 def default_bound(device: torch.device, *, waits: bool = False) -> int:
     """Bytes that a reduction may use beside its result: a sixteenth of what is free, or enough.
 
-    More is enough where Python `waits` for what comes, to do it at once.
+    More is enough where what comes `waits`, to be done at once.
     """
     if device.type == "cuda":
         enough = _ENOUGH_TO_WAIT if waits else _ENOUGH_ON_GPU

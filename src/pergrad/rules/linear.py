@@ -64,7 +64,7 @@ def bilinear(
 
     def rows(x: Tensor) -> Tensor:  # (n, t, features); an input without samples is the same for all
         x = x if x.dim() == grad_output.dim() else x.expand(len(grad_output), *x.shape)
-        return x.flatten(1, -2)
+        return _positions(x)
 
     def kernel() -> Tensor:
         return torch.einsum("nto,nti,ntj->noij", rows(grad_output), rows(input1), rows(input2))
