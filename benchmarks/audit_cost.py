@@ -31,10 +31,10 @@ from benchmarks.fastest import fastest, fastest_rows
 from benchmarks.rows import RESULTS, Row, file_name, provenance, write
 from pergrad.attribution import Samples, analyse
 from pergrad.audit import AuditOptions, Spec, run_audit
-from pergrad.audit.gradients import Gradients, joined_rows
-from pergrad.audit.loading import Loader
-from pergrad.audit.spec import grouped_parameters
-from pergrad.audit.stream import batches_in
+from pergrad.audit.streaming.gradients import Gradients, joined_rows
+from pergrad.audit.streaming.loading import Loader
+from pergrad.audit.streaming.stream import batches_in
+from pergrad.audit.subject.spec import grouped_parameters
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import mislabelled_digits as digits

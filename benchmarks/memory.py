@@ -62,7 +62,7 @@ def _torchs_own_memory() -> AbstractContextManager[object]:
     """Within, pergrad takes large results from torch's allocator, where their bytes are counted."""
     if "pergrad" not in sys.modules:
         return nullcontext()
-    return patch("pergrad.factors.allocation._LARGE", sys.maxsize)
+    return patch("pergrad.runtime.allocation._LARGE", sys.maxsize)
 
 
 def _cpu_peak(step: Step) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from pergrad.engine.propagation import name_of
+from pergrad.engine.samples.propagation import name_of
 from pergrad.rules import DECOMPOSITIONS, RULES
 from tests.engine import module_cases
 from tests.rules import cases as rule_cases

@@ -12,10 +12,10 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import checkpoint
 
 import pergrad
-from pergrad.engine import ruled, tracker
-from pergrad.engine.layouts import Scope
-from pergrad.engine.signatures import Memory, describe
-from pergrad.engine.sizes import BatchSize
+from pergrad.engine.intercepting import rule_calls, tracker
+from pergrad.engine.samples.layouts import Scope
+from pergrad.engine.samples.signatures import Memory, describe
+from pergrad.engine.samples.sizes import BatchSize
 from pergrad.errors import PergradError
 from pergrad.rules import RULES
 from pergrad.testing import assert_near as _assert_near
@@ -63,7 +63,7 @@ def agrees(model: nn.Module, x: Tensor, loss: Callable[..., Tensor] = squares) -
 
 
 def forget() -> None:
-    for memory in (tracker._LAYOUTS, tracker._TAGGED, ruled._PLANS):
+    for memory in (tracker._LAYOUTS, tracker._TAGGED, rule_calls._PLANS):
         memory._known.clear()
 
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 import pergrad
-from pergrad.engine.composites import without_override_check
+from pergrad.engine.intercepting.composites import without_override_check
 from pergrad.testing import loop_grads
 from tests.zoo.architecture import Architecture
 from tests.zoo.batches import HEADS, HIDDEN, LENGTH, Inputs

@@ -1,11 +1,11 @@
 """Audit a data set: what each sample's gradient says about it."""
 
 try:
-    from pergrad.audit.options import AuditOptions
-    from pergrad.audit.reference import load_spec
     from pergrad.audit.run import run_audit
-    from pergrad.audit.spec import Spec
-    from pergrad.audit.stream import Watch
+    from pergrad.audit.streaming.stream import Watch
+    from pergrad.audit.subject.options import AuditOptions
+    from pergrad.audit.subject.reference import load_spec
+    from pergrad.audit.subject.spec import Spec
 except ModuleNotFoundError as error:
     if error.name in ("numpy", "pyarrow", "PIL"):
         raise ModuleNotFoundError(

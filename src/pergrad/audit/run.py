@@ -10,19 +10,19 @@ from typing import Any
 from torch import nn
 
 import pergrad
-from pergrad.audit.chunks import Chunk, Span, gaps, kept_spans
-from pergrad.audit.dtypes import placed
-from pergrad.audit.finishing import finish
-from pergrad.audit.folder import ResultsFolder
-from pergrad.audit.gradients import Gradients
-from pergrad.audit.loading import Loader, drawing_from
-from pergrad.audit.losses import loss_of_samples
-from pergrad.audit.memory import bytes_kept, fitting_batch_size, free_bytes
-from pergrad.audit.options import AuditOptions
-from pergrad.audit.ranks import Ranks, joined_ranks
-from pergrad.audit.spec import Spec
-from pergrad.audit.stream import Stream, Watch, batches_in, shard
-from pergrad.audit.task import Task, made_task, refuse_different_ranks
+from pergrad.audit.streaming.chunks import Chunk, Span, gaps, kept_spans
+from pergrad.audit.streaming.folder import ResultsFolder
+from pergrad.audit.streaming.gradients import Gradients
+from pergrad.audit.streaming.loading import Loader, drawing_from
+from pergrad.audit.streaming.losses import loss_of_samples
+from pergrad.audit.streaming.memory import bytes_kept, fitting_batch_size, free_bytes
+from pergrad.audit.streaming.ranks import Ranks, joined_ranks
+from pergrad.audit.streaming.stream import Stream, Watch, batches_in, shard
+from pergrad.audit.streaming.task import Task, made_task, refuse_different_ranks
+from pergrad.audit.subject.dtypes import placed
+from pergrad.audit.subject.options import AuditOptions
+from pergrad.audit.subject.spec import Spec
+from pergrad.audit.writing.finishing import finish
 from pergrad.errors import AuditError
 
 __all__ = ["run_audit"]

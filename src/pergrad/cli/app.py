@@ -18,9 +18,9 @@ from rich.console import Console
 
 import pergrad
 from pergrad.audit import AuditOptions, load_spec, run_audit
-from pergrad.audit.dtypes import Dtype
-from pergrad.audit.ranks import ranks_from
-from pergrad.audit.trial import first_batch
+from pergrad.audit.streaming.ranks import ranks_from
+from pergrad.audit.streaming.trial import first_batch
+from pergrad.audit.subject.dtypes import Dtype
 from pergrad.cli.progress import Progress
 from pergrad.errors import InterruptedAuditError, PergradError, ToldElsewhereError
 from pergrad.reports import overview, write_report

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pergrad.engine.gate import run_gated
-from pergrad.engine.layouts import Scope
-from pergrad.engine.ledger import GradSampleBook, add_to_grad_sample, check_batch_sizes
-from pergrad.engine.options import LossReduction, Options
-from pergrad.engine.propagation import tensors_in
-from pergrad.engine.recorder import Recorder
-from pergrad.engine.recording import Recording, check_module
-from pergrad.engine.tracker import Tracker
+from pergrad.engine.collecting.ledger import GradSampleBook, add_to_grad_sample, check_batch_sizes
+from pergrad.engine.intercepting.recorder import Recorder
+from pergrad.engine.intercepting.tracker import Tracker
+from pergrad.engine.recording.gate import run_gated
+from pergrad.engine.recording.options import LossReduction, Options
+from pergrad.engine.recording.recording import Recording, check_module
+from pergrad.engine.samples.layouts import Scope
+from pergrad.engine.samples.propagation import tensors_in
 from pergrad.errors import BatchSizeError, PergradError, ScopeError, UnsupportedFunctionError
 from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import SampleGradients

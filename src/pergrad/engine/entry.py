@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from pergrad.engine.options import LossReduction, Options, Params
-from pergrad.engine.recording import check_quantities
-from pergrad.engine.scopes import recorded, run_recorded
-from pergrad.engine.step_check import verified
+from pergrad.engine.checking.step_check import verified
+from pergrad.engine.recording.options import LossReduction, Options, Params
+from pergrad.engine.recording.recording import check_quantities
+from pergrad.engine.recording.scope import recorded, run_recorded
 from pergrad.quantities import Grads, Norms, Quantity
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pergrad.engine.options import RecordOptions
+    from pergrad.engine.recording.options import RecordOptions
 
 __all__ = ["grads", "norms", "record"]
 

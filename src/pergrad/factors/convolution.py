@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pergrad.factors.base import ALL, Dense, Factor
-from pergrad.factors.precision import wide
 from pergrad.factors.products import OuterProduct
+from pergrad.runtime.precision import wide
 
 __all__ = ["Convolution"]
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pergrad.factors.base import Dense, Factor
 from pergrad.factors.convolution import Convolution
-from pergrad.factors.precision import promoted, wide
 from pergrad.factors.products import OuterProduct
 from pergrad.factors.rows import RowSum
+from pergrad.runtime.precision import promoted, wide
 
 __all__ = ["add_up", "joined"]
 

@@ -8,9 +8,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pergrad.factors.allocation import large_result
 from pergrad.factors.base import ALL, Factor
-from pergrad.factors.precision import aligned, bmm, promoted, wide
+from pergrad.runtime.allocation import large_result
+from pergrad.runtime.precision import aligned, bmm, promoted, wide
 
 __all__ = ["ElementProduct", "NormalizedProduct", "OuterProduct", "PositionSum", "sums_by_groups"]
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pergrad.factors.allocation import is_large, zeros
 from pergrad.factors.base import ALL, Dense, Factor
-from pergrad.factors.precision import wide
 from pergrad.factors.products import (
     ElementProduct,
     NormalizedProduct,
     OuterProduct,
     PositionSum,
 )
-from pergrad.factors.tracing import operation
+from pergrad.runtime.allocation import is_large, zeros
+from pergrad.runtime.precision import wide
+from pergrad.runtime.tracing import operation
 
 __all__ = ["ByOwner", "RowSum", "Stacked", "owned"]
 

@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.factors import operation
 from pergrad.kernels.launching import TYPES, Kernel, Place, places, planned
 from pergrad.kernels.pairs import problem_of
 from pergrad.kernels.tables import Problems, problems_of, table_of
+from pergrad.runtime import operation
 
 __all__ = ["column_squared_norms", "column_sums"]
 

@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.factors import least_trusted, operation
 from pergrad.kernels.launching import (
     INTERPRETED,
     MULTIPROCESSORS,
@@ -27,6 +26,7 @@ from pergrad.kernels.launching import (
     same_dtype,
 )
 from pergrad.kernels.pairs import inner_products, pair_of, sum_of_parts
+from pergrad.runtime import least_trusted, operation
 
 __all__ = ["convolution_by_gram", "convolution_by_tiles", "convolution_gram_is_cheaper"]
 

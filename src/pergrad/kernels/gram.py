@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.factors import least_trusted, operation
 from pergrad.kernels.launching import (
     INTERPRETED,
     MULTIPROCESSORS,
@@ -35,6 +34,7 @@ from pergrad.kernels.launching import (
 )
 from pergrad.kernels.pairs import inner_products, pair_of, problem_of, sum_of_parts
 from pergrad.kernels.tables import Problems, problems_of, table_of
+from pergrad.runtime import least_trusted, operation
 
 __all__ = ["gram_microseconds", "gram_squared_norms", "mended_squared_norms"]
 

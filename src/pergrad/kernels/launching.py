@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-from pergrad.factors import promoted
+from pergrad.runtime import promoted
 
 __all__ = [
     "INTERPRETED",

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.factors import operation
 from pergrad.kernels.launching import Kernel, power_of_two
+from pergrad.runtime import operation
 
 __all__ = ["rank_one_squared_norms"]
 

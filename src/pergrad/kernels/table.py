@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.factors import operation
 from pergrad.kernels.launching import Kernel, power_of_two
+from pergrad.runtime import operation
 
 __all__ = ["table_squared_norms"]
 

@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.factors import operation
 from pergrad.kernels.launching import (
     INTERPRETED,
     MULTIPROCESSORS,
@@ -20,6 +19,7 @@ from pergrad.kernels.launching import (
     power_of_two,
     same_dtype,
 )
+from pergrad.runtime import operation
 
 __all__ = ["tile_microseconds", "tile_squared_norms"]
 

@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.factors import operation
 from pergrad.kernels.launching import (
     INTERPRETED,
     MULTIPROCESSORS,
@@ -31,6 +30,7 @@ from pergrad.kernels.launching import (
 )
 from pergrad.kernels.pairs import problem_of
 from pergrad.kernels.tables import Problems, problems_of, table_of
+from pergrad.runtime import operation
 
 __all__ = ["mend_weighted_outer_products", "weighted_outer_products"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pergrad.errors import PergradError, ScopeError
-from pergrad.factors import wide
 from pergrad.reductions import SampleGradients
+from pergrad.runtime import wide
 
 __all__ = ["Batch", "Quantity", "Reduction", "joined_samples", "or_zeros"]
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pergrad.errors import PergradError
-from pergrad.factors import computed_once
 from pergrad.quantities.base import Batch, Reduction, or_zeros
 from pergrad.reductions import SampleGradients, SquaredNorms, weighted_sums
+from pergrad.runtime import computed_once
 
 __all__ = ["ClippedSum"]
 

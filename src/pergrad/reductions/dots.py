@@ -19,9 +19,9 @@ from pergrad.factors import (
     OuterProduct,
     PositionSum,
     RowSum,
-    mm,
 )
 from pergrad.reductions.tiles import sample_tiles, wide_dtype
+from pergrad.runtime import mm
 
 __all__ = ["dots"]
 

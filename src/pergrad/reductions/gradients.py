@@ -8,17 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pergrad.factors import (
-    Convolution,
-    Dense,
-    Factor,
-    OuterProduct,
-    PositionSum,
-    add_up,
-    empty,
-    joined,
-    wide,
-)
+from pergrad.factors import Convolution, Dense, Factor, OuterProduct, PositionSum, add_up, joined
 from pergrad.reductions.dots import dots
 from pergrad.reductions.gram import gram, gram_against
 from pergrad.reductions.moments import squares_about, sum_of_squares
@@ -30,6 +20,7 @@ from pergrad.reductions.sketches import (
     two_sided_sketch,
 )
 from pergrad.reductions.sums import is_summed_in_company, weighted_sum
+from pergrad.runtime import empty, wide
 
 __all__ = ["SampleGradients", "scaled_squares"]
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pergrad.factors import Factor, OuterProduct, is_traced, mm, wide
+from pergrad.factors import Factor, OuterProduct
 from pergrad.reductions.norms import is_cancelled
 from pergrad.reductions.tiles import at_once, whole_batch_tiles
+from pergrad.runtime import is_traced, mm, wide
 
 __all__ = ["gram", "gram_against", "pairs_of_positions_are_cheaper"]
 

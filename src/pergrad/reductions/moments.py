@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pergrad.factors import Factor, OuterProduct, RowSum, mm, wide
+from pergrad.factors import Factor, OuterProduct, RowSum
 from pergrad.reductions.tiles import sample_tiles
+from pergrad.runtime import mm, wide
 
 __all__ = ["squares_about", "sum_of_squares"]
 

@@ -29,13 +29,6 @@ from pergrad.factors import (
     RowSum,
     Stacked,
     add_up,
-    aligned,
-    bmm,
-    is_traced,
-    least_trusted,
-    operation,
-    promoted,
-    wide,
 )
 from pergrad.kernels import kernels_for
 from pergrad.reductions.tiles import (
@@ -46,6 +39,7 @@ from pergrad.reductions.tiles import (
     sample_tiles,
     wide_dtype,
 )
+from pergrad.runtime import aligned, bmm, is_traced, least_trusted, operation, promoted, wide
 
 __all__ = [
     "Launch",

@@ -28,8 +28,9 @@ from operator import add
 import torch
 from torch import Tensor
 
-from pergrad.factors import ALL, ByOwner, Factor, OuterProduct, RowSum, bmm, is_for_compiler, wide
+from pergrad.factors import ALL, ByOwner, Factor, OuterProduct, RowSum
 from pergrad.reductions.tiles import at_once, sample_tiles
+from pergrad.runtime import bmm, is_for_compiler, wide
 
 __all__ = ["CountSketch", "TwoSidedSketch", "count_sketch", "two_sided_sketch"]
 

@@ -11,24 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.factors import (
-    ByOwner,
-    Convolution,
-    Dense,
-    Factor,
-    OuterProduct,
-    RowSum,
-    Stacked,
-    aligned,
-    is_for_compiler,
-    is_large,
-    is_traced,
-    mm,
-    operation,
-    wide,
-)
+from pergrad.factors import ByOwner, Convolution, Dense, Factor, OuterProduct, RowSum, Stacked
 from pergrad.kernels import kernels_for
 from pergrad.reductions.tiles import as_rows, is_small, wide_dtype
+from pergrad.runtime import aligned, is_for_compiler, is_large, is_traced, mm, operation, wide
 
 __all__ = ["is_summed_in_company", "weighted_sum", "weighted_sums_in_company"]
 

@@ -9,7 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pergrad.factors import ALL, Factor, add_up, promoted, wide
+from pergrad.factors import ALL, Factor, add_up
+from pergrad.runtime import promoted, wide
 
 __all__ = [
     "as_rows",

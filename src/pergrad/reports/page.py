@@ -14,7 +14,7 @@ import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from pergrad.audit.files import write_whole
+from pergrad.audit.streaming.files import write_whole
 from pergrad.reports.charts import histogram_svg
 from pergrad.reports.facts import facts
 from pergrad.reports.numbers import aligned, batch_size, count, duration, middle_cut, number, share

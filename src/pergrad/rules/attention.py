@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pergrad.factors import wide
 from pergrad.rules.registry import decomposes
+from pergrad.runtime import wide
 
 __all__: list[str] = []
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pergrad.factors import operation
+from pergrad.runtime import operation
 
 __all__ = ["GRU", "LSTM", "RELU", "TANH", "Cell", "Kept", "State"]
 

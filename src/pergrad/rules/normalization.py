@@ -12,15 +12,9 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from pergrad.errors import MixedSamplesError
-from pergrad.factors import (
-    Dense,
-    ElementProduct,
-    NormalizedProduct,
-    PositionSum,
-    is_for_compiler,
-    sums_by_groups,
-)
+from pergrad.factors import Dense, ElementProduct, NormalizedProduct, PositionSum, sums_by_groups
 from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
+from pergrad.runtime import is_for_compiler
 
 __all__ = ["channel_affine"]
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
-from pergrad.factors import is_traced, without_autocast
 from pergrad.rules.cells import Cell, Kept, State
 from pergrad.rules.linear import linear
 from pergrad.rules.registry import Gradients, implements_per_sample_grads
+from pergrad.runtime import is_traced, without_autocast
 
 __all__ = ["Run", "Steps", "Unrolled", "linear_over_steps", "recurrent_states", "unrolled"]
 

@@ -1,0 +1,153 @@
+"""The rows on disk, a chunk of neighbouring samples a file."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from pergrad.audit.streaming.files import write_whole
+from pergrad.audit.streaming.gradients import Rows, joined_rows
+from pergrad.errors import AuditError
+
+__all__ = ["Chunk", "Span", "gaps", "kept_spans", "read_all", "read_chunk", "write_chunk"]
+
+_NAME = re.compile(r"(\d{10})-(\d{10})\.npz")
+Span = tuple[int, int]  # positions, from the first to the one after the last
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of the samples at positions start to stop, and how they were made."""
+
+    start: int
+    stop: int
+    index: np.ndarray  # (n,) int64, in the data set
+    rows: Rows
+    labels: list[str] | None
+    batch_size: int
+    seconds: dict[str, float]
+
+
+def write_chunk(folder: Path, chunk: Chunk) -> None:
+    """Write the chunk, whole or not at all."""
+    about = {
+        "labels": chunk.labels,
+        "batch_size": chunk.batch_size,
+        "seconds": chunk.seconds,
+    }
+    held = io.BytesIO()
+    np.savez(
+        held,
+        index=chunk.index,
+        loss=chunk.rows.loss,
+        norm=chunk.rows.norm,
+        group_norms=chunk.rows.group_norms,
+        sketch=chunk.rows.sketch,
+        about=np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
+    )
+    write_whole(folder / f"{chunk.start:010d}-{chunk.stop:010d}.npz", held.getbuffer())
+
+
+def read_chunk(path: Path) -> Chunk:
+    """A chunk as it was written; one that is not whole is refused by name."""
+    named = _NAME.fullmatch(path.name)
+    assert named is not None
+    start, stop = int(named[1]), int(named[2])
+    try:
+        # Opened here, as np.load leaves the file open where it is cut off.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
+            about = json.loads(held["about"].tobytes())
+            rows = Rows(held["loss"], held["norm"], held["group_norms"], held["sketch"])
+            index = held["index"]
+        chunk = Chunk(start, stop, index, rows, **about)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise _corrupt(path, f"{type(error).__name__}: {error}") from error
+    if not len(chunk.index) == len(chunk.rows) == stop - start:
+        raise _corrupt(path, f"{len(chunk.rows)} rows in place of {stop - start}")
+    return chunk
+
+
+def _corrupt(path: Path, why: str) -> AuditError:
+    return AuditError(
+        f"{path} is corrupt ({why}): remove this file, and the same command computes its rows again"
+    )
+
+
+def kept_spans(folder: Path) -> list[Span]:
+    """The spans of all chunks, in order, by their names alone."""
+    found = (_NAME.fullmatch(path.name) for path in folder.glob("*.npz"))
+    return sorted((int(named[1]), int(named[2])) for named in found if named is not None)
+
+
+def gaps(spans: Iterable[Span], size: int) -> list[Span]:
+    """What the spans leave of 0 to size.
+
+    >>> gaps([(2, 4), (6, 8)], 10)
+    [(0, 2), (4, 6), (8, 10)]
+    """
+    found, at = [], 0
+    for start, stop in spans:
+        if start > at:
+            found.append((at, start))
+        at = max(at, stop)
+    return [*found, *([(at, size)] if at < size else [])]
+
+
+def read_all(
+    folder: Path, indices: np.ndarray, written: Mapping[Span, Chunk] | None = None
+) -> tuple[Chunk, dict[int, int]]:
+    """All chunks as one, known to leave none out, and how many rows were computed at each batch size.
+
+    Those that this process has written itself need not be read.
+    """
+    written = {} if written is None else written
+    spans = kept_spans(folder)
+    left = gaps(spans, len(indices))
+    overlaps = [a for a, b in pairwise(spans) if a[1] > b[0]]
+    if left or overlaps:
+        what = (
+            f"rows {left[0][0]} to {left[0][1]} are missing" if left else f"{overlaps[0]} overlaps"
+        )
+        raise AuditError(
+            f"{folder} is not complete: {what}. Several processes must see one and the same folder"
+        )
+    chunks = [
+        written[a, b] if (a, b) in written else read_chunk(folder / f"{a:010d}-{b:010d}.npz")
+        for a, b in spans
+    ]
+    for chunk in chunks:
+        if not np.array_equal(chunk.index, indices[chunk.start : chunk.stop]):
+            raise _corrupt(folder / f"{chunk.start:010d}-{chunk.stop:010d}.npz", "other samples")
+    sizes: dict[int, int] = {}
+    for chunk in chunks:
+        sizes[chunk.batch_size] = sizes.get(chunk.batch_size, 0) + len(chunk.rows)
+    return _joined(chunks), sizes
+
+
+def _joined(chunks: Sequence[Chunk]) -> Chunk:
+    if len(chunks) == 1:
+        return chunks[0]
+    labels = [chunk.labels for chunk in chunks]
+    seconds: dict[str, float] = {}
+    for chunk in chunks:
+        for phase, value in chunk.seconds.items():
+            seconds[phase] = seconds.get(phase, 0.0) + value
+    return Chunk(
+        chunks[0].start,
+        chunks[-1].stop,
+        np.concatenate([chunk.index for chunk in chunks]),
+        joined_rows([chunk.rows for chunk in chunks]),
+        None
+        if any(part is None for part in labels)
+        else [x for part in labels for x in part or ()],
+        min(chunk.batch_size for chunk in chunks),
+        seconds,
+    )

@@ -1,0 +1,108 @@
+"""Fingerprints: whether a model and a data set are those that an audit began with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Subset, TensorDataset
+
+from pergrad.audit.streaming.loading import drawing_from, item_of
+
+__all__ = ["fingerprint_of_data", "fingerprint_of_loss", "fingerprint_of_model"]
+
+_PROBES = 128  # items that stand for a data set which is not made of tensors
+_DIGITS = 16
+
+
+def fingerprint_of_model(model: nn.Module) -> str:
+    """Of its structure and mode, of which parameters are trained, and of every value in it."""
+    digest = hashlib.sha256(repr(model).encode())
+    for name, module in model.named_modules():
+        digest.update(f"{name} {module.training};".encode())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(f"{name} {tensor.requires_grad} ".encode())
+        _add(digest, tensor)
+    return digest.hexdigest()[:_DIGITS]
+
+
+def fingerprint_of_loss(loss: Callable[..., Any]) -> str:
+    """Of its name and its code, where it is a function of Python."""
+    digest = hashlib.sha256(getattr(loss, "__qualname__", type(loss).__qualname__).encode())
+    code = getattr(loss, "__code__", None)
+    if code is not None:
+        digest.update(code.co_code)
+        digest.update(repr((code.co_names, code.co_varnames)).encode())
+        plain = [c for c in code.co_consts if isinstance(c, int | float | str | bytes | None)]
+        digest.update(repr(plain).encode())
+    return digest.hexdigest()[:_DIGITS]
+
+
+def fingerprint_of_data(dataset: Any, seed: int) -> tuple[str, bool]:
+    """Of the length and of every value where the data set is made of tensors, else of 128 items.
+
+    With it, whether the items are the same each time that they are read: those that are drawn from
+    generators of their own are not, and have no part in the fingerprint.
+    """
+    digest = hashlib.sha256(f"{type(dataset).__qualname__} {len(dataset)} ".encode())
+    if _add_whole(digest, dataset):
+        return digest.hexdigest()[:_DIGITS], True
+    once, again = (_of_probes(dataset, seed) for _ in range(2))
+    if once == again:
+        digest.update(once)
+    return digest.hexdigest()[:_DIGITS], once == again
+
+
+def _add_whole(digest: Any, dataset: Any) -> bool:
+    """Add all of a data set whose values can be had at once; whether they can."""
+    if type(dataset) is TensorDataset:
+        for tensor in dataset.tensors:
+            _add(digest, tensor)
+        return True
+    if type(dataset) is Subset:
+        digest.update(repr(list(dataset.indices)).encode())
+        return _add_whole(digest, dataset.dataset)
+    of_hugging_face = getattr(dataset, "_fingerprint", None)
+    if isinstance(of_hugging_face, str) and type(dataset).__module__.startswith("datasets."):
+        digest.update(of_hugging_face.encode())
+        return True
+    return False
+
+
+def _of_probes(dataset: Any, seed: int) -> bytes:
+    size = len(dataset)
+    digest = hashlib.sha256()
+    with drawing_from(seed, size):
+        for index in sorted({round(at) for at in np.linspace(0, size - 1, min(size, _PROBES))}):
+            _add(digest, item_of(dataset, index))
+    return digest.digest()
+
+
+def _add(digest: Any, value: Any) -> None:
+    """Add whatever an item may hold; of objects that are not known, the type."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = (value if value.layout == torch.strided else value.to_dense()).contiguous()
+        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy() if value.numel() else b"")
+    elif isinstance(value, np.ndarray):
+        digest.update(f"{value.dtype}{value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            digest.update(f"{key}=".encode())
+            _add(digest, part)
+    elif isinstance(value, list | tuple):
+        digest.update(f"[{len(value)}]".encode())
+        for part in value:
+            _add(digest, part)
+    elif isinstance(value, int | float | complex | str | bytes | bool | None):
+        digest.update(repr(value).encode())
+    elif hasattr(value, "tobytes"):  # a PIL image
+        digest.update(value.tobytes())
+    else:
+        digest.update(type(value).__qualname__.encode())

@@ -1,0 +1,123 @@
+"""The results folder: whose it is, whether an audit may go on in it, and who is at work in it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from pergrad.audit.streaming.files import is_unfinished, made_folder, write_whole
+from pergrad.errors import AuditError
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["ResultsFolder"]
+
+_FORMAT = 2  # another map of sketches than 1
+_KIND = "an audit by pergrad"
+_BATCH_SIZE = "batch_size-"
+
+
+class ResultsFolder:
+    """One audit's folder.
+
+    `audit.json` says what is audited and how; `chunks` holds the rows while they are computed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.chunks = path / "chunks"
+        self._about = path / "audit.json"
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.path / "summary.json").exists()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Within, no other audit writes here."""
+        if sys.platform == "win32":  # two audits at once in one folder are not noticed
+            yield
+            return
+        with self._lock_file() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise AuditError(
+                    f"another audit is writing into {self.path}: wait for it, or choose another folder"
+                ) from error
+            except OSError:  # a file system without locks, as some that are shared are
+                pass
+            yield
+
+    def _lock_file(self) -> IO[str]:
+        return (self.path / ".lock").open("w")
+
+    def open(self) -> dict[str, Any] | None:
+        """What the folder says of the audit that began in it, or None where it is new.
+
+        A folder that holds anything else, or that cannot be read, is refused and stays as it is.
+        """
+        made_folder(self.path)
+        if not self._about.exists():
+            found = [p for p in self.path.iterdir() if not is_unfinished(p)]
+            others = sorted(p.name for p in found if p.name != ".lock")
+            if others:
+                raise AuditError(
+                    f"the results folder {self.path} is not empty and holds no audit "
+                    f"({', '.join(others[:3])}{', ...' if len(others) > 3 else ''}): choose another one"
+                )
+            return None
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            about = json.loads(self._about.read_text())
+            if about["kind"] != _KIND:
+                raise AuditError(
+                    f"{self._about} is of something else: choose another results folder"
+                )
+            if about["format"] != _FORMAT:
+                raise AuditError(
+                    f"{self._about} is of format {about['format']}, written by pergrad "
+                    f"{about.get('pergrad')}; this one knows {_FORMAT}: choose another results folder"
+                )
+            about["identity"], about["batch_size"]  # there
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise AuditError(
+                f"{self._about} is corrupt ({type(error).__name__}: {error}): choose another results "
+                "folder, or remove this one"
+            ) from error
+        return dict(about)
+
+    def begin(self, about: dict[str, Any]) -> None:
+        """Say what is audited here; the folder is no longer anyone else's."""
+        self.chunks.mkdir(exist_ok=True)
+        content = {"kind": _KIND, "format": _FORMAT, **about}
+        write_whole(self._about, (json.dumps(content, indent=2) + "\n").encode())
+
+    def refuse_another(self, about: dict[str, Any], identity: dict[str, Any]) -> None:
+        """Refuse to go on with another model, data set, loss or options than the audit began with."""
+        began = about["identity"]
+        for key in {**began, **identity}:
+            if began.get(key) != identity.get(key):
+                raise AuditError(
+                    f"the results folder {self.path} holds an audit with another {key.replace('_', ' ')} "
+                    f"({began.get(key)}, now {identity.get(key)}): choose another folder, or remove it"
+                )
+
+    def note_batch_size(self, size: int) -> None:
+        """Keep, for whoever resumes, that no more than so many samples fit at once."""
+        write_whole(self.chunks / f"{_BATCH_SIZE}{size}", b"")
+
+    def batch_size(self, about: dict[str, Any]) -> int:
+        """The one that the audit began with, or the smallest that it has had to shrink to."""
+        noted = [
+            int(path.name.removeprefix(_BATCH_SIZE))
+            for path in self.chunks.glob(f"{_BATCH_SIZE}*[0-9]")
+        ]
+        return min([int(about["batch_size"]), *noted])

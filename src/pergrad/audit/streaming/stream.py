@@ -1,0 +1,194 @@
+"""The pass over the data: batch after batch, saved chunk by chunk, with fewer samples when memory ends."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from pergrad.audit.streaming.chunks import Chunk, Span, write_chunk
+from pergrad.audit.streaming.folder import ResultsFolder
+from pergrad.audit.streaming.gradients import Gradients, Rows, joined_rows
+from pergrad.audit.streaming.loading import Loaded, Loader, drawing_from
+from pergrad.audit.streaming.memory import is_out_of_memory
+from pergrad.errors import AuditError, InterruptedAuditError, PergradError
+
+__all__ = ["Stream", "Watch", "batches_in", "shard"]
+
+_MOST_ROWS = 1 << 16  # of a chunk, whatever the time
+
+
+class Watch(Protocol):
+    """Is told how far an audit has come."""
+
+    def begin(self, samples: int, done: int) -> None: ...
+
+    def advance(self, samples: int) -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+
+def batches_in(spans: Sequence[Span], size: int) -> list[Span]:
+    """The spans cut where a batch of that size ends, counted from the first sample of all.
+
+    So a batch is the same one wherever an audit resumes and however many processes there are.
+
+    >>> batches_in([(0, 3), (6, 11)], 4)
+    [(0, 3), (6, 8), (8, 11)]
+    """
+    found = []
+    for start, stop in spans:
+        while start < stop:
+            end = min(stop, (start // size + 1) * size)
+            found.append((start, end))
+            start = end
+    return found
+
+
+def shard(batches: Sequence[Span], rank: int, count: int) -> list[Span]:
+    """The batches of one of `count` ranks, neighbours."""
+    return list(batches[rank * len(batches) // count : (rank + 1) * len(batches) // count])
+
+
+@dataclass
+class _Pending:
+    """Rows that are computed and not saved yet; they are neighbours."""
+
+    start: int
+    batch_size: int
+    rows: list[Rows] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: {"loading": 0.0, "gradients": 0.0})
+    since: float = 0.0
+
+    @property
+    def stop(self) -> int:
+        return self.start + sum(map(len, self.rows))
+
+
+class Stream:
+    """Computes the rows of batches and saves them."""
+
+    def __init__(
+        self,
+        folder: ResultsFolder,
+        loader: Loader,
+        gradients: Gradients,
+        indices: np.ndarray,
+        *,
+        seed: int,
+        workers: int,
+        save_every: float,
+        watch: Watch,
+    ) -> None:
+        self._folder = folder
+        self._loader = loader
+        self._gradients = gradients
+        self._indices = indices
+        self._seed = seed
+        self._workers = workers
+        self._save_every = save_every
+        self._watch = watch
+        self._pending: _Pending | None = None
+        self._since = 0.0  # when the rows of the next chunk were begun
+        self.written: dict[Span, Chunk] = {}
+
+    def run(self, spans: Sequence[Span], batch_size: int) -> None:
+        """All rows of the spans; what is computed is saved even when something goes wrong."""
+        left, size = list(spans), batch_size
+        self._since = time.perf_counter()
+        while left:
+            try:
+                self._run_while_it_fits(left, size)
+            finally:
+                self._save()
+            if left:
+                size = self._shrunk(left[0], size)
+
+    def _run_while_it_fits(self, left: list[Span], size: int) -> None:
+        """Takes off `left` what is done; returns early where a batch does not fit into memory."""
+        loaded = self._loader.batches(batches_in(left, size), self._workers)
+        for batch in loaded:
+            rows = self._rows_or_none(batch)
+            if rows is None:
+                return
+            self._take(batch, rows, size)
+            start, stop = left.pop(0)
+            assert start == batch.start
+            if batch.stop < stop:
+                left.insert(0, (batch.stop, stop))
+            self._watch.advance(batch.stop - batch.start)
+
+    def _rows_or_none(self, batch: Loaded) -> tuple[Rows, float] | None:
+        """The rows of a batch, with the seconds taken, or None where memory has run out."""
+        began = time.perf_counter()
+        try:
+            with drawing_from(self._seed, batch.start):
+                rows = self._gradients.rows(batch.arguments, batch.stop - batch.start)
+        except Exception as error:
+            if is_out_of_memory(error):
+                return None
+            if isinstance(error, PergradError) and not isinstance(error, AuditError):
+                raise
+            own = isinstance(error, AuditError)
+            what = str(error) if own else f"the backward raised {type(error).__name__}: {error}"
+            first, last = self._indices[batch.start], self._indices[batch.stop - 1]
+            raise AuditError(f"{what} (samples {first} to {last})") from error
+        return rows, time.perf_counter() - began
+
+    def _take(self, batch: Loaded, found: tuple[Rows, float], size: int) -> None:
+        rows, seconds = found
+        if self._pending is not None and self._pending.stop != batch.start:
+            self._save()
+        if self._pending is None:
+            self._pending = _Pending(batch.start, size, since=self._since)
+        pending = self._pending
+        pending.rows.append(rows)
+        pending.labels += batch.labels or []
+        pending.seconds["loading"] += batch.seconds
+        pending.seconds["gradients"] += seconds
+        is_due = time.perf_counter() - pending.since >= self._save_every
+        if is_due or pending.stop - pending.start >= _MOST_ROWS:
+            self._save()
+
+    def _save(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        chunk = Chunk(
+            pending.start,
+            pending.stop,
+            self._indices[pending.start : pending.stop],
+            joined_rows(pending.rows),
+            pending.labels or None,
+            pending.batch_size,
+            {**pending.seconds, "streaming": time.perf_counter() - pending.since},
+        )
+        self._since = time.perf_counter()
+        write_chunk(self._folder.chunks, chunk)
+        self.written[chunk.start, chunk.stop] = chunk
+
+    def _shrunk(self, span: Span, size: int) -> int:
+        """Half as many samples at a time as did not fit."""
+        tried = batches_in([span], size)[0]
+        samples = tried[1] - tried[0]
+        if samples == 1:
+            raise InterruptedAuditError(
+                f"memory runs out with a batch of one sample (index {self._indices[span[0]]}); what was "
+                "computed before is kept, and the same command goes on from there"
+            )
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        # A batch at the end may have had fewer samples than the size.
+        smaller = size // 2
+        while smaller >= samples:
+            smaller //= 2
+        self._folder.note_batch_size(smaller)
+        self._watch.say(f"memory ran out with {samples} samples at a time; going on with {smaller}")
+        return smaller

@@ -1,0 +1,78 @@
+"""What is audited, as every process finds it out for itself, and what must stay the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from pergrad.audit.streaming.fingerprint import (
+    fingerprint_of_data,
+    fingerprint_of_loss,
+    fingerprint_of_model,
+)
+from pergrad.audit.streaming.ranks import Ranks
+from pergrad.audit.subject.dtypes import own_dtype
+from pergrad.audit.subject.options import AuditOptions, chosen_device, chosen_indices
+from pergrad.audit.subject.spec import Spec, grouped_parameters
+from pergrad.errors import AuditError
+
+__all__ = ["Task", "made_task", "refuse_different_ranks"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A spec with its options, looked at."""
+
+    spec: Spec
+    options: AuditOptions
+    device: torch.device
+    indices: np.ndarray
+    groups: dict[str, list[str]]
+    model_fingerprint: str
+    data_fingerprint: str
+    data_repeats: bool
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for an audit to go on."""
+        dtype = self.options.dtype or str(own_dtype(self.spec.model)).removeprefix("torch.")
+        return {
+            "model": self.model_fingerprint,
+            "dataset": self.data_fingerprint,
+            "loss": fingerprint_of_loss(self.spec.loss),
+            "groups": list(self.groups),
+            "subset": self.options.subset,
+            "seed": self.options.seed,
+            "sketch_dim": self.options.sketch_dim,
+            "dtype": dtype,
+            "device": self.device.type,
+            "batch_size": self.options.batch_size,
+        }
+
+
+def made_task(spec: Spec, options: AuditOptions, ranks: Ranks) -> Task:
+    device = chosen_device(options.device, ranks.local)
+    groups = grouped_parameters(spec)
+    indices = chosen_indices(options.subset, len(spec.dataset), options.seed)
+    of_data, repeats = fingerprint_of_data(spec.dataset, options.seed)
+    of_model = fingerprint_of_model(spec.model)
+    return Task(spec, options, device, indices, groups, of_model, of_data, repeats)
+
+
+def refuse_different_ranks(task: Task, ranks: Ranks) -> None:
+    identities = ranks.all_agree(task.identity)
+
+    def compare() -> None:
+        for number, identity in enumerate(identities):
+            for key, value in identity.items():
+                if value != task.identity[key]:
+                    raise AuditError(
+                        f"processes {ranks.number} and {number} have another {key}: seed whatever the "
+                        "reference draws, so that every process makes the same"
+                    )
+
+    ranks.together(compare)

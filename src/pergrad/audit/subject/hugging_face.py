@@ -1,0 +1,128 @@
+"""A spec from the names of a model and a data set of Hugging Face that are on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pergrad.audit.subject.spec import Spec
+from pergrad.errors import AuditError
+
+__all__ = ["PREFIX", "spec_of_names"]
+
+PREFIX = "hf:"
+_LABELS = ("label", "labels")
+_LONGEST = 512  # tokens of a text; the rest is cut off
+_IGNORED = -100
+
+
+def spec_of_names(reference: str) -> Spec:
+    """`hf:MODEL,DATASET[,SPLIT]`: a classifier where the data has labels, else a language model.
+
+    MODEL and DATASET are names in the local cache or paths; nothing is downloaded. The text is the first
+    column of strings, the label is the column `label`; the default split is `train`.
+    """
+    parts = reference.removeprefix(PREFIX).split(",")
+    if len(parts) not in (2, 3) or not all(parts):
+        raise AuditError(
+            f"the reference {reference!r} is not of the form {PREFIX}MODEL,DATASET[,SPLIT]"
+        )
+    try:
+        import datasets  # noqa: F401, PLC0415  # an extra
+        import transformers  # noqa: F401, PLC0415
+    except ModuleNotFoundError as error:
+        raise AuditError(
+            f"{PREFIX} needs {error.name}, which is not installed: pip install 'pergrad[hf]'"
+        ) from error
+    data = _dataset(parts[1], parts[2] if len(parts) == 3 else "train")
+    text = next((name for name, kind in data.features.items() if _is_text(kind)), None)
+    if text is None:
+        raise AuditError(
+            f"the data set {parts[1]!r} has no column of texts, only {list(data.features)}"
+        )
+    label = next((name for name in _LABELS if name in data.features), None)
+    model, tokenizer = _model_and_tokenizer(parts[0], is_classifier=label is not None)
+    name_of = getattr(data.features[label], "int2str", str) if label is not None else str
+    return Spec(
+        model,
+        data,
+        _class_losses if label is not None else _token_losses,
+        show=lambda item: str(item[text]),
+        label=None if label is None else (lambda item: str(name_of(item[label]))),
+        collate=_collate(tokenizer, text, label),
+        name=parts[1],
+    )
+
+
+def _is_text(kind: Any) -> bool:
+    return getattr(kind, "dtype", None) in ("string", "large_string")
+
+
+def _dataset(name: str, split: str) -> Any:
+    import datasets  # noqa: PLC0415
+
+    try:
+        if Path(name).is_dir() and any(
+            (Path(name) / f).exists() for f in ("state.json", "dataset_dict.json")
+        ):
+            found = datasets.load_from_disk(name)
+            return found[split] if isinstance(found, datasets.DatasetDict) else found
+        offline = datasets.DownloadConfig(local_files_only=True)
+        return datasets.load_dataset(name, split=split, download_config=offline)
+    except Exception as error:
+        raise AuditError(
+            f"the split {split!r} of the data set {name!r} cannot be loaded from this machine: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _model_and_tokenizer(name: str, *, is_classifier: bool) -> tuple[nn.Module, Any]:
+    import transformers  # noqa: PLC0415
+
+    kind = (
+        transformers.AutoModelForSequenceClassification
+        if is_classifier
+        else transformers.AutoModelForCausalLM
+    )
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, local_files_only=True)
+        model = kind.from_pretrained(name, local_files_only=True)
+    except Exception as error:
+        raise AuditError(
+            f"the model {name!r} cannot be loaded from this machine: {type(error).__name__}: {error}"
+        ) from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+        model.config.pad_token_id = tokenizer.pad_token_id
+    return model.eval(), tokenizer
+
+
+def _collate(tokenizer: Any, text: str, label: str | None) -> Callable[[list[Any]], Any]:
+    def collate(items: Sequence[Any]) -> dict[str, Tensor]:
+        texts = [str(item[text]) for item in items]
+        batch = tokenizer(
+            texts, padding=True, truncation=True, max_length=_LONGEST, return_tensors="pt"
+        )
+        found = dict(batch)
+        if label is not None:
+            found["labels"] = batch["input_ids"].new_tensor([item[label] for item in items])
+        return found
+
+    return collate
+
+
+def _class_losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:  # (n,)
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    return F.cross_entropy(model(**inputs).logits, batch["labels"], reduction="none")
+
+
+def _token_losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:  # (n,)
+    """The mean over the tokens of each text that are not padding."""
+    logits = model(**batch).logits[:, :-1]
+    targets = batch["input_ids"][:, 1:].masked_fill(batch["attention_mask"][:, 1:] == 0, _IGNORED)
+    losses = F.cross_entropy(logits.mT, targets, reduction="none", ignore_index=_IGNORED)
+    return losses.sum(1) / (targets != _IGNORED).sum(1).clamp(min=1)

@@ -1,0 +1,111 @@
+"""The options of an audit, read from what a user has typed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+import torch
+
+from pergrad.audit.subject.dtypes import Dtype
+from pergrad.errors import AuditError
+
+__all__ = ["AuditOptions", "chosen_device", "chosen_indices"]
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """How an audit is run.
+
+    Args:
+        device: such as "cpu" or "cuda:1"; by default a GPU where there is one.
+        batch_size: by default as large as fits well into memory. It shrinks when memory runs out.
+        dtype: the type to compute in; by default the model's own.
+        subset: a number of samples, drawn by the seed, or a range such as "100:600".
+        seed: of the subset, of the sketches and of what the model and the data set draw.
+        sketch_dim: the length of the sketch of each gradient. A longer one is more exact, and slower.
+        workers: processes that load the data; 0 loads between the batches.
+        save_every: seconds of work that a crash may lose at most, rounded up to one batch.
+        shown: how many of the most suspicious samples get a picture or text, and are said who pushes them.
+    """
+
+    device: str | None = None
+    batch_size: int | None = None
+    dtype: Dtype | None = None
+    subset: str | int | None = None
+    seed: int = 0
+    sketch_dim: int = 256
+    workers: int = 0
+    save_every: float = 10.0
+    shown: int = 50
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("sketch_dim", 1), ("workers", 0), ("shown", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise AuditError(f"{name} must be at least {least}, got {value}")
+        if self.dtype is not None and self.dtype not in get_args(Dtype):
+            raise AuditError(f"dtype must be one of {get_args(Dtype)}, got {self.dtype!r}")
+        if self.save_every < 0:
+            raise AuditError(f"save_every must not be negative, got {self.save_every}")
+
+
+def chosen_indices(subset: str | int | None, size: int, seed: int) -> np.ndarray:  # (n,) int64
+    """The indices of the samples to audit, in order.
+
+    >>> chosen_indices("2:5", 10, seed=0)
+    array([2, 3, 4])
+    """
+    if size < 1:
+        raise AuditError("the data set is empty: there is nothing to audit")
+    if subset is None:
+        return np.arange(size, dtype=np.int64)
+    text = str(subset).strip()
+    if re.fullmatch(r"\d+", text):
+        count = int(text)
+        if not 1 <= count <= size:
+            raise AuditError(
+                f"subset: expected 1 to {size} samples, as the data set has, got {count}"
+            )
+        drawn = np.random.default_rng(seed).choice(size, count, replace=False)
+        return np.sort(drawn).astype(np.int64)
+    parts = re.fullmatch(r"(\d*):(\d*)", text)
+    if parts is None:
+        raise AuditError(
+            f"subset: expected a number such as 500 or a range such as 0:500, got {text!r}"
+        )
+    first = int(parts[1] or 0)
+    last = int(parts[2] or size)
+    if not 0 <= first < last <= size:
+        raise AuditError(f"subset: the range {text} does not lie within the {size} samples")
+    return np.arange(first, last, dtype=np.int64)
+
+
+def chosen_device(device: str | None, local_rank: int = 0) -> torch.device:
+    """The device asked for, or the best there is; one that is not there is refused."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is None:
+        return torch.device("cuda", local_rank % count) if count else torch.device("cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise AuditError(
+            f"device {device!r} is not known to torch: try cpu, cuda or cuda:0"
+        ) from error
+    if found.type == "cuda":
+        if not count:
+            raise AuditError(
+                f"device {device!r}: torch {torch.__version__} sees no CUDA GPU on this machine; leave "
+                "--device out to run on the CPU"
+            )
+        if ":" not in device:
+            return torch.device("cuda", local_rank % count)
+        if found.index >= count:
+            raise AuditError(
+                f"device {device!r}: there are {count} GPUs, cuda:0 to cuda:{count - 1}"
+            )
+    elif found.type != "cpu":
+        raise AuditError(f"device {device!r}: an audit runs on cpu or cuda")
+    return found

@@ -1,0 +1,1 @@
+"""Analyses the rows of a finished pass and writes tables, previews and the summary."""

@@ -1,0 +1,107 @@
+"""What the samples look like: a picture or a text of those that a report shows, as rows of one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+from torch import Tensor
+
+from pergrad.audit.streaming.loading import item_of
+from pergrad.audit.subject.spec import Spec
+from pergrad.errors import AuditError
+
+__all__ = ["Picture", "picture_of", "shown_table"]
+
+_LARGEST = 256  # pixels of a side; a report shows them smaller
+_COLUMNS = {
+    "index": pa.int64(),
+    "text": pa.string(),
+    "mode": pa.string(),
+    "width": pa.int32(),
+    "height": pa.int32(),
+    "pixels": pa.binary(),
+}
+
+
+class Picture(NamedTuple):
+    """Pixels as Pillow has them; to make a file of each would take an audit longer than to analyse it."""
+
+    mode: str  # L, RGB or RGBA
+    width: int
+    height: int
+    pixels: bytes  # row by row, a byte a channel
+
+
+def shown_table(spec: Spec, indices: Iterable[int]) -> tuple[pa.Table, list[str]]:
+    """A row for each sample that could be shown; in words, which could not: that does not stop an audit."""
+    assert spec.show is not None
+    rows: list[tuple[Any, ...]] = []
+    problems = []
+    for index in indices:
+        try:
+            found = spec.show(item_of(spec.dataset, int(index)))
+            is_text = isinstance(found, str)
+            rows.append(
+                (index, found, *[None] * 4) if is_text else (index, None, *picture_of(found))
+            )
+        except Exception as error:
+            problems.append(f"sample {index} could not be shown: {type(error).__name__}: {error}")
+    columns = zip(*rows, strict=True) if rows else [[]] * len(_COLUMNS)
+    arrays = [pa.array(c, t) for c, t in zip(columns, _COLUMNS.values(), strict=True)]
+    return pa.table(arrays, names=list(_COLUMNS)), problems
+
+
+def picture_of(found: Any) -> Picture:
+    """A PIL image as it is; (H, W), (C, H, W) or (H, W, 3) with values in 0 to 255, or as far as they go.
+
+    >>> picture_of(np.zeros((8, 6)))[:3]
+    ('L', 6, 8)
+    """
+    if isinstance(found, Image.Image):
+        image = found if found.mode in ("L", "RGB", "RGBA") else found.convert("RGB")
+    else:
+        pixels = _pixels(found)
+        height, width = pixels.shape[:2]
+        if max(height, width) <= _LARGEST:
+            return Picture("L" if pixels.ndim == 2 else "RGB", width, height, pixels.tobytes())
+        image = Image.fromarray(pixels)
+    if max(image.size) > _LARGEST:
+        image = image.copy()
+        image.thumbnail((_LARGEST, _LARGEST))
+    return Picture(image.mode, image.width, image.height, image.tobytes())
+
+
+def _pixels(found: Any) -> np.ndarray:  # (H, W) or (H, W, 3) uint8
+    if isinstance(found, Tensor):
+        found = found.detach().cpu()
+        found = (found.float() if found.is_floating_point() else found).numpy()
+    if not isinstance(found, np.ndarray):
+        raise AuditError(
+            f"spec.show must return a text, a PIL image, a tensor or an array, got {type(found).__name__}"
+        )
+    values = found
+    if values.ndim == 3 and values.shape[0] in (1, 3) and values.shape[2] not in (1, 3):
+        values = values.transpose(1, 2, 0)
+    if values.ndim == 3 and values.shape[2] == 1:
+        values = values[:, :, 0]
+    if not (values.ndim == 2 or (values.ndim == 3 and values.shape[2] == 3)) or not values.size:
+        raise AuditError(
+            f"spec.show must return an image of shape (H, W), (C, H, W) or (H, W, 3), got {found.shape}"
+        )
+    if values.dtype == np.uint8:
+        return values
+    values = values.astype(np.float64)
+    low, high = values.min(), values.max()
+    if not (np.isfinite(low) and np.isfinite(high)):
+        values = np.nan_to_num(values)
+        low, high = values.min(), values.max()
+    low = min(0.0, low)
+    # 0 to 1 and 0 to 255 are usual, and stay comparable between pictures; others are stretched.
+    if low == 0.0:
+        high = 1.0 if high <= 1 else 255.0 if 16 < high <= 255 else high
+    scaled = (values - low) * (255 / (high - low if high > low else 1.0))
+    return scaled.round().astype(np.uint8)

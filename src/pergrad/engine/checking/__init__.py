@@ -1,0 +1,1 @@
+"""Checks recorded gradients against plain autograd and explains how they were computed."""

@@ -1,0 +1,179 @@
+"""One batch through one model, again and again: whole, sample by sample, or with one sample changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pergrad.engine.intercepting.journal import Journal
+from pergrad.engine.recording.options import LossReduction, Options
+from pergrad.engine.recording.scope import reduced, run_recorded
+from pergrad.quantities import Grads
+
+__all__ = ["TOLERANCE", "Trial", "noise_floor", "relative_error", "undisturbed"]
+
+# An error is relative to the largest element of the parameter's gradient, but not to less than the
+# rounding of the model's largest: a key's bias under a softmax has no gradient but noise.
+_NOISE = 1e4  # times the precision of the dtype
+TOLERANCE = {
+    torch.float64: 1e-7,
+    torch.float32: 2e-3,
+    torch.bfloat16: 0.1,
+    torch.float16: 0.05,
+}
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Whatever runs within, the random state and the model's buffers are as before at the end."""
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, saved in buffers:
+                buffer.copy_(saved)
+
+
+class Trial:
+    """One batch through one model, whole, one sample of it, or with one sample spoilt."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., Tensor],
+        batch: tuple[Any, ...],
+        batch_size: int | None,
+        loss_reduction: LossReduction,
+        batch_first: bool,
+    ) -> None:
+        self.model = model
+        self.loss_fn = loss_fn
+        self.batch = pytree.tree_map_only(
+            Tensor, Tensor.detach, batch
+        )  # no gradient for the caller's
+        self.dim = 0 if batch_first else 1
+        self.reduction: LossReduction = loss_reduction
+        self.batch_size = batch_size
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+    @contextmanager
+    def repeatable(self) -> Iterator[list[str]]:
+        """The model such that two runs give the same loss, in eval mode if need be."""
+        if self._repeats():
+            yield []
+            return
+        training = {m: m.training for m in self.model.modules()}
+        self.model.eval()
+        try:
+            yield [
+                "the model draws random numbers: checked in eval mode"
+                if self._repeats()
+                else "the model draws random numbers even in eval mode: samples alone draw others"
+            ]
+        finally:
+            for m, was_training in training.items():
+                m.training = was_training
+
+    def _repeats(self) -> bool:
+        losses = []
+        for seed in range(2):
+            with torch.no_grad(), undisturbed(self.model):
+                torch.manual_seed(seed)
+                losses.append(reduced(self.loss_fn(self.model, *self.batch), self.reduction))
+        return torch.equal(*losses) or bool(losses[0].isnan())
+
+    def per_sample(self, batch: tuple[Any, ...], journal: Journal | None = None) -> Grads:
+        quantity = Grads()
+        options = Options(self.batch_size, self.reduction, self.dim == 0)
+        run_recorded(self.model, self.loss_fn, batch, [quantity], options, journal=journal)
+        return quantity
+
+    def ordinary(self, batch: tuple[Any, ...]) -> dict[str, Tensor]:
+        loss = reduced(self.loss_fn(self.model, *batch), self.reduction)
+        found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
+            for (name, p), g in zip(self.parameters.items(), found, strict=True)
+        }
+
+    def _map(self, size: int, change: Callable[[Tensor, int], Tensor]) -> tuple[Any, ...]:
+        """The batch with `change` made to each tensor that has samples, in the dimension it has them in."""
+
+        def apply(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                for dim in dict.fromkeys([self.dim, 0] if value.dim() == 1 else [self.dim]):
+                    if value.dim() > dim and value.shape[dim] == size:
+                        return change(value, dim)
+            return value
+
+        mapped: tuple[Any, ...] = _opened(self.batch, apply)
+        return mapped
+
+    def sample(self, n: int, size: int) -> tuple[Any, ...]:
+        return self._map(size, lambda t, dim: t.narrow(dim, n, 1))
+
+    def with_copy(self, n: int, size: int) -> tuple[Any, ...] | None:
+        """The batch with sample n a copy of one that differs from it; None where there is none."""
+        for other in range(size):
+            differs = False
+
+            def copied(t: Tensor, dim: int, other: int = other) -> Tensor:
+                nonlocal differs
+                differs |= not torch.equal(t.select(dim, n), t.select(dim, other))
+                t = t.clone()
+                t.select(dim, n).copy_(t.select(dim, other))
+                return t
+
+            batch = self._map(size, copied)
+            if differs:
+                return batch
+        return None
+
+    def spoilt(self, n: int, size: int) -> tuple[Any, ...] | None:
+        """The batch with sample n not a number; None where it holds no floating numbers."""
+        touched = False
+
+        def spoil(t: Tensor, dim: int) -> Tensor:
+            nonlocal touched
+            if not t.is_floating_point():
+                return t
+            touched = True
+            t = t.detach().clone()
+            t.select(dim, n).fill_(torch.nan)
+            return t
+
+        batch = self._map(size, spoil)
+        return batch if touched else None
+
+
+def _opened(value: Any, apply: Callable[[Any], Any]) -> Any:
+    """`apply` to all leaves, also to those in mappings that pytrees do not open (tokenizers give such)."""
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return type(value)({k: _opened(v, apply) for k, v in value.items()})  # type: ignore[call-arg]
+        return apply(value)
+
+    return pytree.tree_map(leaf, value)
+
+
+def noise_floor(grads: Mapping[str, Tensor]) -> float:
+    """The size below which a gradient is rounding."""
+    largest = max((float(g.abs().max()) for g in grads.values() if g.numel()), default=0.0)
+    precision = max(torch.finfo(g.dtype).eps for g in grads.values())
+    return _NOISE * precision * largest
+
+
+def relative_error(actual: Tensor, wanted: Tensor, floor: float) -> float:
+    """The largest difference, relative to the largest element."""
+    if not wanted.numel():
+        return 0.0
+    scale = max(float(wanted.abs().max()), floor)
+    return float((actual - wanted).abs().max()) / scale if scale else 0.0

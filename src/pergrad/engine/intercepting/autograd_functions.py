@@ -1,0 +1,90 @@
+"""autograd.Functions that take a weight: torch shows them to no mode, so their `apply` is wrapped."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.autograd import Function
+from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
+from torch.utils.checkpoint import CheckpointFunction
+
+from pergrad.engine.intercepting.tracker import Tracker
+from pergrad.engine.samples.layouts import Constant
+from pergrad.engine.samples.propagation import refuse_mixed_samples, tensors_in
+
+__all__ = ["Applied", "seeing_functions"]
+
+_original: Callable[..., Any] = Function.__dict__["apply"].__func__
+_lock = threading.Lock()
+_users = 0
+
+
+class Applied:
+    """`function.apply`, one object for each class, so that it can be looked up and compared."""
+
+    def __init__(self, function: type[Function]) -> None:
+        self.function = function
+        self.__name__ = function.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _original(self.function, *args, **kwargs)
+
+
+_applied = functools.cache(Applied)
+
+
+def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
+    stack = _get_current_function_mode_stack()
+    wants = getattr(stack[-1], "wants_function", None) if stack else None
+    # Checkpoints that are not reentrant keep their arguments by a function of their own.
+    keeps = (
+        function.__module__ == CheckpointFunction.__module__ and function is not CheckpointFunction
+    )
+    if wants is None or keeps:
+        return _original(function, *args, **kwargs)
+    if not wants(args, kwargs):
+        output = _original(function, *args, **kwargs)
+        tracker = getattr(stack[-1], "tracker", None)  # there is none before the batch is known
+        if function is CheckpointFunction and tracker is not None:
+            _show_no_samples(tracker, output)
+        return output
+    with _pop_mode_temporarily() as mode:
+        return mode.__torch_function__(_applied(function), (), args, kwargs)
+
+
+def _show_no_samples(tracker: Tracker, output: Any) -> None:
+    """Let nothing without samples leave a reentrant checkpoint, unless it has no gradient.
+
+    Its forward runs without gradients, so that a function that mixes samples is no error there and gives
+    a constant, and so does one of weights alone.
+    """
+    for t in tensors_in(output):
+        if not t.requires_grad or not isinstance(tracker.layout(t), Constant):
+            continue
+        if tracker.scope.count == 1 and t.dim():
+            tracker.mark(t, tracker.scope.samples(0, 1, t.shape[0]))
+            continue
+        reason = "a reentrant checkpoint gives a result that is not known to be one for each sample"
+        lost = tracker.scope.lost(f"{reason} (use_reentrant=False may help)", "mixed")
+        tracker.mark(t, lost)
+        t.register_hook(functools.partial(refuse_mixed_samples, lost.reason))
+
+
+@contextmanager
+def seeing_functions() -> Iterator[None]:
+    """Within, in any thread, `apply` asks the innermost mode whether it wants to handle the call."""
+    global _users
+    with _lock:
+        _users += 1
+        Function.apply = classmethod(_apply)  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                Function.apply = classmethod(_original)  # type: ignore[assignment,method-assign]

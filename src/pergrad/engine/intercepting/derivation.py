@@ -1,0 +1,94 @@
+"""Functions of weights and constants only: they give weights again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pergrad.engine.intercepting.weights import Derived, Transformed, Weight, carriers_of
+from pergrad.engine.samples.propagation import name_of
+from pergrad.factors import Factor
+
+__all__ = ["derive", "like_another", "transform"]
+
+_TRANSPOSES = frozenset("t T mT transpose swapaxes swapdims".split())
+_CASTS = frozenset("to type type_as float double half bfloat16 contiguous clone".split())
+
+
+def transform(func: Callable[..., Any], weight: Weight, args: Any, kwargs: Any) -> Weight | None:
+    """The lazily transformed weight for a transpose or a cast; None for any other function."""
+    name = name_of(func)
+    if name in _TRANSPOSES:
+        value = func(weight.value, *args[1:], **kwargs)
+        return Transformed(weight, value, _transposed) if _is_mt(value, weight.value) else None
+    if name in _CASTS:
+        value = func(weight.value, *args[1:], **kwargs)
+        return (
+            Transformed(weight, value, _unchanged) if value.device == weight.value.device else None
+        )
+    return None
+
+
+def _is_mt(value: Tensor, of: Tensor) -> bool:
+    """Whether the one is the other with its last two dimensions exchanged."""
+    if of.dim() < 2 or value.stride() == of.stride():
+        return False
+    return value.shape == of.mT.shape and value.stride() == of.mT.stride()
+
+
+def _transposed(factor: Factor) -> Factor:
+    return factor.transposed()  # each kind in its own way
+
+
+def _unchanged(factor: Factor) -> Factor:
+    """A cast changes no factor: whoever takes the gradient in has it in its own dtype."""
+    return factor
+
+
+def like_another(func: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[], Tensor] | None:
+    """The cast `w.to(x)` as `w.to(x.device, x.dtype)`: whose x is does not matter; None for others."""
+    if name_of(func) not in ("to", "type_as"):
+        return None
+    t, *given = args
+    rest = dict(kwargs)
+    other = given.pop(0) if given else rest.pop("tensor", rest.pop("other", None))
+    if not isinstance(other, Tensor):
+        return None
+    return lambda: t.to(other.device, other.dtype, *given, **rest)
+
+
+def derive(
+    func: Callable[..., Any], args: Any, kwargs: Any, weight_of: Callable[[Tensor], Weight | None]
+) -> tuple[Any, Mapping[int, Weight]]:
+    """Run the function under autograd: its result, and the weight that each tensor of it is, by id."""
+    leaves: dict[int, Tensor] = {}
+    parents: list[Weight] = []
+
+    def leaf(value: Any) -> Any:
+        weight = weight_of(value) if isinstance(value, Tensor) else None
+        if weight is None:
+            return value
+        if id(value) not in leaves:
+            leaves[id(value)] = weight.value.detach().requires_grad_()
+            parents.append(weight)
+        return leaves[id(value)]
+
+    args, kwargs = pytree.tree_map(leaf, (args, kwargs))
+    same = lambda t: t  # noqa: E731  # this small graph is none of a checkpoint's business
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(same, same):
+        result = func(*args, **kwargs)
+    own = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
+    by_leaf = {id(leaf): parent for leaf, parent in zip(leaves.values(), parents, strict=True)}
+    found: dict[int, Weight] = {id(t): by_leaf[id(t)] for t in own if id(t) in by_leaf}
+    new = [t for t in own if id(t) not in found]
+    if new:
+        roots = tuple(dict.fromkeys(root for p in parents for root in p.roots))
+        scope = parents[0].scope
+        carriers = carriers_of(new, list(leaves.values()), parents)
+        for t, carrier in zip(new, carriers, strict=True):
+            found[id(t)] = Derived(scope, roots, t, carrier)
+    return result, found

@@ -1,0 +1,71 @@
+"""What the recorder does with a function, decided once for each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.samples.propagation import name_of
+
+__all__ = ["Kind", "kind_of"]
+
+# Attributes that are tensors; reading any other one, or setting one, moves no samples.
+_TENSOR_ATTRIBUTES = frozenset("T mT H mH real imag data".split())
+
+# Functions that give no tensor, or look at tensors without moving samples.
+_PASSIVE = frozenset(
+    """
+    dim numel nelement element_size stride storage_offset is_contiguous is_floating_point is_complex
+    is_signed data_ptr get_device len hash repr format register_hook ndimension _is_view is_pinned
+    untyped_storage storage reduce_ex is_nonzero retain_grad register_post_accumulate_grad_hook
+    is_inference result_type can_cast is_same_size is_tensor allclose equal bool item tolist numpy
+    _has_compatible_shallow_copy_type _cudnn_rnn_flatten_weight _set_grad_enabled
+    """.split()
+)
+
+# Functions of a weight through which no gradient flows to it.
+_HARMLESS = frozenset(
+    """
+    detach data requires_grad deepcopy zeros_like ones_like empty_like rand_like randn_like full_like
+    new_zeros new_ones new_empty new_full new_tensor
+    """.split()
+)
+
+_BACKWARDS = frozenset([Tensor.backward, torch.autograd.backward, torch.autograd.grad])
+
+
+class Kind(Enum):
+    """What the recorder does with a function."""
+
+    PASSIVE = auto()  # moves no samples and no gradients
+    SHAPE = auto()
+    SIZE = auto()
+    BACKWARD = auto()
+    HARMLESS = auto()  # on a weight: no gradient flows
+    ORDINARY = auto()
+
+
+@functools.cache
+def kind_of(func: Callable[..., Any]) -> Kind:
+    if func.__name__ == "__get__":
+        attribute = name_of(func)
+        if attribute == "shape":
+            return Kind.SHAPE
+        return (
+            Kind.HARMLESS
+            if attribute == "data"
+            else (Kind.ORDINARY if attribute in _TENSOR_ATTRIBUTES else Kind.PASSIVE)
+        )
+    if func.__name__ == "size":
+        return Kind.SIZE
+    if func in _BACKWARDS:
+        return Kind.BACKWARD
+    name = name_of(func)
+    if func.__name__ == "__set__" or name in _PASSIVE:
+        return Kind.PASSIVE
+    return Kind.HARMLESS if name in _HARMLESS else Kind.ORDINARY

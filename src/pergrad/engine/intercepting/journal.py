@@ -1,0 +1,30 @@
+"""Notes on how each parameter is used: by which function, and on which rung of the ladder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+from pergrad.engine.intercepting.weights import Weight
+
+__all__ = ["RUNGS", "Journal", "Rung"]
+
+Rung: TypeAlias = Literal["rule", "derived", "broadcast", "expanded", "vmap", "masked VJP"]
+RUNGS: tuple[Rung, ...] = ("rule", "derived", "broadcast", "expanded", "vmap", "masked VJP")
+
+
+class Journal:
+    """How often each (function, rung) was used, for every recorded parameter."""
+
+    def __init__(self) -> None:
+        self.uses: dict[str, Counter[tuple[str, Rung]]] = {}
+
+    def note(self, weights: Iterable[Weight], function: str, rung: Rung) -> None:
+        for name in dict.fromkeys(root for w in weights for root in w.roots):
+            self.uses.setdefault(name, Counter())[function, rung] += 1
+
+    def rung_of(self, name: str) -> Rung | None:
+        """The lowest, that is the slowest, rung that a parameter stands on."""
+        rungs = [rung for _, rung in self.uses.get(name, ())]
+        return max(rungs, key=RUNGS.index) if rungs else None

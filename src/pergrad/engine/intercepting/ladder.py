@@ -1,0 +1,259 @@
+"""Functions of weights and samples that have no rule: the rungs below, each exact, each slower.
+
+broadcast   the weight as (n, *shape), for functions that act on each element
+vmap        the one function, mapped over the samples, its output checked against the plain one
+masked VJP  one backward of the function for each sample, from the output's layout alone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pergrad.engine.intercepting.weights import Weight, quiet_vmap, vjp_of_each
+from pergrad.engine.samples.layouts import Layout, Owners, Samples, samples_back, samples_first
+from pergrad.factors import Dense
+
+__all__ = [
+    "MixedCall",
+    "by_broadcast",
+    "by_masked_vjp",
+    "by_vmap",
+    "expanded",
+    "refused",
+    "same_values",
+]
+
+
+class _Expand(torch.autograd.Function):
+    """A weight as a tensor that carries samples: (n, *shape), without storage of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Weight, anchor: Tensor) -> Tensor:
+        ctx.weight = weight
+        return weight.value.unsqueeze(0).expand(weight.scope.count, *weight.value.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradients: Tensor) -> tuple[None, Tensor | None]:
+        with torch._C.DisableTorchFunction():
+            return None, ctx.weight.take(Dense(gradients))
+
+
+def expanded(weight: Weight) -> Tensor:
+    """(n, *shape): the weight's value for each sample; its gradient goes to the weight."""
+    weight.expect()
+    return _Expand.apply(weight, weight.anchor)
+
+
+class MixedCall:
+    """A call of a function on weights and samples, its arguments flattened."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        weight_of: Callable[[Tensor], Weight | None],
+        layout_of: Callable[[Tensor], Layout],
+    ) -> None:
+        self.func = func
+        self.leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self.weights: dict[int, Weight] = {}  # by position among the leaves
+        self.inputs: dict[int, Layout] = {}  # the other tensors
+        for k, leaf in enumerate(self.leaves):
+            if isinstance(leaf, Tensor):
+                weight = weight_of(leaf)
+                if weight is None:
+                    self.inputs[k] = layout_of(leaf)
+                else:
+                    self.weights[k] = weight
+
+    def arguments(self, tensors: dict[int, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, some of them replaced."""
+        filled = [tensors.get(k, leaf) for k, leaf in enumerate(self.leaves)]
+        args, kwargs = pytree.tree_unflatten(filled, self._spec)
+        return args, kwargs
+
+    def run(self, tensors: dict[int, Tensor]) -> Any:
+        """The function on its arguments, some of them replaced."""
+        args, kwargs = self.arguments(tensors)
+        return self.func(*args, **kwargs)
+
+    def without_tensors(self) -> MixedCall:
+        """The same call for the backward: tensors are kept by autograd, not here."""
+        bare = object.__new__(MixedCall)
+        bare.func, bare._spec, bare.weights, bare.inputs = (
+            self.func,
+            self._spec,
+            self.weights,
+            self.inputs,
+        )
+        bare.leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        return bare
+
+
+def by_broadcast(call: MixedCall) -> Tensor | None:
+    """An elementwise function of one weight and one tensor whose samples the weight does not touch."""
+    if len(call.weights) != 1 or len(call.inputs) != 1:
+        return None
+    ((k, weight),) = call.weights.items()
+    ((i, layout),) = call.inputs.items()
+    x = call.leaves[i]
+    if not isinstance(layout, Samples) or layout.pre != 1 or layout.post != 1:
+        return None
+    shape = [1] * (x.dim() - weight.value.dim()) + list(weight.value.shape)
+    if len(shape) > x.dim() or shape[layout.dim] != 1:
+        return None
+    shape[layout.dim] = layout.scope.count
+    w = expanded(weight).view(shape) if layout.dim == 0 else _moved(expanded(weight), layout, shape)
+    return call.run({k: w})
+
+
+def _moved(w: Tensor, layout: Samples, shape: Sequence[int]) -> Tensor:
+    """(n, *weight) to `shape`, whose samples are not in front."""
+    rest = [size for d, size in enumerate(shape) if d != layout.dim]
+    return w.reshape(shape[layout.dim], *rest).movedim(0, layout.dim)
+
+
+def by_vmap(call: MixedCall, layouts: Sequence[Layout]) -> list[Tensor] | None:
+    """The function mapped over the samples, its results with `layouts`; None where that cannot be done."""
+    if not all(isinstance(la, Samples) for la in layouts):
+        return None
+    if any(isinstance(la, Owners) for la in call.inputs.values()):
+        return None
+    tensors: list[Tensor] = []
+    dims: list[int | None] = []
+    slots = [*call.weights, *call.inputs]
+    for k in slots:
+        layout = call.inputs.get(k)
+        if k in call.weights:
+            tensors.append(expanded(call.weights[k]))
+        elif isinstance(layout, Samples):
+            tensors.append(samples_first(call.leaves[k], layout))
+        else:
+            tensors.append(call.leaves[k])
+        dims.append(0 if k in call.weights or isinstance(layout, Samples) else None)
+
+    def one(*given: Tensor) -> Any:
+        return call.run(dict(zip(slots, given, strict=True)))
+
+    try:
+        with quiet_vmap():
+            mapped = pytree.tree_leaves(torch.vmap(one, in_dims=tuple(dims))(*tensors))
+        return [
+            samples_back(t, la)
+            for t, la in zip(mapped, layouts, strict=True)
+            if isinstance(la, Samples)
+        ]
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return None
+
+
+class _Refuse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, error: Exception, anchor: Tensor, *outputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.error = error
+        return tuple(t.detach() for t in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        raise ctx.error
+
+
+def refused(error: Exception, anchor: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs of a call that has no per-sample gradient: an error once the loss depends on them."""
+    return list(_Refuse.apply(error, anchor, *outputs))
+
+
+def same_values(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Whether two lists of results agree, up to rounding."""
+    for a, b in zip(found, expected, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        if not a.is_floating_point():
+            if not torch.equal(a, b):
+                return False
+            continue
+        tolerance = torch.finfo(a.dtype).eps ** 0.5
+        scale = b.abs().amax().item() if b.numel() else 0.0
+        if not torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
+            return False
+    return True
+
+
+def _current_autocast(device: str) -> Callable[[], torch.autocast]:
+    """What runs a function again as it runs now."""
+    is_on, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    return lambda: torch.autocast(device, dtype, enabled=is_on, cache_enabled=False)
+
+
+class _MaskedVjp(torch.autograd.Function):
+    """y = f(x, W) on the whole batch; G_n is the VJP of the gradient with all but sample n's rows zero."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: MixedCall, layouts: Sequence[Layout], *anchors_and_inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        inputs = anchors_and_inputs[len(call.weights) :]
+        ctx.call, ctx.layouts = call, layouts
+        ctx.autocast = _current_autocast(next(iter(call.weights.values())).value.device.type)
+        ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
+        values = {k: w.value for k, w in call.weights.items()}
+        outputs = call.run({**values, **dict(zip(call.inputs, inputs, strict=True))})
+        return tuple(t.detach() for t in pytree.tree_leaves(outputs))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        kept = ctx.saved_tensors
+        call: MixedCall = ctx.call
+        with torch._C.DisableTorchFunction(), torch.enable_grad():
+            leaves = {k: w.value.detach().requires_grad_() for k, w in call.weights.items()}
+            inputs = [t.detach().requires_grad_(t.requires_grad) for t in kept]
+            with ctx.autocast():
+                again = call.run({**leaves, **dict(zip(call.inputs, inputs, strict=True))})
+            reached = [
+                (t, g, la)
+                for t, g, la in zip(pytree.tree_leaves(again), gradients, ctx.layouts, strict=True)
+                if g is not None and t.requires_grad
+            ]
+            ys, gs = [t for t, _, _ in reached], [g for _, g, _ in reached]
+            wanted = [t for t in inputs if t.requires_grad]
+            flow = iter(
+                torch.autograd.grad(ys, wanted, gs, retain_graph=True, allow_unused=True)
+                if wanted
+                else ()
+            )
+            of_inputs = [next(flow) if t.requires_grad else None for t in inputs]
+            each = [_of_each_sample(g, la) for _, g, la in reached]
+            count = next(iter(call.weights.values())).scope.count
+            found = vjp_of_each(ys, each, list(leaves.values()), count)
+            of_weights = [
+                None if g is None else w.take(Dense(g))
+                for w, g in zip(call.weights.values(), found, strict=True)
+            ]
+        return None, None, *of_weights, *of_inputs
+
+
+def _of_each_sample(gradient: Tensor, layout: Layout) -> Tensor:
+    """(n, *gradient.shape): the gradient with the rows of all other samples zero."""
+    assert isinstance(layout, Samples | Owners)
+    owner = layout.owner_of_each(gradient.device)
+    sample = torch.arange(layout.scope.count, device=gradient.device)
+    shape = [1] * gradient.dim()
+    shape[layout.dim] = -1
+    mask = (sample.unsqueeze(1) == owner).view(len(sample), *shape)
+    return gradient.unsqueeze(0) * mask
+
+
+def by_masked_vjp(call: MixedCall, layouts: Sequence[Layout]) -> list[Tensor]:
+    """The function as it is, its outputs with `layouts`, and in the backward one VJP for each sample."""
+    for weight in call.weights.values():
+        weight.expect()
+    anchors = [w.anchor for w in call.weights.values()]
+    inputs = [call.leaves[k] for k in call.inputs]
+    return list(_MaskedVjp.apply(call.without_tensors(), tuple(layouts), *anchors, *inputs))

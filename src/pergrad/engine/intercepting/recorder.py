@@ -1,0 +1,417 @@
+"""The recorder: sees every torch function, runs it as it is, and gives each use of a weight its rung."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
+
+from pergrad.engine.collecting.ledger import Book
+from pergrad.engine.intercepting.autograd_functions import Applied
+from pergrad.engine.intercepting.composites import is_composite, without_override_check
+from pergrad.engine.intercepting.derivation import derive, like_another, transform
+from pergrad.engine.intercepting.function_kinds import Kind, kind_of
+from pergrad.engine.intercepting.in_place import out_of_place
+from pergrad.engine.intercepting.journal import Journal, Rung
+from pergrad.engine.intercepting.ladder import (
+    MixedCall,
+    by_broadcast,
+    by_masked_vjp,
+    by_vmap,
+    expanded,
+    refused,
+    same_values,
+)
+from pergrad.engine.intercepting.rule_calls import (
+    call_by_plan,
+    call_with_rule,
+    planned,
+    unsupported,
+    written,
+)
+from pergrad.engine.intercepting.tracker import Tracker
+from pergrad.engine.intercepting.weights import Root, Weight, refuse_ordinary_gradients
+from pergrad.engine.samples.layouts import Constant, Lost, samples_back
+from pergrad.engine.samples.propagation import (
+    ELEMENTWISE,
+    mixed_samples,
+    name_of,
+    sizes_in,
+    tensors_in,
+)
+from pergrad.engine.samples.signatures import Memory
+from pergrad.engine.samples.sizes import BatchSize
+from pergrad.errors import PergradError, UnsupportedFunctionError
+from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
+from pergrad.runtime import is_traced
+
+__all__ = ["Recorder"]
+
+_PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
+_BACKWARD, _ORDINARY = Kind.BACKWARD, Kind.ORDINARY
+_AGREED: Memory[bool] = Memory()  # by signature, whether vmap of the call gave its values
+_REPEATS = frozenset("expand expand_as broadcast_to repeat tile".split())
+
+
+def _is_differentiable(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+class Recorder(TorchFunctionMode):
+    """Interception for one scope: `parameters` are the recorded tensors by name."""
+
+    tracker: Tracker
+    _book: Book
+
+    def __init__(self, parameters: Mapping[str, Tensor], journal: Journal | None = None) -> None:
+        super().__init__()
+        self._parameters = parameters  # keeps the ids valid
+        self._journal = journal
+        self._begun = False
+
+    def begin(self, tracker: Tracker, book: Book) -> None:
+        """Record from now on; until then, functions pass by."""
+        self.tracker = tracker
+        self._book = book
+        with (
+            torch._C.DisableTorchFunction()
+        ):  # begun inside of the mode, by the module's first call
+            self._anchor = torch.zeros((), requires_grad=True)
+            for name, p in self._parameters.items():
+                tracker.roots[id(p)] = Root(tracker.scope, name, p, book, self._anchor)
+        self._begun = True
+
+    def wants_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an autograd.Function with these arguments uses a weight; others show their inside."""
+        if not self._begun or not torch.is_grad_enabled():
+            return False
+        return any(self.tracker.tag(t).is_weight for t in tensors_in(args, kwargs))
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        kind = kind_of(func)
+        if kind is _PASSIVE or not self._begun:
+            return func(*args, **kwargs)
+        if kind is _SHAPE:
+            return self.tracker.tagged(args[0], func(*args))
+        if kind is _SIZE:
+            return self._size(func(*args, **kwargs), args, kwargs)
+        if kind is _BACKWARD:
+            return self._backward(func, args, kwargs)
+
+        tracker = self.tracker
+        tensors, tags, signature = tracker.read(func, args, kwargs)
+        looks_at_weights = False
+        for tag in tags:
+            if not tag.is_weight:
+                continue
+            looks_at_weights = True
+            if kind is not _ORDINARY:
+                continue
+            if torch.is_grad_enabled():
+                plan = planned(signature)
+                if plan is not None:
+                    output = call_by_plan(plan, args, kwargs, tracker, tags, signature)
+                    if output is not NotImplemented:
+                        self._note(func, args, kwargs, "rule")
+                        return output
+                return self._call_on_weights(func, args, kwargs)
+            for name in tag.roots:
+                self._book.expect_in_recomputation(name)
+        output = func(*args, **kwargs)
+        if looks_at_weights and any(output is t for t in tensors):
+            return output  # `w.float()`: the weight as it was
+        if not tracker.recall(signature, output):
+            tracker.propagate_from(func, args, kwargs, output, tensors, tags, signature)
+        return output
+
+    def _backward(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A backward inside of the recording; one that asks for some gradients only leaves ours alone."""
+        some_only = func is torch.autograd.grad or kwargs.get("inputs") is not None
+        is_nested = torch._C._current_graph_task_id() != -1  # a reentrant checkpoint's own
+        book = self._book
+        paused = book.paused() if some_only else nullcontext()
+        with paused, self:  # a checkpoint inside recomputes its forward, which must be seen
+            if func is torch.autograd.backward and not some_only and not is_nested:
+                self._run_earlier_passes(*args, **kwargs)  # Tensor.backward comes here too
+            result = without_override_check(func)(*args, **kwargs)
+        if not some_only:
+            with torch._C.DisableTorchFunction():
+                if is_nested:
+                    book.end_recomputation()
+                else:
+                    book.catch_up()
+        return result
+
+    def _run_earlier_passes(
+        self, tensors: Any, gradients: Any = None, *_: Any, **kwargs: Any
+    ) -> None:
+        """For quantities that need several backwards: all but the last, which is the caller's own."""
+        gradients = kwargs.get("grad_tensors", gradients)
+        for _pass in range(self._book.passes - 1):
+            # Nothing but the taps, so that no other leaf gets its gradient twice.
+            backward = without_override_check(torch.autograd.backward)
+            try:
+                backward(tensors, gradients, retain_graph=True, inputs=[self._anchor])
+            except RuntimeError as error:
+                if "use_reentrant" not in str(error):
+                    raise
+                raise PergradError(
+                    'memory="low" runs the backward twice, which a reentrant checkpoint does not allow: '
+                    'pass use_reentrant=False to it, or take memory="kept"'
+                ) from error
+            self._book.end_pass()
+
+    def _size(self, size: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(size, int):
+            return self.tracker.tagged(args[0], size)
+        dim = args[1] if len(args) > 1 else kwargs["dim"]
+        return self.tracker.tagged(args[0], args[0].shape)[dim]
+
+    def _note(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rung: Rung
+    ) -> None:
+        if self._journal is not None:
+            weights = [w for t in tensors_in(args, kwargs) if (w := self.tracker.weight_of(t))]
+            self._journal.note(weights, written(func), rung)
+
+    # -- functions that use weights
+
+    def _call_on_weights(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The ladder: decomposition, rule, the function's own body, derivation, and the mixed rungs."""
+        key = func.function if isinstance(func, Applied) else func
+        if key is CheckpointFunction:
+            weights = [w for t in tensors_in(args, kwargs) if (w := self.tracker.weight_of(t))]
+            raise unsupported(
+                func,
+                weights,
+                "a reentrant checkpoint takes it as an argument; pass use_reentrant=False",
+            )
+        cast = like_another(func, args, kwargs)
+        if cast is not None:
+            with self:
+                return cast()
+        has_carriers = self._carriers(args, kwargs)
+        writes = out_of_place(func) is not None or kwargs.get("inplace", False)
+        if not has_carriers and key not in DECLARING and not writes:
+            return self._derived(func, args, kwargs)
+        decomposition = DECOMPOSITIONS.get(key)
+        if decomposition is not None:
+            with self:
+                output = decomposition(*args, **kwargs)
+            if output is not NotImplemented:
+                return output
+        rule = RULES.get(key)
+        if rule is not None:
+            output = call_with_rule(rule, func, args, kwargs, self.tracker)
+            if output is not NotImplemented:
+                self._note(func, args, kwargs, "rule")
+                return output
+        elif is_composite(func):
+            with self:
+                return without_override_check(func)(*args, **kwargs)
+        pure = out_of_place(func)
+        if pure is not None:
+            return self._in_place(pure, args, kwargs)
+        if not has_carriers:
+            return self._derived(func, args, kwargs)
+        return self._mixed(func, args, kwargs)
+
+    def _carriers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether any argument is more than weights and constants."""
+        return any(
+            not isinstance(self.tracker.layout(t), Constant) for t in tensors_in(args, kwargs)
+        )
+
+    def _derived(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A function of weights and constants: its result is a weight again."""
+        self._note(func, args, kwargs, "derived")
+        first = self.tracker.weight_of(args[0]) if args and isinstance(args[0], Tensor) else None
+        if first is not None:
+            if name_of(func) in _REPEATS and any(True for _ in sizes_in((args[1:], kwargs))):
+                return self._repeated(func, first, args, kwargs)
+            if sum(isinstance(t, Tensor) for t in tensors_in(args, kwargs)) == 1:
+                lazy = transform(func, first, args, kwargs)
+                if lazy is not None:
+                    return self._as_weight(lazy)
+        result, weights = derive(func, args, kwargs, self.tracker.weight_of)
+
+        def marked(t: Any) -> Any:
+            if not isinstance(t, Tensor):
+                return t
+            if id(t) in weights:
+                return self._as_weight(weights[id(t)])
+            self.tracker.mark(t, self.tracker.constant)
+            return t
+
+        return pytree.tree_map(marked, result)
+
+    def _as_weight(self, weight: Weight) -> Tensor:
+        """A tensor for the model to go on with; should an ordinary gradient reach it, that is an error."""
+        t = weight.value.detach()
+        if _is_differentiable(t):
+            refuse_ordinary_gradients(t.requires_grad_(), weight.name)
+        self.tracker.mark(t, weight)
+        return t
+
+    def _repeated(
+        self,
+        func: Callable[..., Any],
+        weight: Weight,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        """`token.expand(batch_size, -1, -1)`: the weight once for every sample."""
+        self._note(func, args, kwargs, "expanded")
+        count = self.tracker.scope.count
+        if name_of(func) == "expand_as":
+            args = (args[0], self.tracker.tagged(args[1], args[1].shape))
+            func = Tensor.expand
+        sizes = pytree.tree_leaves((args[1:], tuple(kwargs.values())))
+        sizes = [s for s in sizes if isinstance(s, int)]
+        dim = next(d for d, size in enumerate(sizes) if isinstance(size, BatchSize))
+        own = [int(s) // count if d == dim else int(s) for d, s in enumerate(sizes)]
+        whole = func(weight.value, *args[1:], **kwargs)
+        each = torch.vmap(lambda w: func(w, own))(expanded(weight))
+        layout = self.tracker.scope.samples(dim, 1, whole.shape[dim] // count)
+        output = samples_back(each, layout)
+        self.tracker.mark(output, layout)
+        return output
+
+    def _in_place(
+        self, pure: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Compute the new value apart, then let the target be it."""
+        target = args[0]
+        before = target
+        if (
+            self.tracker.weight_of(target) is None
+        ):  # the result may need what is about to be overwritten
+            before = target.clone()
+            self.tracker.mark(before, self.tracker.layout(target))
+        result = self._call_on_weights(pure, (before, *args[1:]), kwargs)
+        weight = self.tracker.weight_of(result)
+        if weight is None:
+            layout = self.tracker.layout(result)
+            target.copy_(result)
+            self.tracker.mark(target, layout)
+            return target
+        if id(target) in self.tracker.roots or target._is_view():
+            where = "a view" if target._is_view() else "a parameter"
+            raise unsupported(pure, [weight], f"it changes {where} in place")
+        with torch.no_grad():
+            target.copy_(weight.value)
+        self.tracker.mark(target, weight)
+        return target
+
+    def _plain(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The function's result and its layouts; those of an opaque function come from its inside."""
+        if isinstance(func, Applied):
+            with self:
+                output = func(*args, **kwargs)
+            found, tracker = tensors_in(output), self.tracker
+            seen = [tracker.knows(t) and not isinstance(tracker.layout(t), Constant) for t in found]
+            if all(seen):  # otherwise it leaves torch on the way
+                return output
+        else:
+            output = func(*args, **kwargs)
+        self.tracker.propagate(func, args, kwargs, output, flows=True)
+        return output
+
+    def _mixed(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A function of weights and samples without a rule."""
+        tracker = self.tracker
+        call = MixedCall(func, args, kwargs, self.tracker.weight_of, tracker.layout)
+        values = {k: w.value for k, w in call.weights.items()}
+        for value in values.values():
+            tracker.mark(value, tracker.constant)
+        plain_args, plain_kwargs = call.arguments(values)
+
+        if name_of(func) in ELEMENTWISE:
+            output = by_broadcast(call)
+            if output is not None:
+                self._note(func, args, kwargs, "broadcast")
+                tracker.propagate(func, plain_args, plain_kwargs, output)
+                return output
+        lost = next((la for la in call.inputs.values() if isinstance(la, Lost)), None)
+        if lost is not None:
+            output = func(*plain_args, **plain_kwargs)
+            return self._refused(func, call, output, lost)
+        with torch.no_grad():
+            plain = self._plain(func, plain_args, plain_kwargs)
+        flat, spec = pytree.tree_flatten(plain)
+        if not any(isinstance(t, Tensor) and _is_differentiable(t) for t in flat):
+            return plain
+        layouts = [tracker.layout(t) for t in flat]
+        lost = next((la for la in layouts if isinstance(la, Lost)), None)
+        if any(isinstance(la, Constant) for la in layouts):
+            lost = tracker.scope.lost("its result does not show the samples")
+        if lost is not None:
+            return self._refused(func, call, plain, lost)
+        results = by_vmap(call, layouts)
+        rung: Rung = "vmap"
+        if results is None or not self._agree(func, args, kwargs, results, flat):
+            results, rung = by_masked_vjp(call, layouts), "masked VJP"
+        self._note(func, args, kwargs, rung)
+        for t, layout in zip(results, layouts, strict=True):
+            tracker.mark(t, layout)
+        return pytree.tree_unflatten(results, spec)
+
+    def _agree(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        found: Sequence[Tensor],
+        plain: Sequence[Tensor],
+    ) -> bool:
+        """Whether vmap gives what the function gives; a trace, without values, believes an earlier call."""
+        _, _, signature = self.tracker.read(func, args, kwargs)
+        known = _AGREED.get(signature)
+        if known is not None and any(map(is_traced, plain)):
+            return known
+        agrees = same_values(found, plain)
+        if signature is not None:
+            _AGREED.put(signature, agrees)
+        return agrees
+
+    def _refused(self, func: Callable[..., Any], call: MixedCall, output: Any, lost: Lost) -> Any:
+        """A result that may be looked at, but not differentiated."""
+        weights = list(call.weights.values())
+        error: Exception
+        if lost.why == "mixed":
+            error = mixed_samples(lost.reason)
+        elif lost.why == "total" and not any(la.carries for la in call.inputs.values()):
+            error = UnsupportedFunctionError(
+                f"a term of the loss depends on {' and '.join(w.name for w in weights)} alone (a weight "
+                "penalty?): it belongs to no sample; leave it out here and add its gradient yourself"
+            )
+        else:
+            error = unsupported(func, weights, lost.reason)
+        flat, spec = pytree.tree_flatten(output)
+        results = refused(error, weights[0].anchor, flat)
+        for t in results:
+            self.tracker.mark(t, lost)
+        return pytree.tree_unflatten(results, spec)

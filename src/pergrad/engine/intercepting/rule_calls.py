@@ -1,0 +1,141 @@
+"""Calls of functions that have a rule: run them on the weights' values and tap what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import resolve_name
+
+from pergrad.engine.intercepting.plans import Plan, plan_of
+from pergrad.engine.intercepting.taps import Use, tap
+from pergrad.engine.intercepting.tracker import TAG, Tracker
+from pergrad.engine.intercepting.weights import Weight
+from pergrad.engine.samples.layouts import Layout, Lost
+from pergrad.engine.samples.propagation import name_of
+from pergrad.engine.samples.signatures import Memory, Signature
+from pergrad.errors import UnsupportedFunctionError
+from pergrad.rules import DECOMPOSITIONS, RULES, Rule
+
+__all__ = ["call_by_plan", "call_with_rule", "planned", "unsupported", "written"]
+
+
+# Plans without tensors, by the signatures of their calls.
+_PLANS: Memory[Plan] = Memory()
+
+
+def planned(signature: Signature | None) -> Plan | None:
+    """The plan of an earlier call of that signature, as long as its function still has that rule."""
+    plan = _PLANS.get(signature)
+    if plan is None or RULES.get(plan.function) is not plan.rule:
+        return None
+    return None if plan.function in DECOMPOSITIONS else plan
+
+
+def call_with_rule(
+    rule: Rule,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tracker: Tracker,
+) -> Any:
+    """The function's result, tapped; NotImplemented where the rule does not cover the call."""
+    tensors, tags, signature = tracker.read(func, args, kwargs)
+    plan = plan_of(rule, func, args, kwargs, tensors, tags)
+    if plan is None:
+        return NotImplemented
+    output = call_by_plan(plan, args, kwargs, tracker, tags, signature)
+    if output is not NotImplemented and signature is not None:
+        known = tracker.known(signature)
+        if known is not None and isinstance(output, Tensor):
+            plan = plan.with_output(known[0], output.dim())
+        _PLANS.put(signature, plan)
+    return output
+
+
+def call_by_plan(
+    plan: Plan,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tracker: Tracker,
+    tags: list[Any],
+    signature: Signature | None,
+) -> Any:
+    """The same, where all that repeats is known. The rule's own check may look at values: it is asked."""
+    rule, func = plan.rule, plan.function
+    given = [*args, *kwargs.values()]
+    weights: list[Weight] = []
+    for k, place in plan.weights_at:
+        weight: Weight = tags[k]
+        weights.append(weight)
+        given[place] = weight.value
+    if rule.casts_under_autocast and torch._C._is_any_autocast_enabled():
+        for place in plan.kept.values():
+            given[place] = _cast(given[place])
+    if rule.check is not None:
+        arguments = dict(zip(plan.names, given, strict=True))
+        if rule.check(arguments, plan.dims) is False:
+            return NotImplemented
+
+    if kwargs:
+        kwargs = dict(zip(kwargs, given[len(args) :], strict=True))
+        output = func(*given[: len(args)], **kwargs)
+    else:
+        output = func(*given)
+    values = [given[place] for place in plan.tensors]
+    outputs: tuple[Tensor, ...]
+    layouts: tuple[Layout, ...]
+    if plan.output is not None:
+        outputs, layouts = (output,), (tracker.made(plan.output),)
+        setattr(output, TAG, layouts[0])
+    else:
+        if not tracker.recall(signature, output):
+            args = tuple(given[: len(args)])
+            tracker.propagate_from(func, args, kwargs, output, values, tags, signature)
+        outputs = (output,) if isinstance(output, Tensor) else tuple(output)
+        layouts = tuple([getattr(t, TAG) for t in outputs])
+        for layout in layouts:
+            if isinstance(layout, Lost):
+                raise unsupported(func, weights, layout.reason)
+    kept = tuple([given[place].detach() for place in plan.kept.values()])
+    tapped = tap(Use(plan, layouts, weights), kept, values, outputs)
+    if tapped is outputs:
+        return output
+    for t, layout in zip(tapped, layouts, strict=True):
+        tracker.mark(t, layout)
+    return tapped[0] if isinstance(output, Tensor) else type(output)(tapped)
+
+
+def _cast(t: Tensor) -> Tensor:
+    """What autocast is about to cast, cast here: the rule then keeps the same as the function."""
+    dtype = t.dtype
+    if dtype == torch.float64 or not dtype.is_floating_point:
+        return t
+    device = t.device.type
+    if not torch.is_autocast_enabled(device):
+        return t
+    wanted = torch.get_autocast_dtype(device)
+    return t if dtype is wanted else t.to(wanted)
+
+
+def written(func: Callable[..., Any]) -> str:
+    """The function's name as one would write it."""
+    known: str | None = resolve_name(func)
+    if known is not None:
+        return known
+    module = getattr(func, "__module__", None)  # torch's own for what its Python functions call
+    return f"torch.{name_of(func)}" if module == "torch" else name_of(func)
+
+
+def unsupported(
+    func: Callable[..., Any], weights: Iterable[Weight], reason: str
+) -> UnsupportedFunctionError:
+    """An error that names the function, the parameters, the reason and the next step."""
+    names = " and ".join(f"{w.name!r} (shape {tuple(w.value.shape)})" for w in weights)
+    return UnsupportedFunctionError(
+        f"Expanded Weights encountered but cannot handle function {func.__name__}: "
+        f"`{written(func)}` on parameter {names}: {reason}. Register a rule with "
+        f"@pergrad.implements_per_sample_grads({written(func)}), or freeze the parameter."
+    )

@@ -1,0 +1,266 @@
+"""Follows the samples: which layout every tensor of a recorded region has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.intercepting.in_place import writes_in_place
+from pergrad.engine.intercepting.weights import Root, Weight
+from pergrad.engine.samples.layouts import Key, Layout, Samples, Scope
+from pergrad.engine.samples.propagation import (
+    BY_VALUE,
+    Call,
+    handler_of,
+    layouts_of_outputs,
+    tensors_in,
+)
+from pergrad.engine.samples.propagation.elementwise import aligned
+from pergrad.engine.samples.propagation.indexing import layout_after_write
+from pergrad.engine.samples.signatures import PLAIN, Memory, Signature, describe
+from pergrad.engine.samples.sizes import BatchSize
+
+__all__ = ["TAG", "Tracker"]
+
+TAG = "_pergrad_layout"  # the attribute that a tensor carries its layout, or the weight that it is, in
+
+
+# The layouts of a call's outputs, and the shape of a tensor with a size that counts samples in dimension
+# `dim`, by all that they depend on.
+_LAYOUTS: Memory[tuple[Key, ...]] = Memory()
+_TAGGED: Memory[torch.Size] = Memory()
+_SEQUENCES = (list, tuple)
+
+
+def _is_by_shape(call: Call) -> bool:
+    """Whether the layouts of a call's outputs depend on no more than its signature."""
+    if writes_in_place(call.func):
+        return False
+    if not call.carriers:
+        return True
+    if call.name in BY_VALUE:
+        return False
+    handler = handler_of(call.func)
+    if all(t.is_floating_point() for t in call.tensors):
+        return True
+    # Others may be indices, whose values matter, unless there is nothing that they could index.
+    is_alone = handler is not None and len(call.tensors) == 1
+    return is_alone or handler is aligned or call.name == "embedding"
+
+
+class Tracker:
+    """The layouts of one scope, whose inputs have their samples in dimension `batch_dim`."""
+
+    def __init__(self, scope: Scope, batch_dim: int, own: Iterable[Tensor] = ()) -> None:
+        self.scope = scope
+        self.batch_dim = batch_dim
+        self.constant = scope.constant()
+        self.strangers_are_constant = False  # while the module's own forward runs
+        self.roots: dict[int, Root] = {}  # by id
+        self._own = {id(t) for t in own}  # what belongs to the model
+        self._made: dict[Key, Layout] = {self.constant.key: self.constant}
+        # Strangers met in its forward: a checkpoint meets them again outside of it.
+        self._met: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+
+    # -- reading
+
+    def tag(self, t: Tensor) -> Layout | Weight:
+        """What the tensor is here: a weight, or something with a layout."""
+        root = self.roots.get(id(t))
+        if root is not None:
+            return root
+        tag: Layout | Weight | None = getattr(t, TAG, None)
+        if tag is not None and tag.scope is self.scope:
+            return tag
+        return self._tag_of_stranger(t)
+
+    def _tag_of_stranger(self, t: Tensor) -> Layout:
+        """A tensor made out of sight: the model's own is constant, others are as their shape shows."""
+        if id(t) in self._own:
+            return self.constant
+        if self.strangers_are_constant:
+            self._met[id(t)] = t
+            return self.constant
+        is_recomputation = torch._C._current_graph_task_id() != -1
+        if is_recomputation and self._met.get(id(t)) is t:
+            return self.constant
+        return self.by_shape(t, self.batch_dim)
+
+    def weight_of(self, t: Tensor) -> Weight | None:
+        tag = self.tag(t)
+        return tag if tag.is_weight else None  # type: ignore[return-value]
+
+    def layout(self, t: Tensor) -> Layout:
+        tag = self.tag(t)
+        return self.constant if tag.is_weight else tag  # type: ignore[return-value]
+
+    def knows(self, t: Tensor) -> bool:
+        tag: Layout | Weight | None = getattr(t, TAG, None)
+        return tag is not None and tag.scope is self.scope
+
+    def by_shape(self, t: Tensor, dim: int) -> Layout:
+        """The layout that the shape of an input shows."""
+        if t.dim() > dim and t.shape[dim] == self.scope.count:
+            return self.scope.samples(dim)
+        return self.constant
+
+    def tagged(self, t: Tensor, shape: torch.Size) -> torch.Size:
+        """The shape, with the size of the samples' dimension remembering what it counts."""
+        tag = self.tag(t)
+        if not isinstance(tag, Samples):
+            return shape
+        known = _TAGGED.get((tag.dim, shape))
+        if known is None:
+            sizes = list(shape)
+            sizes[tag.dim] = BatchSize(sizes[tag.dim])
+            known = torch.Size(sizes)
+            _TAGGED.put((tag.dim, shape), known)
+        return known
+
+    def read(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Tensor], list[Any], Signature | None]:
+        """The tensors among a call's arguments, their tags, and the call's signature if it has one."""
+        tensors: list[Tensor] = []
+        tags: list[Layout | Weight] = []
+        parts: list[Any] = [func, self.scope.count]
+        has_signature = self._read(args, tensors, tags, parts)
+        if kwargs:
+            parts += dict, *kwargs
+            has_signature = self._read(kwargs.values(), tensors, tags, parts) and has_signature
+        return tensors, tags, tuple(parts) if has_signature else None
+
+    def _read(
+        self, values: Iterable[Any], tensors: list[Tensor], tags: list[Any], parts: list[Any]
+    ) -> bool:
+        """All values; False if they have no signature. In one pass, since it is made for every call."""
+        has_signature = True
+        scope = self.scope
+        for value in values:
+            kind = type(value)
+            if kind is Tensor or (kind not in PLAIN and isinstance(value, Tensor)):
+                tag: Any = getattr(value, TAG, None)  # what `tag` does, for most tensors
+                if tag is None or tag.scope is not scope:
+                    tag = self.tag(value)
+                key = tag.key
+                tensors.append(value)
+                tags.append(tag)
+                parts += key, value.shape, value.dtype
+                if key is None:
+                    has_signature = False
+            elif kind in PLAIN:
+                parts.append(value)
+            elif isinstance(value, _SEQUENCES):
+                parts += kind, len(value)
+                has_signature = self._read(value, tensors, tags, parts) and has_signature
+            elif kind is dict:
+                self._read(value.values(), tensors, tags, parts)
+                has_signature = False
+            else:
+                has_signature = describe(value, parts) and has_signature
+        return has_signature
+
+    # -- writing
+
+    def mark(self, t: Tensor, tag: Layout | Weight) -> None:
+        setattr(t, TAG, tag)
+
+    @staticmethod
+    def unmark(t: Tensor) -> None:
+        if hasattr(t, TAG):
+            delattr(t, TAG)
+
+    def propagate(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+        flows: bool | None = None,
+    ) -> None:
+        """Give the outputs of a call their layouts; `flows` says whether a gradient is going to."""
+        tensors, tags, signature = self.read(func, args, kwargs)
+        if not self.recall(signature, output):
+            self.propagate_from(func, args, kwargs, output, tensors, tags, signature, flows)
+
+    def recall(self, signature: Signature | None, output: Any) -> bool:
+        """Give the outputs of a call the layouts of an earlier one with its signature, if there was one."""
+        known = _LAYOUTS.get(signature)
+        if known is None:
+            return False
+        if len(known) == 1 and isinstance(output, Tensor):
+            setattr(output, TAG, self._made.get(known[0]) or self.made(known[0]))
+        else:
+            for t, key in zip(output, known, strict=True):
+                setattr(t, TAG, self._made.get(key) or self.made(key))
+        return True
+
+    @staticmethod
+    def known(signature: Signature) -> tuple[Key, ...] | None:
+        """The layouts of the outputs of calls with that signature, where it tells."""
+        return _LAYOUTS.get(signature)
+
+    def propagate_from(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+        tensors: list[Tensor],
+        tags: list[Layout | Weight],
+        signature: Signature | None,
+        flows: bool | None = None,
+    ) -> None:
+        """The same, worked out, where the arguments have been read; a weight is a constant here."""
+        layouts: list[Layout] = [self.constant if tag.is_weight else tag for tag in tags]  # type: ignore[misc]
+        if output is None:
+            if func is Tensor.__setitem__ and isinstance(args[2], Tensor):
+                call = Call(self.scope, func, args, kwargs, [args[0]], tensors, layouts)
+                before = self.layout(args[0])
+                self.mark(args[0], layout_after_write(call))
+                self._after_write(call, args[0], before)
+            return
+        outputs = [output] if isinstance(output, Tensor) else tensors_in(output)
+        if not outputs:
+            return
+        call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts, flows)
+        found = layouts_of_outputs(call)
+        for t, layout in zip(outputs, found, strict=True):
+            setattr(t, TAG, layout)
+        self._remember(call, output, found, signature)
+        if tensors and outputs[0] is tensors[0] and writes_in_place(func):
+            self._after_write(call, outputs[0], layouts[0])
+
+    def _remember(
+        self, call: Call, output: Any, found: list[Layout], signature: Signature | None
+    ) -> None:
+        """Keep what was found for calls of that signature, where it holds for them all."""
+        if signature is None or not _is_by_shape(call):
+            return
+        flows = any(t.is_floating_point() or t.is_complex() for t in call.outputs)
+        if call.carriers and flows and not all(isinstance(layout, Samples) for layout in found):
+            return  # a constant where samples went in: nothing flowed, this time
+        flat = [output] if isinstance(output, Tensor) else output
+        is_flat = isinstance(flat, _SEQUENCES) and list(map(id, flat)) == list(
+            map(id, call.outputs)
+        )
+        if is_flat and all(layout.key is not None for layout in found):
+            _LAYOUTS.put(signature, tuple(layout.key for layout in found))
+
+    def made(self, key: Key) -> Layout:
+        """The layout of that key in this scope."""
+        made = self._made.get(key)
+        if made is None:
+            assert key is not None
+            made = self._made[key] = self.scope.samples(*key)  # type: ignore[arg-type]
+        return made
+
+    def _after_write(self, call: Call, t: Tensor, before: Layout) -> None:
+        """What was written in place through a view is in the tensor behind it too."""
+        base = t._base
+        if base is not None and t.requires_grad and self.layout(t) != before:
+            self.mark(base, call.mixed("writes samples through a view"))

@@ -1,0 +1,300 @@
+"""What a recorded tensor is to the engine: a root (a parameter), or a weight derived from others.
+
+Every weight can take a factor. A root hands it to the book; a transposed or cast weight transforms it
+and passes it on to its parent; any other derived weight lets it flow, materialised, to its `carrier`: a
+tensor of shape (n, *shape) without storage, whose place in the autograd graph gives the order.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.collecting.ledger import Book
+from pergrad.engine.samples.layouts import Key, Scope
+from pergrad.errors import UnseenUseError
+from pergrad.factors import Dense, Factor
+from pergrad.runtime import without_autocast
+
+__all__ = [
+    "Derived",
+    "Root",
+    "Transformed",
+    "Weight",
+    "carriers_of",
+    "quiet_vmap",
+    "refuse_ordinary_gradients",
+    "refusing_ordinary_gradients",
+    "vjp_of_each",
+]
+
+
+class Weight:
+    """A tensor that is the same for all samples but has a gradient for each."""
+
+    carries: ClassVar[bool] = False
+    is_weight: ClassVar[bool] = True
+    key: ClassVar[Key] = ("weight",)
+    may_hook: bool  # whether a tap may be a hook: nothing flows on, and every backward comes by
+
+    def __init__(self, scope: Scope, roots: tuple[str, ...], value: Tensor) -> None:
+        self.scope = scope
+        self.roots = roots  # the names of the parameters that it is, or comes from
+        self.name = roots[0] if len(roots) == 1 else " and ".join(roots)
+        self.value = value.detach()
+
+    @property
+    def book(self) -> Book:
+        """Where its gradients go; of a weight that has one."""
+        raise NotImplementedError
+
+    @property
+    def anchor(self) -> Tensor:
+        """What a tap of this weight hangs on in the graph; `take` gives its gradient."""
+        raise NotImplementedError
+
+    @property
+    def carrier(self) -> Tensor:
+        """(n, *shape), whose gradient is the per-sample gradient."""
+        raise NotImplementedError
+
+    def expect(self) -> None:
+        """A use of the weight was seen."""
+        raise NotImplementedError
+
+    def take(self, factor: Factor) -> Tensor | None:
+        """Accept the gradients of one use; what is left to flow to the anchor."""
+        raise NotImplementedError
+
+    def _empty_carrier(self) -> Tensor:
+        return self.value.new_zeros(()).expand(self.scope.count, *self.value.shape)
+
+
+class Root(Weight):
+    """A recorded parameter."""
+
+    _carrier: Tensor | None = None
+
+    def __init__(
+        self, scope: Scope, name: str, parameter: Tensor, book: Book, anchor: Tensor
+    ) -> None:
+        super().__init__(scope, (name,), parameter)
+        self.may_hook = book.passes == 1  # an earlier pass goes to the anchors alone
+        self._book = book
+        self._anchor = anchor
+
+    @property
+    def book(self) -> Book:
+        return self._book
+
+    @property
+    def anchor(self) -> Tensor:
+        return self._anchor
+
+    @property
+    def carrier(self) -> Tensor:
+        if self._carrier is None:
+            self.expect()
+            self._carrier = _Arrive.apply(
+                self._book, self.name, self._empty_carrier(), self._anchor
+            )
+        return self._carrier
+
+    def expect(self) -> None:
+        self._book.expect(self.name)
+
+    def take(self, factor: Factor) -> Tensor | None:
+        self._book.add(self.name, factor)
+        return None
+
+
+class Transformed(Weight):
+    """A weight whose factors turn into its parent's by a lazy transformation, such as a transpose."""
+
+    def __init__(self, parent: Weight, value: Tensor, back: Callable[[Factor], Factor]) -> None:
+        super().__init__(parent.scope, parent.roots, value)
+        self._parent = parent
+        self._back = back
+        self.may_hook = parent.may_hook
+
+    @property
+    def book(self) -> Book:
+        return self._parent.book
+
+    @property
+    def anchor(self) -> Tensor:
+        return self._parent.anchor
+
+    @property
+    def carrier(self) -> Tensor:
+        return _Back.apply(self, self._parent.carrier)
+
+    def expect(self) -> None:
+        self._parent.expect()
+
+    def take(self, factor: Factor) -> Tensor | None:
+        return self._parent.take(self._back(factor))
+
+    def pull_back(self, gradients: Tensor) -> Tensor:
+        return self._back(Dense(gradients)).materialize()
+
+
+class Derived(Weight):
+    """Any other function of weights and constants."""
+
+    may_hook = False
+
+    def __init__(
+        self, scope: Scope, roots: tuple[str, ...], value: Tensor, carrier: Tensor
+    ) -> None:
+        super().__init__(scope, roots, value)
+        self._carrier = carrier
+
+    @property
+    def anchor(self) -> Tensor:
+        return self._carrier
+
+    @property
+    def carrier(self) -> Tensor:
+        return self._carrier
+
+    def expect(self) -> None:
+        pass
+
+    def take(self, factor: Factor) -> Tensor | None:
+        return factor.materialize().to(self.value.dtype)
+
+
+class _Arrive(torch.autograd.Function):
+    """The carrier of a root: what flows to it goes to the book."""
+
+    @staticmethod
+    def forward(ctx: Any, book: Book, name: str, empty: Tensor, anchor: Tensor) -> Tensor:
+        ctx.book, ctx.name = book, name  # not the root itself, which holds this carrier
+        return empty
+
+    @staticmethod
+    def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, None, None]:
+        with torch._C.DisableTorchFunction(), without_autocast(gradients.device):
+            ctx.book.add(ctx.name, Dense(gradients))
+        return None, None, None, None
+
+
+class _Back(torch.autograd.Function):
+    """The carrier of a transformed weight, from its parent's."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Transformed, parent: Tensor) -> Tensor:
+        ctx.weight = weight
+        return weight._empty_carrier()
+
+    @staticmethod
+    def backward(ctx: Any, gradients: Tensor) -> tuple[None, Tensor]:
+        with torch._C.DisableTorchFunction():
+            return None, ctx.weight.pull_back(gradients)
+
+
+class _PullBack(torch.autograd.Function):
+    """The carriers of derived weights, from those of the weights that they were computed from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, outputs: Sequence[Tensor], leaves: Sequence[Tensor], count: int, *parents: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.outputs, ctx.leaves, ctx.count = outputs, leaves, count
+        ctx.set_materialize_grads(False)
+        empty = [
+            torch.zeros((), dtype=t.dtype, device=t.device) for t in outputs
+        ]  # also of sparse ones
+        return tuple(e.expand(count, *t.shape) for e, t in zip(empty, outputs, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        reached = [(t, g) for t, g in zip(ctx.outputs, gradients, strict=True) if g is not None]
+        with torch._C.DisableTorchFunction():
+            pulled = vjp_of_each(
+                [t for t, _ in reached], [g.to(t.dtype) for t, g in reached], ctx.leaves, ctx.count
+            )
+        return None, None, None, *pulled
+
+
+@contextmanager
+def quiet_vmap() -> Iterator[None]:
+    """Within, vmap does not warn of functions that it runs as a loop: slow, but right."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
+
+
+def vjp_of_each(
+    outputs: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor], count: int
+) -> list[Tensor | None]:
+    """The vector-Jacobian products of all samples: (n, *output) gradients to (n, *leaf) gradients."""
+    try:
+        with quiet_vmap():
+            found = torch.autograd.grad(
+                outputs,
+                leaves,
+                gradients,
+                is_grads_batched=True,
+                retain_graph=True,
+                allow_unused=True,
+            )
+        return list(found)
+    except RuntimeError:  # some function has no batching rule: one sample after the other
+        each = [
+            torch.autograd.grad(
+                outputs, leaves, [g[n] for g in gradients], retain_graph=True, allow_unused=True
+            )
+            for n in range(count)
+        ]
+        return [None if of[0] is None else torch.stack(of) for of in zip(*each, strict=True)]
+
+
+def carriers_of(
+    outputs: Sequence[Tensor], leaves: Sequence[Tensor], parents: Sequence[Weight]
+) -> tuple[Tensor, ...]:
+    """Carriers for `outputs`, computed from `leaves`, the values of `parents`, under autograd."""
+    count = parents[0].scope.count
+    return _PullBack.apply(outputs, leaves, count, *[p.carrier for p in parents])
+
+
+_KEYS = itertools.count(-1, -1)  # those of torch's own handles are positive
+
+
+def _refuse(name: str, _: Tensor) -> None:
+    raise UnseenUseError(
+        f"an ordinary, summed gradient reached parameter {name!r}: some function used it out of "
+        "sight of the recorder (C++ code, or a graph built before recording began); freeze the "
+        "parameter, or write that function in torch and register a rule for it with "
+        "@pergrad.implements_per_sample_grads"
+    )
+
+
+def refuse_ordinary_gradients(t: Tensor, name: str) -> None:
+    """An ordinary gradient for a recorded tensor is an error, from now on."""
+    t.register_hook(functools.partial(_refuse, name))
+
+
+@contextmanager
+def refusing_ordinary_gradients(parameters: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within, an ordinary gradient for one of the parameters is an error."""
+    key = next(_KEYS)
+    for name, p in parameters.items():
+        if p._backward_hooks is None:
+            p.register_hook(_refuse).remove()  # leaves a dict of hooks
+        # As `register_hook` does, but for the handles: to make and remove them took as long as the rest.
+        p._backward_hooks[key] = functools.partial(_refuse, name)  # type: ignore[index]
+    try:
+        yield
+    finally:
+        for p in parameters.values():
+            if p._backward_hooks is not None:
+                p._backward_hooks.pop(key, None)

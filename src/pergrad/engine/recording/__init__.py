@@ -1,0 +1,1 @@
+"""Opens and closes one recording of a module: options, inputs, scope."""

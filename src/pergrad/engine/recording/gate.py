@@ -1,0 +1,114 @@
+"""The gate: a module's whole graph as one node, so that its backward can be recorded from outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pergrad.engine.recording.recording import Recording
+from pergrad.errors import ScopeError
+
+__all__ = ["run_gated"]
+
+
+@dataclass
+class _Inside:
+    """What lies behind the gate: the module's own outputs, with their graph, and where it begins."""
+
+    recording: Recording
+    outputs: list[Tensor]
+    leaves: list[Tensor]
+
+    def backward(self, grads: tuple[Tensor | None, ...], keep: bool) -> list[Tensor | None]:
+        """The gradients of the inputs; the parameters' go to the ledger."""
+        reached = [(t, g) for t, g in zip(self.outputs, grads, strict=True) if g is not None]
+        with self.recording.collecting(), self.recording.intercepting():
+            torch.autograd.backward(
+                [t for t, _ in reached], [g for _, g in reached], retain_graph=keep
+            )
+        self.recording.clean_up()
+        found = [leaf.grad for leaf in self.leaves]
+        for leaf in self.leaves:
+            leaf.grad = None
+        return found
+
+
+class _Enter(torch.autograd.Function):
+    """The identity, to a tensor that is no leaf: the module may change it in place."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inside: _Inside, anchor: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.inside = inside
+        ctx.set_materialize_grads(False)
+        return tuple(t.detach() for t in inside.outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        inside: _Inside | None = ctx.inside
+        if inside is None:
+            raise ScopeError(
+                "backward through a call_for_per_sample_grads call a second time: its graph is freed; "
+                "pass retain_graph=True to the first backward"
+            )
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        found = inside.backward(grads, keep)
+        if not keep:
+            ctx.inside = None
+        return None, None, *found
+
+
+def run_gated(
+    module: nn.Module, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """module(*args, **kwargs), recorded, with all outputs that require grad behind one gate."""
+    if not torch.is_grad_enabled():
+        return module(*args, **kwargs)
+    outer: list[Tensor] = []
+    leaves: list[Tensor] = []
+    inner: dict[int, Tensor] = {}
+
+    def enter(value: Any) -> Any:
+        """A tensor of our own for each of the caller's, so that no tag is left on theirs."""
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in inner:
+            own = value.detach()
+            if value.requires_grad:
+                outer.append(value)
+                leaves.append(own.requires_grad_())
+                own = own if value.is_leaf else _Enter.apply(own)
+            inner[id(value)] = own
+        return inner[id(value)]
+
+    args, kwargs = pytree.tree_map(enter, (args, kwargs))
+    with recording.intercepting():
+        recording.enter_forward(args, kwargs)
+        try:
+            output = module(*args, **kwargs)
+        finally:
+            recording.leave_forward()
+            recording.clean_up()
+    flat, spec = pytree.tree_flatten(output)
+    gated = [t for t in flat if isinstance(t, Tensor) and t.requires_grad]
+    if not gated:
+        return output
+    anchor = torch.zeros((), requires_grad=True)
+    inside = _Inside(recording, gated, leaves)
+    results = iter(_Gate.apply(inside, anchor, *outer))
+    return pytree.tree_unflatten(
+        [next(results) if isinstance(t, Tensor) and t.requires_grad else t for t in flat], spec
+    )

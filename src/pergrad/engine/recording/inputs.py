@@ -1,0 +1,149 @@
+"""Reads the batch off a module's arguments: its size, and where the samples are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as pytree
+
+from pergrad.engine.intercepting.tracker import Tracker
+from pergrad.engine.samples.layouts import Owners
+from pergrad.errors import BatchSizeError
+
+__all__ = ["batch_size_of", "mark_inputs"]
+
+
+# Arguments of torch.nn's own modules that do not have their samples where the input has them: the
+# dimension that they have them in, None for arguments that are the same for all samples.
+_TARGET_AND_MEMORY: dict[str, int | None] = {
+    "tgt_mask": None,
+    "memory_mask": None,
+    "tgt_key_padding_mask": 0,
+    "memory_key_padding_mask": 0,
+}
+_SPECIAL_ARGUMENTS: dict[type[nn.Module], dict[str, int | None]] = {
+    nn.RNNBase: {"hx": 1},
+    nn.MultiheadAttention: {"attn_mask": None, "key_padding_mask": 0},
+    nn.TransformerEncoderLayer: {"src_mask": None, "src_key_padding_mask": 0},
+    nn.TransformerEncoder: {"mask": None, "src_key_padding_mask": 0},
+    nn.TransformerDecoderLayer: _TARGET_AND_MEMORY,
+    nn.TransformerDecoder: _TARGET_AND_MEMORY,
+    nn.Transformer: {**_TARGET_AND_MEMORY, "src_mask": None, "src_key_padding_mask": 0},
+}
+
+
+def _special_arguments(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[int, int | None]:
+    """By the id of a tensor, the dimension of its samples where that is not the input's."""
+    for kind, special in _SPECIAL_ARGUMENTS.items():
+        if isinstance(module, kind):
+            bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+            return {
+                id(t): dim
+                for name, dim in special.items()
+                for t in pytree.tree_leaves(bound.get(name))
+            }
+    return {}
+
+
+def _leaves(
+    module: nn.Module, batch_dim: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[Tensor | PackedSequence, int]]:
+    """Every tensor among the arguments that may carry samples, and the dimension to look for them in."""
+    special = _special_arguments(module, args, kwargs)
+    for leaf in _opened((args, kwargs)):
+        if isinstance(leaf, Tensor | PackedSequence):
+            dim = special.get(id(leaf), batch_dim)
+            if dim is not None:
+                yield leaf, dim
+
+
+def _opened(value: Any) -> Iterator[Any]:
+    """The leaves of a pytree, and what is in its mappings and dataclasses, which pytrees do not open."""
+    for leaf in pytree.tree_leaves(value, is_leaf=lambda x: isinstance(x, PackedSequence)):
+        if isinstance(leaf, Mapping):
+            yield from _opened(dict(leaf))
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from _opened([getattr(leaf, f.name, None) for f in fields(leaf)])
+        else:
+            yield leaf
+
+
+def _unopened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """A sentence on the arguments that hold tensors in a way that is not looked into."""
+    for leaf in _opened((args, kwargs)):
+        held = [k for k, v in getattr(leaf, "__dict__", {}).items() if isinstance(v, Tensor)]
+        if held and not isinstance(leaf, nn.Module):
+            return (
+                f" (an argument is a {type(leaf).__name__}, with the tensors {', '.join(held)} as "
+                "attributes: pass them as arguments of their own, in a mapping or in a dataclass)"
+            )
+    return ""
+
+
+def batch_size_of(
+    module: nn.Module, batch_dim: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> int:
+    """The size that all tensors of the arguments agree on."""
+    found: int | None = None
+    for leaf, dim in _leaves(module, batch_dim, args, kwargs):
+        if isinstance(leaf, PackedSequence):
+            size = int(leaf.batch_sizes[0])
+        elif leaf.dim() > dim:
+            size = leaf.shape[dim]
+        else:
+            continue
+        if size == 0:
+            raise BatchSizeError(
+                f"0 is not a valid batch size for Expanded Weights but got input tensor of {leaf}"
+            )
+        if found is not None and found != size:
+            raise BatchSizeError(
+                "When computing batch size, found at least one input with batch size "
+                f"{found} and one with batch size {size}. Please specify it "
+                "explicitly using the batch size kwarg in call_for_per_sample_grads"
+            )
+        found = size
+    if found is None:
+        raise BatchSizeError(
+            "Unable to find a tensor in the passed args and kwargs. They may not be pytree-able "
+            "and so ExpandedWeights cannot compute the batch size from the inputs. Please specify "
+            f"it explicitly{_unopened(args, kwargs)}"
+        )
+    return found
+
+
+def mark_inputs(
+    module: nn.Module, tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Tensor]:
+    """Tell the tracker where the samples of the arguments are; the tensors that now carry a tag."""
+    marked: list[Tensor] = []
+    sizes: list[int] = []
+    for leaf, dim in _leaves(module, tracker.batch_dim, args, kwargs):
+        if tracker.knows(leaf.data if isinstance(leaf, PackedSequence) else leaf):
+            continue
+        if isinstance(leaf, PackedSequence):
+            order = leaf.sorted_indices
+            owner = tracker.scope.samples(0).owner_of_each(leaf.data.device)
+            owner = owner if order is None else owner[order]
+            parts = [owner[:size] for size in leaf.batch_sizes.tolist()]
+            tracker.mark(leaf.data, Owners(tracker.scope, 0, torch.cat(parts)))
+            marked.append(leaf.data)
+        else:
+            tracker.mark(leaf, tracker.by_shape(leaf, dim))
+            marked.append(leaf)
+            sizes += leaf.shape[dim : dim + 1]
+    count = tracker.scope.count
+    if len(set(sizes)) == 1 and count not in sizes:
+        raise BatchSizeError(
+            "Expected ExpandedWeights to have batch size matching input but got "
+            f"input batch size of {sizes[0]} with ExpandedWeight of batch size {count}"
+        )
+    return marked

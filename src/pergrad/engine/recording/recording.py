@@ -1,0 +1,198 @@
+"""One recording: a module's parameters, the batch, the recorder, and what is left in place meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.overrides import _get_current_function_mode_stack
+
+from pergrad.engine.collecting.ledger import Ledger
+from pergrad.engine.intercepting.autograd_functions import seeing_functions
+from pergrad.engine.intercepting.journal import Journal
+from pergrad.engine.intercepting.recorder import Recorder
+from pergrad.engine.intercepting.tracker import Tracker
+from pergrad.engine.intercepting.weights import refusing_ordinary_gradients
+from pergrad.engine.recording.inputs import batch_size_of, mark_inputs
+from pergrad.engine.recording.options import Options
+from pergrad.engine.samples.layouts import Scope
+from pergrad.errors import PergradError, ScopeError
+from pergrad.quantities import Batch, Quantity
+
+__all__ = ["Recording", "check_module", "check_quantities"]
+
+
+def check_module(module: Any) -> None:
+    """Refuse what is no module, in the words of PyTorch's own check."""
+    if not isinstance(module, nn.Module):
+        raise PergradError(f"Module passed must be nn.Module, got {type(module).__name__}")
+
+
+def check_quantities(quantities: Sequence[Any]) -> None:
+    """Refuse nothing to compute, what is no quantity, and one that is passed twice."""
+    if not quantities:
+        raise PergradError(
+            "nothing to compute: pass at least one quantity, such as pergrad.Grads()"
+        )
+    for quantity in quantities:
+        if isinstance(quantity, type) and issubclass(quantity, Quantity):
+            raise PergradError(
+                f"{quantity.__name__} is a class: pass an object, such as {quantity.__name__}(...)"
+            )
+        if not isinstance(quantity, Quantity):
+            raise PergradError(f"expected quantities, got {type(quantity).__name__}")
+    if len({id(quantity) for quantity in quantities}) < len(quantities):
+        raise PergradError("the same quantity is passed twice: each needs an object of its own")
+
+
+def _modules(module: nn.Module, prefix: str, seen: set[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """What `module.named_modules()` gives, but as a list: its nested generators took twice as long."""
+    seen.add(module)
+    found = [(prefix, module)]
+    for name, child in module._modules.items():
+        if child is not None and child not in seen:
+            found += _modules(child, f"{prefix}.{name}" if prefix else name, seen)
+    return found
+
+
+def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The parameters to record, each once, by the name that `named_parameters` gives; and all tensors."""
+    weights: dict[str, Tensor] = {}
+    own: dict[int, Tensor] = {}
+    for prefix, m in _modules(module, "", set()):
+        if isinstance(m, nn.DataParallel):
+            raise PergradError(
+                "nn.DataParallel copies the module to other threads and devices, where its parameters "
+                "cannot be recorded: record its `.module`, on one device"
+            )
+        for key, p in m._parameters.items():
+            if p is None or id(p) in own:
+                continue
+            own[id(p)] = p
+            name = f"{prefix}.{key}" if prefix else key
+            if type(p) is not nn.Parameter and isinstance(p, UninitializedParameter):
+                raise PergradError(
+                    f"parameter {name!r} of a lazy module has no shape yet: call the module once first"
+                )
+            if p.requires_grad:
+                weights[name] = p
+            if p.requires_grad and p.is_meta:
+                raise PergradError(
+                    f"parameter {name!r} is on the meta device and has no values: materialise the module "
+                    "first, for example with module.to_empty(device=...) and its weights"
+                )
+        for b in m._buffers.values():
+            if b is not None:
+                own[id(b)] = b
+    return weights, list(own.values())
+
+
+class Recording:
+    """The recorder of one batch through one module, and the ledger that its taps write to."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        quantities: Sequence[Quantity],
+        options: Options,
+        journal: Journal | None = None,
+    ) -> None:
+        self._module = module
+        trainable, self._own = survey(module)
+        self._weights = options.chosen(module, trainable)
+        self._left_out = [p for name, p in trainable.items() if name not in self._weights]
+        self._quantities = quantities
+        self._options = options
+        self._recorder = Recorder(self._weights, journal)
+        self._ledger: Ledger | None = None
+        self._tracker: Tracker | None = None
+        self._is_collecting = False
+        self._marked: list[Tensor] = []
+
+    def begin(self, size: int) -> None:
+        """The batch has `size` samples: everything from here on is recorded."""
+        options = self._options
+        self._ledger = Ledger(
+            self._quantities,
+            Batch(size, self._weights, options.offload),
+            options.scale(size),
+            options.max_bytes,
+        )
+        self._tracker = Tracker(Scope(size), options.batch_dim, self._own)
+        if self._is_collecting:
+            self._ledger.open()
+        self._recorder.begin(self._tracker, self._ledger)
+
+    def enter_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The module's own forward begins: its arguments carry the samples, what else it meets does not."""
+        with torch._C.DisableTorchFunction():  # reading the arguments is no part of the model
+            if self._tracker is None:
+                self.begin(batch_size_of(self._module, self._options.batch_dim, args, kwargs))
+            assert self._tracker is not None
+            self._marked += mark_inputs(self._module, self._tracker, args, kwargs)
+        self._tracker.strangers_are_constant = True
+
+    def leave_forward(self) -> None:
+        if self._tracker is not None:
+            self._tracker.strangers_are_constant = False
+
+    def check_complete(self) -> None:
+        """Refuse to end without anything recorded."""
+        if self._ledger is None:
+            raise ScopeError("the recorded module was not called inside the `record` block")
+        if self._ledger.is_empty:
+            raise ScopeError(
+                "no gradient reached a recorded parameter: call backward() on a loss of the "
+                "module's output inside the `record` block"
+            )
+
+    def clean_up(self) -> None:
+        """Take the tags off the caller's tensors and the module's own."""
+        for t in (*self._marked, *self._own):
+            Tracker.unmark(t)
+        self._marked.clear()
+
+    @contextmanager
+    def intercepting(self) -> Iterator[None]:
+        """Within: every function is seen."""
+        for mode in _get_current_function_mode_stack():
+            if isinstance(mode, Recorder):
+                raise ScopeError(
+                    "recordings cannot be nested: end the outer one first, or record one module that "
+                    "holds both (for example an nn.ModuleList)"
+                )
+        with seeing_functions(), self._left_out_frozen(), self._recorder:
+            yield
+
+    @contextmanager
+    def _left_out_frozen(self) -> Iterator[None]:
+        """Within, parameters that were not asked for are constants, and get no gradient."""
+        for p in self._left_out:
+            p.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for p in self._left_out:
+                p.requires_grad_(True)
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Within: gradients are taken in; one that reaches a parameter past the recorder is an error."""
+        self._is_collecting = True
+        if self._ledger is not None:
+            self._ledger.open()
+        try:
+            with refusing_ordinary_gradients(self._weights):
+                yield
+        except BaseException:
+            if self._ledger is not None:
+                self._ledger.abandon()
+            raise
+        finally:
+            self._is_collecting = False
+        if self._ledger is not None:
+            self._ledger.close()

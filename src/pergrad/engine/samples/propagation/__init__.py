@@ -1,0 +1,111 @@
+"""How samples move through torch functions, one family a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from pergrad.engine.samples.layouts import Layout, Lost, Owners, Samples
+from pergrad.engine.samples.propagation import (
+    batchwise,
+    contracting,
+    elementwise,
+    indexing,
+    joining,
+    recurrent,
+    reducing,
+    shaping,
+)
+from pergrad.engine.samples.propagation.creating import layout_by_sizes, sizes_in
+from pergrad.engine.samples.propagation.elementwise import ELEMENTWISE
+from pergrad.engine.samples.propagation.joining import declared_samples
+from pergrad.engine.samples.propagation.probing import layouts_by_probe
+from pergrad.engine.samples.propagation.table import (
+    BY_VALUE,
+    Call,
+    handler_of,
+    mixed_samples,
+    name_of,
+    refuse_mixed_samples,
+    tensors_in,
+)
+
+__all__ = [
+    "BY_VALUE",
+    "ELEMENTWISE",
+    "Call",
+    "batchwise",
+    "contracting",
+    "elementwise",
+    "handler_of",
+    "indexing",
+    "joining",
+    "layouts_of_outputs",
+    "mixed_samples",
+    "name_of",
+    "recurrent",
+    "reducing",
+    "refuse_mixed_samples",
+    "shaping",
+    "sizes_in",
+    "tensors_in",
+]
+
+
+def layouts_of_outputs(call: Call) -> list[Layout]:
+    """The layout of every output of a call, from the layouts of its arguments."""
+    for t, layout in zip(call.tensors, call.layouts, strict=True):
+        if isinstance(layout, Lost) and t.requires_grad:
+            if layout.why == "mixed" or not _interferes(call, layout):
+                return [layout] * len(call.outputs)
+            return [call.mixed(f"follows on: {layout.reason}")] * len(call.outputs)
+    if not call.carriers:
+        return [declared_samples(call) or layout_by_sizes(call)] * len(call.outputs)
+    handler = handler_of(call.func)
+    found = handler(call) if handler is not None else None
+    if found is None:
+        return layouts_by_probe(call)
+    layouts: Sequence[Layout] = (
+        found if isinstance(found, list | tuple) else [found] * len(call.outputs)  # type: ignore[list-item]
+    )
+    return [
+        layout if _fits(layout, t) else call.lost("moves samples in a way that is not known")
+        for t, layout in zip(call.outputs, layouts, strict=True)
+    ]
+
+
+# What a sum over the samples may go through and still be one.
+_LINEAR = frozenset(
+    """
+    add sub mul div truediv true_divide neg to float double half bfloat16 type type_as sum mean clone
+    detach view view_as reshape squeeze unsqueeze flatten stack cat getitem expand contiguous item tolist
+    requires_grad data cpu cuda dot
+    """.split()
+)
+# What moves elements about without letting any two of them meet.
+_RESHAPES = frozenset(
+    """
+    view view_as reshape flatten unflatten squeeze unsqueeze ravel transpose permute t T mT movedim getitem
+    select narrow chunk split unbind expand contiguous sum mean
+    """.split()
+)
+
+
+def _interferes(call: Call, lost: Lost) -> bool:
+    """Whether what has lost its samples may let them act on one another."""
+    if call.carriers:
+        return True
+    if lost.why != "total":
+        alone = len(call.tensors) == 1
+        return not alone or call.name not in ELEMENTWISE | _RESHAPES
+    totals = sum(t.requires_grad and isinstance(call.layout(t), Lost) for t in call.tensors)
+    is_product = call.name in ("mul", "div", "truediv", "true_divide", "dot") and totals > 1
+    return call.name not in _LINEAR or is_product
+
+
+def _fits(layout: Layout, t: Tensor) -> bool:
+    """Whether the tensor can have that layout at all: a safeguard, since a wrong one is a wrong number."""
+    if not isinstance(layout, Samples | Owners):
+        return True
+    return layout.dim < t.dim() and t.shape[layout.dim] == layout.size

@@ -1,0 +1,136 @@
+"""Matrix products and other contractions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from pergrad.engine.samples.layouts import Layout, Owners, Samples
+from pergrad.engine.samples.propagation.table import Call, moves_samples
+
+__all__: list[str] = []
+
+SUMMED = -1  # a contracted dimension: it has no place in the output
+
+
+def _combined(call: Call, places: Sequence[tuple[Tensor, int | None]]) -> Layout | None:
+    """One layout from the place in the output that each argument's samples end up in.
+
+    SUMMED is a contraction over the samples; None that the place is not known.
+    """
+    seen: list[Samples | Owners] = []
+    for t, place in places:
+        layout = call.layout(t)
+        if not isinstance(layout, Samples | Owners):
+            continue
+        if place is None:
+            return None
+        if place == SUMMED:
+            return call.mixed()
+        seen.append(layout.at(place))
+    return call.agreed(seen)
+
+
+def _place(call: Call, t: Tensor) -> int:
+    layout = call.layout(t)
+    return layout.dim if isinstance(layout, Samples | Owners) else 0
+
+
+def _matmul_places(call: Call, a: Tensor, b: Tensor) -> list[tuple[Tensor, int | None]]:
+    """Where the dimensions of a (..., m, k) and b (..., k, n) go in their product."""
+    rank = call.output.dim()
+    places: list[tuple[Tensor, int | None]] = []
+    for t, contracted in ((a, a.dim() - 1), (b, max(b.dim() - 2, 0))):
+        dim = _place(call, t)
+        if dim == contracted:
+            places.append((t, SUMMED))
+        elif t is a:
+            places.append((t, dim + rank - (a.dim() if b.dim() > 1 else a.dim() - 1)))
+        elif dim == b.dim() - 1:
+            places.append((t, rank - 1))
+        else:
+            places.append((t, dim + rank - (b.dim() if a.dim() > 1 else b.dim() - 1)))
+    return places
+
+
+@moves_samples("matmul", "mm", "bmm", "mv", "dot")
+def _matmul(call: Call) -> Layout | None:
+    a = call.argument(0, "input", "self")
+    b = call.argument(1, "other", "mat2", "vec", "tensor")
+    if call.func.__name__ == "__rmatmul__":
+        a, b = b, a
+    return _combined(call, _matmul_places(call, a, b))
+
+
+@moves_samples("addmm", "baddbmm", "addmv")
+def _addmm(call: Call) -> Layout | None:
+    bias = call.argument(0, "input", "self")
+    a = call.argument(1, "mat1", "batch1", "mat")
+    b = call.argument(2, "mat2", "batch2", "vec")
+    shift = call.output.dim() - bias.dim()
+    places = _matmul_places(call, a, b)
+    return _combined(call, [*places, (bias, _place(call, bias) + shift)])
+
+
+@moves_samples("grouped_mm", "_grouped_mm", "grouped_mm_fallback", "rows_by_group")
+def _grouped_matmul(call: Call) -> Layout | None:
+    """Rows times the matrix of the group that each is in: the rows stay."""
+    x, weight = (
+        call.argument(0, "input", "self", "mat_a"),
+        call.argument(1, "weight", "mat2", "mat_b"),
+    )
+    places: list[tuple[Tensor, int | None]] = [(x, 0 if _place(call, x) == 0 else SUMMED)]
+    return _combined(call, [*places, (weight, SUMMED)])
+
+
+@moves_samples("linear")
+def _linear(call: Call) -> Layout | None:
+    x, weight = call.argument(0, "input"), call.argument(1, "weight")
+    place: int | None = _place(call, x)
+    if place == x.dim() - 1:
+        place = SUMMED
+    if isinstance(call.layout(weight), Samples | Owners):
+        out = call.output.dim() - 1
+        return _combined(call, [(x, place), (weight, SUMMED if _place(call, weight) else out)])
+    return _combined(call, [(x, place)])
+
+
+@moves_samples("einsum")
+def _einsum(call: Call) -> Layout | None:
+    equation, *operands = call.args
+    if not isinstance(equation, str):
+        return None
+    if len(operands) == 1 and isinstance(operands[0], Sequence):
+        operands = list(operands[0])
+    left, _, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if "->" not in equation:
+        letters = sorted(set(left) - {",", "."})
+        right = "".join(x for x in letters if left.count(x) == 1)
+        right = ("..." if "..." in left else "") + right
+    places: list[tuple[Tensor, int | None]] = []
+    output = _letters(right, call.output.dim())
+    for term, t in zip(terms, operands, strict=True):
+        letter = _letters(term, t.dim())[_place(call, t)] if t.dim() else None
+        places.append((t, output.index(letter) if letter in output else SUMMED))
+    return _combined(call, places)
+
+
+def _letters(term: str, rank: int) -> list[str]:
+    """One name a dimension; those that an ellipsis stands for are numbered from the right."""
+    before, dots, after = term.partition("...")
+    hidden = rank - len(before) - len(after) if dots else 0
+    return [*before, *(f".{k}" for k in range(hidden, 0, -1)), *after]
+
+
+@moves_samples("scaled_dot_product_attention")
+def _attention(call: Call) -> Layout | None:
+    """Queries, keys and values agree on where the samples are, in front of positions and features."""
+    places: list[tuple[Tensor, int | None]] = []
+    for k, name in enumerate(("query", "key", "value")):
+        t = call.argument(k, name)
+        dim = _place(call, t)
+        shift = call.output.dim() - t.dim()
+        places.append((t, SUMMED if dim >= t.dim() - 2 else dim + shift))
+    return _combined(call, places)

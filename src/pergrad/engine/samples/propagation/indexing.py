@@ -1,0 +1,331 @@
+"""Indexing, exact by value: the owners are indexed as the rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.samples.layouts import Constant, Layout, Owners, Samples, Unfinished
+from pergrad.engine.samples.propagation.elementwise import aligned
+from pergrad.engine.samples.propagation.table import Call, moves_samples
+
+__all__ = ["layout_after_write"]
+
+
+def _is_number(index: Any) -> bool:
+    """A number, or a scalar tensor that stands for one."""
+    if isinstance(index, Tensor):
+        return index.dim() == 0 and index.dtype not in (torch.bool, torch.uint8)
+    return isinstance(index, int) or type(index).__name__ in ("int64", "int32")
+
+
+def _is_advanced(index: Any) -> bool:
+    return index is not None and not isinstance(index, slice) and not _is_number(index)
+
+
+def _as_tensor(index: Any, device: torch.device) -> Tensor:
+    if isinstance(index, Tensor):
+        return index
+    made = torch.as_tensor(index, device=device)
+    return made if made.numel() else made.long()
+
+
+def _width(index: Any) -> int:
+    """How many dimensions of the tensor an index uses up."""
+    if index is None:
+        return 0
+    if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+        return index.dim()
+    return 0 if isinstance(index, bool) else 1
+
+
+def _normalized(index: Any, rank: int) -> list[Any]:
+    """One entry for every index, the ellipsis and the dimensions not named written out as slices."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    free = rank - sum(_width(i) for i in items if i is not Ellipsis)
+    at = next((k for k, i in enumerate(items) if i is Ellipsis), None)
+    whole = [slice(None)] * free
+    return [*items, *whole] if at is None else [*items[:at], *whole, *items[at + 1 :]]
+
+
+class _Indexing:
+    """Where the dimensions of `t` and of its index tensors end up in `t[index]`."""
+
+    def __init__(self, t: Tensor, index: Any) -> None:
+        self.items = _normalized(index, t.dim())
+        blocks = [
+            i for i in self.items if not _is_number(i)
+        ]  # a number only takes its dimension away
+        places = [k for k, i in enumerate(blocks) if _is_advanced(i)]
+        self.tensors = [_as_tensor(blocks[k], t.device) for k in places]
+        shapes = [(1,) if i.dtype in (torch.bool, torch.uint8) else i.shape for i in self.tensors]
+        self.rank = max((len(s) for s in shapes), default=0)  # of the block that they give
+        together = bool(places) and places == list(range(places[0], places[-1] + 1))
+        self.start = places[0] if together else 0  # where the block stands in the output
+
+    def _kept(self, k: int) -> int:
+        return sum(i is None or isinstance(i, slice) for i in self.items[:k])
+
+    def find(self, dim: int) -> tuple[int, Any, int]:
+        """Which item works on dimension `dim` of t: its position, itself, and dim's place in it."""
+        first = 0
+        for k, item in enumerate(self.items):
+            width = _width(item)
+            if first <= dim < first + width:
+                return k, item, dim - first
+            first += width
+        raise IndexError(dim)
+
+    def place_of_slice(self, k: int) -> int:
+        """The output dimension of the slice at position k."""
+        kept = self._kept(k)
+        return kept + self.rank if self.tensors and kept >= self.start else kept
+
+
+@moves_samples("getitem", "index")
+def _getitem(call: Call) -> Layout | None:
+    t, index = call.args[:2]
+    if call.name == "index":
+        index = tuple(index)
+    items = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(i, bool) for i in items):
+        if index is not True:
+            return call.mixed("takes truth values for indices")
+        index = None  # both add a dimension in front
+    layout = call.layout(t)
+    where = _Indexing(t, index)
+    carriers = [i for i in where.tensors if isinstance(call.layout(i), Samples | Owners)]
+    if not isinstance(layout, Samples | Owners) or (carriers and not t.requires_grad):
+        return _gathered(call, where, carriers)  # without a gradient, only who asks matters
+    k, item, offset = where.find(layout.dim)
+    if isinstance(item, slice):
+        if carriers:
+            return call.mixed()
+        place = where.place_of_slice(k)
+        if call.output.shape[place] == layout.size and (item.step or 1) == 1:
+            return layout.at(place)
+        if _is_the_same_for_all(t, layout.dim):
+            return call.scope.constant()
+        return call.scope.owners(place, layout.owner_of_each(t.device)[item])
+    if _is_number(item):
+        if where.tensors:
+            return call.lost("picks one sample out") if t.requires_grad else call.scope.constant()
+        return call.of_one_sample(call.output, layout, int(item))
+    return _picked(call, where, _as_tensor(item, t.device), offset, layout)
+
+
+def _is_the_same_for_all(t: Tensor, dim: int) -> bool:
+    """Whether a part of `t` along `dim` belongs to all samples: indices that were expanded to the batch.
+
+    By value, since a copy to another device loses the stride of zero. Where all samples have the same
+    rows, a loop over them picks the same ones.
+    """
+    if t.is_floating_point() or t.is_complex() or t.shape[dim] < 2:
+        return False
+    return t.stride(dim) == 0 or bool((t == t.narrow(dim, 0, 1)).all())
+
+
+def _gathered(call: Call, where: _Indexing, carriers: Sequence[Tensor]) -> Layout | None:
+    """A constant indexed by something that differs between samples."""
+    found: Layout | None = None
+    for index in carriers:
+        layout = call.layout(index)
+        assert isinstance(layout, Samples | Owners)
+        if index.dtype in (torch.bool, torch.uint8):
+            rows = index.nonzero()[:, layout.dim]
+            here: Layout = call.scope.owners(where.start, layout.owner_of_each(index.device)[rows])
+        else:
+            here = layout.at(where.start + where.rank - index.dim() + layout.dim)
+        if found is not None and found != here:
+            return call.mixed()
+        found = here
+    return found if found is not None else call.scope.constant()
+
+
+def _picked(
+    call: Call, where: _Indexing, index: Tensor, offset: int, layout: Samples | Owners
+) -> Layout:
+    """Samples picked by an index tensor: each picked row keeps its owner."""
+    owner = layout.owner_of_each(index.device)
+    if index.dtype in (torch.bool, torch.uint8):
+        return call.scope.owners(where.start, owner[index.nonzero()[:, offset]])
+    if index.dim() == 0:
+        return call.lost("picks one sample out")
+    picked = owner[index]
+    wide = [d for d in range(index.dim()) if index.shape[d] > 1] or [index.dim() - 1]
+    for d in wide:
+        rows = picked.movedim(d, 0).flatten(1) if picked.dim() > 1 else picked.unsqueeze(1)
+        if len(wide) == 1 or bool((rows == rows[:, :1]).all()):
+            return call.scope.owners(where.start + where.rank - index.dim() + d, rows[:, 0])
+    return call.mixed("picks samples along several dimensions at once")
+
+
+@moves_samples("written")
+def layout_after_write(call: Call) -> Layout:
+    """The layout of `t` after `t[index] = value`."""
+    t, index, value = call.args[:3]
+    layout = call.layout(t)
+    written = call.layout(value) if isinstance(value, Tensor) else call.scope.constant()
+    if not isinstance(written, Samples | Owners):
+        return layout
+    region = t.detach()[index]
+    place = region.dim() - value.dim() + written.dim
+    if isinstance(layout, Samples | Owners):
+        reading = Call(call.scope, Tensor.__getitem__, (t, index), {}, [region], [t], [layout])
+        there = _getitem(reading)
+        if not isinstance(there, Samples | Owners) or region.shape[there.dim] != there.size:
+            return call.mixed("writes samples over others")
+        if place < 0 or written.size != region.shape[place]:
+            return call.mixed("writes samples over others")
+        return layout if call.agreed([there, written.at(place)]).carries else call.mixed()
+    where = _Indexing(t, index)
+    first = 0
+    for k, item in enumerate(where.items):
+        is_place = isinstance(item, slice) and where.place_of_slice(k) == place
+        if is_place and t.shape[first] == written.size:
+            return written.at(first)
+        if is_place and call.flows and written.size == region.shape[place]:
+            whole = list(t.shape)
+            whole[first] = written.size
+            if list(region.shape) == whole:
+                return _written_in_part(call, layout, first, item, written)
+        first += _width(item)
+    return call.mixed("writes samples into a constant")
+
+
+def _written_in_part(
+    call: Call, before: Layout, dim: int, part: slice, written: Samples | Owners
+) -> Layout:
+    """After `t[part] = rows`: experts fill a result one after the other, until it is all theirs."""
+    t = call.args[0]
+    if isinstance(before, Unfinished) and before.dim == dim and before.owner is not None:
+        owner = before.owner.clone()
+    elif isinstance(before, Constant):
+        owner = torch.full((t.shape[dim],), -1, device=t.device)
+    else:
+        return call.mixed("writes samples over others")
+    owner[part] = written.owner_of_each(t.device)
+    if bool((owner >= 0).all()):
+        return call.scope.owners(dim, owner)
+    reason = f"`{call.name}` writes samples into part of a constant"
+    return Unfinished(call.scope, reason, "unknown", dim, owner)
+
+
+@moves_samples("select", "narrow", "index_select", "select_copy", "narrow_copy")
+def _select(call: Call) -> Layout:
+    t = call.argument(0, "input", "self")
+    layout = call.layout(t)
+    dim = call.argument(1, "dim") % t.dim()
+    if not isinstance(layout, Samples | Owners):
+        index = call.argument(2, "index")
+        own = call.layout(index) if isinstance(index, Tensor) else layout
+        return own.at(dim) if isinstance(own, Samples | Owners) else layout
+    if call.name == "select":
+        if dim == layout.dim:
+            return call.of_one_sample(call.output, layout, int(call.argument(2, "index")))
+        return layout.at(layout.dim - (dim < layout.dim))
+    if dim != layout.dim:
+        return layout
+    owner = layout.owner_of_each(t.device)
+    if call.name == "index_select":
+        return call.scope.owners(dim, owner[call.argument(2, "index")].reshape(-1))
+    start = int(call.argument(2, "start")) % max(t.shape[dim], 1)
+    return call.scope.owners(dim, owner[start : start + call.output.shape[dim]])
+
+
+@moves_samples("gather", "take_along_dim")
+def _gather(call: Call) -> Layout | None:
+    """The output has the shape of the index; along other dimensions than `dim` the two run in step."""
+    t = call.argument(0, "input", "self")
+    if call.name == "gather":
+        dim, index = call.argument(1, "dim"), call.argument(2, "index")
+    else:
+        index, dim = call.argument(1, "indices"), call.argument(2, "dim")
+    if dim is None:
+        return None
+    dim %= t.dim()
+    layout, own = call.layout(t), call.layout(index)
+    if not isinstance(layout, Samples | Owners):
+        return own
+    if layout.dim != dim:
+        return layout if call.output.shape[layout.dim] == layout.size else None
+    if t.dim() == 1:
+        return call.scope.owners(0, layout.owner_of_each(t.device)[index])
+    return call.mixed()
+
+
+@moves_samples(
+    *"scatter scatter_add scatter_reduce index_add index_copy index_fill index_reduce".split()
+)
+def _scatter(call: Call) -> Layout | None:
+    """What is written must belong to whom it is written to; a constant takes over whose it is."""
+    t = call.argument(0, "input", "self")
+    layout = call.layout(t)
+    dim = call.argument(1, "dim") % t.dim()
+    index, source = call.argument(2, "index"), call.argument(3, "src", "source", "value")
+    layouts = [call.layout(p) for p in (source, index) if isinstance(p, Tensor)]
+    own = next((la for la in layouts if isinstance(la, Samples | Owners)), None)
+    if own is None:
+        return layout
+    if own.dim != dim:
+        if call.output.shape[own.dim] != own.size:
+            return None
+        return call.agreed([layout, own] if isinstance(layout, Samples | Owners) else [own])
+    if index.dim() > 1:
+        return call.mixed()
+    index = index.reshape(-1)
+    givers = own.owner_of_each(t.device)
+    if isinstance(layout, Samples | Owners):
+        same = layout.dim == dim and torch.equal(layout.owner_of_each(t.device)[index], givers)
+        return layout if same else call.mixed("writes samples over others")
+    owner = torch.full((t.shape[dim],), -1, device=t.device)
+    owner[index] = givers
+    return call.scope.owners(dim, owner) if bool((owner >= 0).all()) else None
+
+
+@moves_samples("nonzero", "argwhere", "where", by_value=True)
+def _nonzero(call: Call) -> Layout | None:
+    """Every true element becomes a row, which belongs to the element's sample."""
+    if call.name == "where" and len(call.args) + len(call.kwargs) > 1:
+        return aligned(call)
+    t = call.argument(0, "input", "self")
+    layout = call.layout(t)
+    if not isinstance(layout, Samples | Owners):
+        return layout
+    as_tuple = len(call.outputs) == t.dim() and call.outputs[0].dim() == 1
+    rows = call.outputs[layout.dim] if as_tuple else call.output[:, layout.dim]
+    return call.scope.owners(0, layout.owner_of_each(t.device)[rows])
+
+
+@moves_samples("masked_select", by_value=True)
+def _masked_select(call: Call) -> Layout:
+    t, mask = call.argument(0, "input", "self"), call.argument(1, "mask")
+    for part in (t, mask):
+        layout = call.layout(part)
+        if isinstance(layout, Samples | Owners):
+            shape = torch.broadcast_shapes(t.shape, mask.shape)
+            sizes = [-1] + [1] * (part.dim() - 1 - layout.dim)
+            owner = layout.owner_of_each(t.device).view(sizes).expand(shape)
+            return call.scope.owners(0, owner[mask.expand(shape)])
+    return call.scope.constant()
+
+
+@moves_samples("masked_scatter", by_value=True)
+def _masked_scatter(call: Call) -> Layout:
+    t, mask, source = (call.argument(k, name) for k, name in enumerate(("input", "mask", "source")))
+    layout, written = call.layout(t), call.layout(source)
+    if not isinstance(written, Samples | Owners):
+        return layout
+    if not isinstance(layout, Samples | Owners):
+        return call.mixed("writes samples into a constant")
+    takers = _owner_of_elements(layout, t)[mask.expand(t.shape)]
+    givers = _owner_of_elements(written, source).flatten()[: len(takers)]
+    return layout if torch.equal(takers, givers) else call.mixed("writes samples over others")
+
+
+def _owner_of_elements(layout: Samples | Owners, t: Tensor) -> Tensor:
+    sizes = [-1 if d == layout.dim else 1 for d in range(t.dim())]
+    return layout.owner_of_each(t.device).view(sizes).expand(t.shape)

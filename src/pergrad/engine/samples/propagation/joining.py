@@ -1,0 +1,114 @@
+"""Operations that join tensors or take them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.samples.layouts import Layout, Owners, Samples
+from pergrad.engine.samples.propagation.table import Call, moves_samples
+
+__all__ = ["declared_samples"]
+
+
+@moves_samples("cat", "concat", "concatenate")
+def _cat(call: Call) -> Layout:
+    parts = call.argument(0, "tensors")
+    dim = call.argument(1, "dim", "axis", default=0) % call.output.dim()
+    seen = [layout for _, layout in call.carriers]
+    if any(layout.dim != dim for layout in seen):
+        return call.agreed(seen)
+    layouts = [call.layout(p) for p in parts if p.numel() or p.dim() > 1]
+    if all(isinstance(la, Samples) and la.post == 1 for la in layouts):
+        return call.scope.samples(dim, call.output.shape[dim] // call.scope.count)
+    if not all(isinstance(la, Samples | Owners) for la in layouts):
+        return call.lost("appends rows without a sample to the samples' dimension")
+    device = call.output.device
+    owners = [la.owner_of_each(device) for la in layouts if isinstance(la, Samples | Owners)]
+    return call.scope.owners(dim, torch.cat(owners))
+
+
+@moves_samples("stack")
+def _stack(call: Call) -> Layout:
+    dim = call.argument(1, "dim", default=0) % call.output.dim()
+    single = _single_owners(call)
+    if single is not None:
+        return call.scope.owners(dim, single)
+    return call.agreed([la.at(la.dim + (dim <= la.dim)) for _, la in call.carriers])
+
+
+def _single_owners(call: Call) -> Tensor | None:
+    """The owners of parts that belong to one sample each, as `unbind` over the samples leaves them."""
+    layouts = [layout for _, layout in call.carriers]
+    if len(layouts) != len(call.tensors) or not all(isinstance(la, Owners) for la in layouts):
+        return None
+    owners = [la.owner for la in layouts if isinstance(la, Owners) and len(la.owner)]
+    if len(owners) != len(layouts) or len({int(o[0]) for o in owners}) == 1:
+        return None
+    if not all(bool((owner == owner[0]).all()) for owner in owners):
+        return None
+    return torch.stack([owner[0] for owner in owners])
+
+
+@moves_samples("split", "split_with_sizes", "chunk", "tensor_split")
+@moves_samples("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
+def _split(call: Call) -> Layout | Sequence[Layout]:
+    t = call.argument(0, "tensor", "input", "self")
+    layout = call.layout(t)
+    dim = call.argument(2, "dim", default=0) % t.dim()
+    if not isinstance(layout, Samples | Owners) or dim != layout.dim:
+        return layout
+    owner = layout.owner_of_each(t.device)
+    ends = list(accumulate(part.shape[dim] for part in call.outputs))
+    starts = [0, *ends[:-1]]
+    return [call.scope.owners(dim, owner[a:b]) for a, b in zip(starts, ends, strict=True)]
+
+
+@moves_samples("unbind", "iter")
+def _unbind(call: Call) -> Layout | Sequence[Layout]:
+    t = call.argument(0, "input", "self")
+    layout = call.layout(t)
+    dim = call.argument(1, "dim", default=0) % t.dim()
+    if not isinstance(layout, Samples | Owners):
+        return layout
+    if dim == layout.dim:
+        return [call.of_one_sample(part, layout, k) for k, part in enumerate(call.outputs)]
+    return layout.at(layout.dim - (dim < layout.dim))
+
+
+@moves_samples("_pack_padded_sequence")
+def _pack(call: Call) -> Sequence[Layout]:
+    """The rows of a packed sequence, step after step; each step has the sequences still alive."""
+    t = call.args[0]
+    layout, constant = call.layout(t), call.scope.constant()
+    if not isinstance(layout, Samples | Owners):
+        return [constant] * len(call.outputs)
+    owner = layout.owner_of_each(t.device)
+    sizes = call.outputs[1].tolist()
+    rows = torch.cat([owner[:size] for size in sizes])
+    return [Owners(call.scope, 0, rows), constant]
+
+
+@moves_samples("_pad_packed_sequence")
+def _pad(call: Call) -> Sequence[Layout]:
+    data, sizes, batch_first = call.args[:3]
+    layout = call.layout(data)
+    if not isinstance(layout, Samples | Owners):
+        return [layout, call.scope.constant()]
+    owner = layout.owner_of_each(data.device)[: int(sizes[0])]
+    return [call.scope.owners(0 if batch_first else 1, owner), call.scope.constant()]
+
+
+@moves_samples("carry_samples")
+def _carry(call: Call) -> Layout:
+    return call.layout(call.args[1])
+
+
+def declared_samples(call: Call) -> Layout | None:
+    """The samples that `are_samples` declares for a tensor that is not known to carry any."""
+    if call.name == "are_samples" and call.output.shape[0] == call.scope.count:
+        return call.scope.samples(0)
+    return None

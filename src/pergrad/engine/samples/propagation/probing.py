@@ -1,0 +1,231 @@
+"""The long tail: run the operation on shapes alone with one sample more, and see which dimension grows."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.samples.layouts import Layout, Owners, Samples
+from pergrad.engine.samples.propagation.table import Call, tensors_in
+from pergrad.engine.samples.sizes import BatchSize
+from pergrad.runtime import is_traced
+
+__all__ = ["layouts_by_probe"]
+
+# By the signature of a call, which dimensions of each output grow; or why that is not known. The signature
+# has the function, the batch size, every plain argument with its type, and of every tensor the shape, dtype
+# and layout. It does not have the values of tensors: which dimensions grow depends on none of those that are
+# floating, and calls with indices of no sample, or with owners, have no signature. Whether one sample
+# reaches another may depend on values only in a function that mixes samples by their values, or by what it
+# closes over; such a one is found out if it does so in the first call that is probed.
+_GROWN: dict[Any, list[list[int] | None] | str] = {}
+_MOST_GROWN = 10_000
+_UNTRIED = "has a result whose samples cannot be told"
+
+
+def layouts_by_probe(call: Call) -> list[Layout]:
+    """One layout an output. The order of the samples is taken to be kept, as almost all functions do."""
+    kinds = {type(layout) for _, layout in call.carriers}
+    owners = [layout for _, layout in call.carriers if isinstance(layout, Owners)]
+    if owners and (len(kinds) > 1 or any(la.owner is not owners[0].owner for la in owners)):
+        return [call.mixed("moves samples in a way that is not known")] * len(call.outputs)
+    signature = _signature(call)
+    grown = _GROWN.get(signature) if signature is not None else None
+    if grown is None and any(
+        map(is_traced, call.tensors)
+    ):  # what the model calls is known from a step that was not
+        return [call.mixed("cannot be looked into while it is traced")] * len(call.outputs)
+    if grown is None:
+        grown = _probe(call)
+        if not isinstance(grown, str) and not _keeps_samples_apart(call, grown):
+            grown = "mixes or reorders the samples"
+        if signature is not None:
+            if len(_GROWN) >= _MOST_GROWN:
+                _GROWN.clear()
+            _GROWN[signature] = grown
+    if isinstance(grown, str) and grown.startswith(_UNTRIED) and call.flows:
+        return [call.lost(grown)] * len(call.outputs)
+    if isinstance(grown, str):
+        return [call.mixed(grown)] * len(call.outputs)
+    return [_layout(call, t, dims) for t, dims in zip(call.outputs, grown, strict=True)]
+
+
+def _keeps_samples_apart(call: Call, grown: list[list[int] | None]) -> bool:
+    """Whether a sample that is not a number spoils its own part of the outputs and no other."""
+    count = call.scope.count
+    for sample in sorted({0, 1, count // 2, count - 1} & set(range(count))):
+        try:
+            with torch.no_grad(), torch.random.fork_rng():
+                results = tensors_in(_with_poison(call, sample))
+        except (RuntimeError, ValueError):  # the function itself refuses what is not a number
+            return False
+        for t, dims in zip(results, grown, strict=True):
+            if not (t.is_floating_point() or t.is_complex()) or not dims or len(dims) > 1:
+                continue
+            layout = _layout(call, t, dims)
+            if not isinstance(layout, Samples | Owners):
+                continue
+            owner = layout.owner_of_each(t.device)
+            rows = t.isnan().movedim(layout.dim, 0).flatten(1).any(1) if t.dim() > 1 else t.isnan()
+            if bool((rows & (owner != sample)).any()):
+                return False
+    return True
+
+
+def _with_poison(call: Call, sample: int) -> Any:
+    def poison(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            layout = call.layout(value)
+            value = value.detach().clone()
+            if isinstance(layout, Samples | Owners) and value.is_floating_point():
+                rows = layout.owner_of_each(value.device) == sample
+                value.movedim(layout.dim, 0)[rows] = torch.nan
+            return value
+        return type(value)(poison(v) for v in value) if type(value) in (list, tuple) else value
+
+    return call.func(*poison(call.args), **{k: poison(v) for k, v in call.kwargs.items()})
+
+
+def _layout(call: Call, output: Tensor, grown: list[int] | None) -> Layout:
+    if grown is None or len(grown) > 1:
+        return call.mixed("moves samples in a way that is not known")
+    if not grown:
+        return call.mixed()
+    (dim,) = grown
+    size = output.shape[dim]
+    for _, layout in call.carriers:
+        if layout.size == size:
+            return layout.at(dim)
+    if size % call.scope.count or any(isinstance(la, Owners) for _, la in call.carriers):
+        return call.lost("gives a dimension that is no multiple of the batch size")
+    return call.scope.samples(dim, 1, size // call.scope.count)
+
+
+def _signature(call: Call) -> Any:
+    """What a probe's answer depends on; None where that cannot be hashed."""
+
+    def part(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            layout = call.layout(value)
+            where = (layout.dim, layout.pre, layout.post) if isinstance(layout, Samples) else None
+            if isinstance(layout, Owners) or (where is None and not value.is_floating_point()):
+                raise TypeError("the answer may depend on the values of an index")
+            return value.shape, value.dtype, where
+        if isinstance(value, list | tuple):
+            return tuple(part(v) for v in value)
+        return type(value), value
+
+    try:
+        signature = (
+            call.func,
+            call.scope.count,
+            part(call.args),
+            tuple((k, part(v)) for k, v in call.kwargs.items()),
+        )
+        hash(signature)
+    except TypeError:
+        return None
+    return signature
+
+
+def _probe(call: Call) -> list[list[int] | None] | str:
+    """Which dimensions of each output grow with one sample more: on shapes, or else by a trial."""
+    try:
+        small, large = _shapes(call, 0), _shapes(call, 1)
+    except Exception:  # whatever a probe raises, it only means "unknown": numpy has no meta tensors
+        return _trial(call)
+    if len(small) != len(call.outputs) or len(large) != len(call.outputs):
+        return "gives a number of results that depends on the values"
+    return [_differing(s, g) for s, g in zip(small, large, strict=True)]
+
+
+def _differing(small: torch.Size, large: torch.Size) -> list[int] | None:
+    if len(small) != len(large):
+        return None
+    return [d for d, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
+
+
+def _shapes(call: Call, more: int) -> list[torch.Size]:
+    """Those of the outputs for a batch with `more` samples more."""
+    count = call.scope.count
+
+    def grow(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            layout = call.layout(value)
+            shape = list(value.shape)
+            if isinstance(layout, Samples):
+                shape[layout.dim] = shape[layout.dim] // count * (count + more)
+            elif isinstance(layout, Owners):
+                shape[layout.dim] += more
+            return torch.empty(shape, dtype=value.dtype, device="meta")
+        if isinstance(value, BatchSize):
+            return int(value) // count * (count + more)
+        if isinstance(value, list | tuple) and type(value) in (list, tuple, torch.Size):
+            return tuple(grow(v) for v in value)
+        return value
+
+    kwargs = {k: grow(v) for k, v in call.kwargs.items()}
+    with torch.no_grad():
+        return [t.shape for t in tensors_in(call.func(*grow(call.args), **kwargs))]
+
+
+def _trial(call: Call) -> list[list[int] | None] | str:
+    """The same by values, for a function that leaves torch: a copy of the last sample is one more."""
+    count = call.scope.count
+
+    def repeated(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            layout = call.layout(value)
+            if isinstance(layout, Samples):
+                sizes = (layout.pre, count, layout.post)
+                split = value.detach().unflatten(layout.dim, sizes)
+                last = split.narrow(layout.dim + 1, count - 1, 1)
+                both = torch.cat([split, last], layout.dim + 1)
+                return both.flatten(layout.dim, layout.dim + 2)
+            if isinstance(layout, Owners):
+                last = value.detach().narrow(layout.dim, layout.size - 1, 1)
+                return torch.cat([value.detach(), last], layout.dim)
+            return value.detach()
+        if isinstance(value, BatchSize):
+            return int(value) // count * (count + 1)
+        if isinstance(value, list | tuple) and type(value) in (list, tuple, torch.Size):
+            return tuple(repeated(v) for v in value)
+        return value
+
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            kwargs = {k: repeated(v) for k, v in call.kwargs.items()}
+            found = tensors_in(call.func(*repeated(call.args), **kwargs))
+    except Exception as error:  # as above
+        text = str(error).split("\n")[0]
+        return f"{_UNTRIED}: with one sample more it raises {type(error).__name__} ({text})"
+    if len(found) != len(call.outputs):
+        return "gives a number of results that depends on the values"
+    grown = [_differing(t.shape, more.shape) for t, more in zip(call.outputs, found, strict=True)]
+    for t, more, dims in zip(call.outputs, found, grown, strict=True):
+        if (
+            dims is not None
+            and len(dims) == 1
+            and not _is_begun_by(more, t, _layout(call, t, dims))
+        ):
+            return "mixes or reorders the samples"
+    return grown
+
+
+def _is_begun_by(more: Tensor, t: Tensor, layout: Layout) -> bool:
+    """Whether a result with one sample more has the same values for all others."""
+    if not isinstance(layout, Samples | Owners):
+        return False
+    dim = layout.dim
+    if isinstance(layout, Samples):
+        sizes = (layout.pre, layout.scope.count + 1, layout.post)
+        if more.shape[dim] != prod(sizes):
+            return False
+        first = more.unflatten(dim, sizes).narrow(dim + 1, 0, layout.scope.count)
+        first = first.flatten(dim, dim + 2)
+    else:
+        first = more.narrow(dim, 0, layout.size)
+    return first.shape == t.shape and torch.allclose(first, t.detach(), equal_nan=True)

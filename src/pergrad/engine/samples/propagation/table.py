@@ -1,0 +1,212 @@
+"""How a torch function moves the samples: a table from function name to the layout of its output."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.samples.layouts import Layout, Owners, Samples, Scope
+from pergrad.errors import MixedSamplesError
+
+__all__ = [
+    "BY_VALUE",
+    "HANDLERS",
+    "Call",
+    "Handler",
+    "handler_of",
+    "mixed_samples",
+    "moves_samples",
+    "name_of",
+    "refuse_mixed_samples",
+    "tensors_in",
+]
+
+_ARITHMETIC = frozenset(
+    "add sub mul div truediv floordiv mod pow matmul and or xor lshift rshift".split()
+)
+
+
+def tensors_in(*values: Any) -> list[Tensor]:
+    """The tensors among a function's arguments or results, also inside lists, tuples and dicts."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_in(*value)
+        elif isinstance(value, dict):
+            found += tensors_in(*value.values())
+    return found
+
+
+@functools.cache
+def name_of(func: Callable[..., Any]) -> str:
+    """One name for the function, method, operator, property and in-place forms of an operation."""
+    name: str = func.__name__
+    if name == "__get__":
+        return str(func.__self__.__name__)  # type: ignore[attr-defined]
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+        return name[1:] if name[0] in "ir" and name[1:] in _ARITHMETIC else name
+    return name[:-1] if name.endswith("_") else name
+
+
+class Call:
+    """One call of a torch function: its arguments, its outputs, and the layouts of its tensors."""
+
+    __slots__ = (
+        "args",
+        "carriers",
+        "flows",
+        "func",
+        "kwargs",
+        "layouts",
+        "outputs",
+        "scope",
+        "tensors",
+    )
+
+    def __init__(
+        self,
+        scope: Scope,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outputs: list[Tensor],
+        tensors: list[Tensor],
+        layouts: list[Layout],
+        flows: bool | None = None,
+    ) -> None:
+        self.scope = scope
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.outputs = outputs
+        self.tensors = tensors
+        self.layouts = layouts  # of the tensors
+        # whether a gradient will flow through the outputs; said where they are computed without
+        self.flows = any(t.requires_grad for t in outputs) if flows is None else flows
+        self.carriers = cast(  # the arguments that carry samples, with their layouts
+            list[tuple[Tensor, Samples | Owners]],
+            [(t, layout) for t, layout in zip(tensors, layouts, strict=True) if layout.carries],
+        )
+
+    @property
+    def name(self) -> str:
+        return name_of(self.func)
+
+    @property
+    def output(self) -> Tensor:
+        return self.outputs[0]
+
+    def layout(self, t: Tensor) -> Layout:
+        """The layout of one of the arguments."""
+        for own, layout in zip(self.tensors, self.layouts, strict=True):
+            if own is t:
+                return layout
+        return self.scope.constant()
+
+    def argument(self, position: int, *names: str, default: Any = None) -> Any:
+        for name in names:
+            if name in self.kwargs:
+                return self.kwargs[name]
+        return self.args[position] if len(self.args) > position else default
+
+    def lost(self, reason: str) -> Layout:
+        if self.scope.count == 1 and self.output.dim():
+            return self._of_the_only_sample()
+        return self.scope.lost(f"`{self.name}` {reason}")
+
+    def of_one_sample(self, part: Tensor, layout: Samples | Owners, index: int) -> Layout:
+        """What is left of a tensor when one index of its samples' dimension is picked."""
+        if not part.dim():
+            return (
+                self.lost("picks one sample out") if part.requires_grad else self.scope.constant()
+            )
+        owner = layout.owner_of_each(part.device)[index]
+        return Owners(self.scope, 0, owner.expand(part.shape[0]))
+
+    def _of_the_only_sample(self) -> Layout:
+        return self.scope.samples(0, 1, self.output.shape[0])
+
+    def mixed(self, reason: str = "mixes the samples of the batch") -> Layout:
+        """Several samples act on one another: fatal where a gradient flows, a constant elsewhere."""
+        if not self.flows:
+            return self.scope.constant()
+        if self.scope.count == 1 and self.output.dim():
+            return self._of_the_only_sample()
+        reason = f"`{self.name}` {reason}"
+        if self.scope.count > 1:
+            for t in self.outputs:
+                if t.requires_grad:
+                    t.register_hook(functools.partial(refuse_mixed_samples, reason))
+        return self.scope.lost(reason, "mixed")
+
+    def agreed(self, layouts: Sequence[Samples | Owners]) -> Layout:
+        """The one layout that arguments, each seen from the output, have in common."""
+        found = layouts[0]
+        for layout in layouts[1:]:
+            if layout == found:
+                continue
+            if layout.dim != found.dim or not self._same_owners(layout, found):
+                return self.mixed()
+            found = layout if isinstance(layout, Samples) else found
+        return found
+
+    def _same_owners(self, a: Samples | Owners, b: Samples | Owners) -> bool:
+        if isinstance(a, Owners) and isinstance(b, Owners) and a.owner is b.owner:
+            return True
+        if isinstance(a, Samples) and isinstance(b, Samples):  # and not equal
+            return self.scope.count == 1
+        device = self.output.device
+        return torch.equal(a.owner_of_each(device), b.owner_of_each(device))
+
+    def total(self) -> Layout:
+        """A sum over the samples, as a loss is: each still has its own gradient."""
+        if self.flows:
+            return self.scope.lost(f"`{self.name}` adds up the samples", "total")
+        return self.scope.constant()
+
+
+def mixed_samples(reason: str) -> MixedSamplesError:
+    return MixedSamplesError(
+        f"{reason}, and the loss depends on its result: a sample has no gradient of its own there. Take "
+        "the loss from a part of the model in which samples do not meet, or put torch.no_grad around "
+        "what mixes them"
+    )
+
+
+def refuse_mixed_samples(reason: str, _: Tensor) -> None:
+    """A hook for what has lost its samples: no gradient may flow there."""
+    raise mixed_samples(reason)
+
+
+Handler: TypeAlias = Callable[[Call], Layout | Sequence[Layout] | None]
+H = TypeVar("H", bound=Handler)
+HANDLERS: dict[str, Handler] = {}
+BY_VALUE: set[str] = set()
+
+
+@functools.cache
+def handler_of(func: Callable[..., Any]) -> Handler | None:
+    return HANDLERS.get(name_of(func))
+
+
+def moves_samples(*names: str, by_value: bool = False) -> Callable[[H], H]:
+    """Registers how the named operations move samples; None from a handler means that it cannot tell.
+
+    `by_value`: the answer depends on more than shapes and layouts, so that it holds for one call only.
+    """
+
+    def register(handler: H) -> H:
+        for name in names:
+            HANDLERS[name] = handler
+        if by_value:
+            BY_VALUE.update(names)
+        return handler
+
+    return register

@@ -1,0 +1,36 @@
+"""Runs tensors: precision, memory and tracing, and the only imports of torch's and Triton's private names."""
+
+from pergrad.runtime.allocation import empty, is_large
+from pergrad.runtime.precision import (
+    aligned,
+    bmm,
+    least_trusted,
+    mm,
+    promoted,
+    wide,
+    without_autocast,
+)
+from pergrad.runtime.tracing import (
+    computed_once,
+    is_for_compiler,
+    is_traced,
+    operation,
+    without_compiler,
+)
+
+__all__ = [
+    "aligned",
+    "bmm",
+    "computed_once",
+    "empty",
+    "is_for_compiler",
+    "is_large",
+    "is_traced",
+    "least_trusted",
+    "mm",
+    "operation",
+    "promoted",
+    "wide",
+    "without_autocast",
+    "without_compiler",
+]

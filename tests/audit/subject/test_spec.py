@@ -1,0 +1,81 @@
+import pytest
+from torch import nn
+
+from pergrad.audit import Spec
+from pergrad.audit.subject.spec import grouped_parameters, groups_by_module
+from pergrad.errors import AuditError
+from tests.audit.cases import data, losses, mlp, network
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": 3}, "spec.model must be an nn.Module, got int"),
+        ({"dataset": iter([1])}, "list_iterator has no __len__"),
+        ({"loss": "mse"}, "spec.loss must be callable, got str"),
+        ({"show": 1}, "spec.show must be callable or None, got int"),
+    ],
+)
+def test_what_is_no_part_of_a_spec_is_refused_by_name(changes, message):
+    with pytest.raises(AuditError, match=message):
+        mlp(**changes)
+
+
+def test_title_is_the_name_or_the_type_of_the_data():
+    assert mlp().title == "TensorDataset"
+    assert mlp(name="iris").title == "iris"
+
+
+def test_groups_are_the_modules_near_the_top():
+    assert grouped_parameters(mlp()) == {"0": ["0.weight", "0.bias"], "2": ["2.weight", "2.bias"]}
+
+
+def test_frozen_parameters_are_in_no_group():
+    model = network()
+    model[0].requires_grad_(False)
+    assert grouped_parameters(mlp(model=model)) == {"2": ["2.weight", "2.bias"]}
+
+
+def test_a_model_without_trainable_parameters_is_refused():
+    with pytest.raises(AuditError, match="no parameter of the model requires grad"):
+        grouped_parameters(mlp(model=network().requires_grad_(False)))
+
+
+@pytest.mark.parametrize("model", [nn.LazyLinear(3), nn.Linear(6, 3, device="meta")])
+def test_a_model_without_values_is_refused_by_the_name_of_its_parameter(model):
+    with pytest.raises(AuditError, match="parameter 'weight' has no values yet"):
+        grouped_parameters(mlp(model=model))
+
+
+def test_groups_of_the_spec_come_first():
+    spec = mlp(groups=lambda name: name.rpartition(".")[2])
+    assert list(grouped_parameters(spec)) == ["weight", "bias"]
+
+
+def test_the_only_module_at_the_top_is_opened():
+    model = nn.ModuleDict({"body": nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})})
+    spec = Spec(model, data(), losses)
+    assert list(grouped_parameters(spec)) == ["body.a", "body.b"]
+
+
+def test_many_numbered_layers_become_at_most_twelve_ranges():
+    sizes = {f"h.{layer}.{part}": 1 for layer in range(30) for part in ("w", "b")}
+    groups = groups_by_module({"embed.w": 5, **sizes, "head.w": 3})
+    names = list(dict.fromkeys(groups.values()))
+    assert len(names) == 12
+    assert names[0] == "embed"
+    assert names[1] == "h.0-2"
+    assert names[-1] == "head"
+    assert groups["h.0.w"] == groups["h.0.b"] == groups["h.2.w"] != groups["h.3.w"]
+
+
+def test_many_modules_at_the_top_become_at_most_twelve_ranges():
+    groups = groups_by_module({f"layer_{k}.weight": 1 for k in range(40)})
+    assert len(set(groups.values())) == 12
+
+
+def test_a_parameter_of_the_root_is_a_group_of_its_own():
+    assert groups_by_module({"scale": 1, "head.weight": 2}) == {
+        "scale": "scale",
+        "head.weight": "head",
+    }
