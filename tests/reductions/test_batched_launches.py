@@ -13,6 +13,7 @@ import pergrad
 from pergrad.factors import Dense, ElementProduct, NormalizedProduct, OuterProduct, PositionSum
 from pergrad.reductions import SampleGradients, SquaredNorms, norms, sums
 from pergrad.reductions.batched_launches import weighted_sums
+from pergrad.runtime.queue import Queue
 from pergrad.testing import loop_grads
 
 launchers = pytest.importorskip("pergrad.kernels.launchers", reason="Triton is not installed")
@@ -117,7 +118,7 @@ def test_sums_come_with_what_reads_the_same_gradients(launched: list[str]) -> No
     factors = [*of_one, *of_another, *of_a_third]
     for bound, launches in ((10**6, 3), (1, 8)):
         launched.clear()
-        together = SquaredNorms()
+        together = SquaredNorms(Queue(bound))
         for k, factor in enumerate(factors):
             together.add(str(k), SampleGradients([factor], bound=bound))
         names, found = together.found()
@@ -130,7 +131,7 @@ def test_sums_come_with_what_reads_the_same_gradients(launched: list[str]) -> No
 
 def test_sums_of_another_scale_come_by_themselves(launched: list[str]) -> None:
     g, x = torch.randn(2, 3, 5, 4, device=_device()).unbind()
-    together = SquaredNorms()
+    together = SquaredNorms(Queue(10**6))
     together.add("scale", SampleGradients([ElementProduct(g, x)], 2.0, bound=10**6))
     together.add("shift", SampleGradients([PositionSum(g)], 3.0, bound=10**6))
     names, found = together.found()
@@ -148,14 +149,14 @@ def _outer(
 
 def test_nothing_waits_beyond_the_bound_of_memory(launched: list[str]) -> None:
     each = 2 * 40 * (160 + 160) * 4  # bytes
-    found = SquaredNorms()
+    found = SquaredNorms(Queue(2 * each))
     for k in range(4):
         found.add(str(k), _outer(160, bound=2 * each))
     assert launched.count("gram_squared_norms") == 2
 
 
 def test_gradients_that_are_materialised_meanwhile_have_the_same_norms(launched: list[str]) -> None:
-    found, one = SquaredNorms(), _outer(160, scale=3.0)
+    found, one = SquaredNorms(Queue(2**30)), _outer(160, scale=3.0)
     found.add("one", one)
     gradients = one.materialize()
     exact = gradients.double().flatten(1).square().sum(1)
@@ -181,7 +182,7 @@ def test_gradients_of_one_launch_take_the_place_of_factors_that_are_kept(
     ]
     exact = [f.materialize() for f in factors]
     many = [SampleGradients([f], 2.0, bound=10**6) for f in factors]
-    together = SquaredNorms(kept=True)
+    together = SquaredNorms(Queue(10**6), keeps_factors=True)
     for k, gradients in enumerate(many):
         together.add(str(k), gradients)
     many[3].materialize()  # with its scale, which the launch does not know of
@@ -199,7 +200,7 @@ def test_gradients_of_one_launch_take_the_place_of_factors_that_are_kept(
 
 def test_a_scale_multiplies_norms_that_were_found_together(launched: list[str]) -> None:
     g = torch.randn(2, 5, 3, device=_device())
-    plain, scaled = SquaredNorms(), SquaredNorms()
+    plain, scaled = SquaredNorms(Queue(2**30)), SquaredNorms(Queue(2**30))
     for name in "ab":
         plain.add(name, SampleGradients([PositionSum(g)], bound=2**30))
         scaled.add(name, SampleGradients([PositionSum(g)], 3.0, bound=2**30))
@@ -253,7 +254,7 @@ def test_small_gradients_share_a_launch_with_those_of_their_scale(launched: list
     many = {"a": _small(4), "b": _small(2, 3), "c": _small(5, scale=3.0), "d": _small(200, 200)}
     exact = {name: g.materialize().double().flatten(1).square().sum(1) for name, g in many.items()}
     many["c"] = SampleGradients([Dense(many["c"].materialize() / 3)], 3.0, bound=2**30)
-    found = SquaredNorms()
+    found = SquaredNorms(Queue(2**30))
     for name, gradients in many.items():
         found.add(name, gradients)
     names, squares = found.found()

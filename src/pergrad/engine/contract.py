@@ -10,7 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pergrad.engine.collecting.ledger import GradSampleBook, add_to_grad_sample, check_batch_sizes
+from pergrad.engine.collecting.grad_samples import (
+    GradSampleSink,
+    add_to_grad_sample,
+    check_batch_sizes,
+)
+from pergrad.engine.collecting.uses import UseCounter
 from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.recording.gate import run_gated
@@ -154,9 +159,9 @@ class ExpandedWeight(Tensor):
         scale = scope.count if weights[0].loss_reduction == "mean" else 1
         named = {f"ExpandedWeight {k}": w for k, w in enumerate(weights)}
         recorder = Recorder(named)
-        book = GradSampleBook({name: w.orig_weight for name, w in named.items()}, scale)
+        sink = GradSampleSink({name: w.orig_weight for name, w in named.items()}, scale)
         with torch._C.DisableTorchFunctionSubclass():
-            recorder.begin(tracker, book)
+            recorder.begin(tracker, UseCounter(), sink)
             with recorder:
                 return func(*args, **kwargs)
 

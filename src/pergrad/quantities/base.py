@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from pergrad.errors import PergradError, ScopeError
 from pergrad.reductions import SampleGradients
-from pergrad.runtime import wide
+from pergrad.runtime import is_traced, wide
+from pergrad.runtime.queue import Queue
 
 __all__ = ["Batch", "Quantity", "Reduction", "joined_samples", "or_zeros"]
 
@@ -22,21 +24,32 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Batch:
-    """What a quantity may know: the batch's size, the parameters by name, where to put results."""
+    """Tells a quantity the batch's size, the parameters by name, and where to put results.
+
+    `queue` takes work that is faster when done for many parameters at once.
+    """
 
     size: int
     parameters: Mapping[str, Tensor]
     offload: bool = False
+    queue: Queue = field(default_factory=Queue, repr=False, compare=False)
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
-        return next((p.device for p in self.parameters.values()), torch.device("cpu"))
+        for p in self.parameters.values():
+            return p.device
+        return torch.device("cpu")
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
-        """Of what is made of all parameters: float32, or float64 if any has that."""
-        is_double = any(p.dtype == torch.float64 for p in self.parameters.values())
-        return torch.float64 if is_double else torch.float32
+        """The dtype of results over all parameters: float64 if any parameter has it, else float32."""
+        dtypes = [p.dtype for p in self.parameters.values()]
+        return torch.float64 if torch.float64 in dtypes else torch.float32
+
+    @cached_property
+    def is_traced(self) -> bool:
+        """Whether the batch stands for many in a traced step, and has no values."""
+        return any(map(is_traced, self.parameters.values()))
 
     def stored(self, result: Tensor) -> Tensor:
         """The result where the user wants it."""
@@ -69,9 +82,6 @@ class Quantity(ABC):
 
     def settle(self) -> None:  # noqa: B027  # most have nothing to do
         """The block is over: update what goes on from one block to the next. Never part of a trace."""
-
-    def catch_up(self) -> None:  # noqa: B027  # most compute what comes as it comes
-        """Do what waits for more of its kind, and let go of what that reads: a backward is over, say."""
 
     def end_pass(self) -> None:  # noqa: B027  # most have one pass
         """Of several backwards, one that is not the last is over."""

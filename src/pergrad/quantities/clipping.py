@@ -117,9 +117,15 @@ class ClippedSum(Reduction[Any]):
                     f"no bound for parameter {name!r}: none of the patterns {list(self._bounds)} "
                     "matches it; add one, or '*' for all others"
                 )
-            group = self._groups.setdefault(pattern, _Group(self._bounds[pattern], self._memory))
-            group.waiting.add(name)
-            self._group_of[name] = group
+            if pattern not in self._groups:
+                norms = SquaredNorms(
+                    batch.queue,
+                    keeps_factors=self._memory != "low",
+                    as_gradients=self._memory == "high",
+                )
+                self._groups[pattern] = _Group(self._bounds[pattern], norms)
+            group = self._group_of[name] = self._groups[pattern]
+            group.missing += 1
 
     def clear(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -134,13 +140,9 @@ class ClippedSum(Reduction[Any]):
         if self.passes == 1:
             group.kept[name] = gradients
         group.norms.add(name, gradients)
-        group.waiting.discard(name)
-        if self.passes == 1 and not group.waiting:
+        group.missing -= 1
+        if self.passes == 1 and not group.missing:
             self._finish(group)
-
-    def catch_up(self) -> None:
-        for group in self._groups.values():
-            group.norms.launch()
 
     def end_pass(self) -> None:
         for group in self._groups.values():
@@ -207,10 +209,10 @@ class ClippedSum(Reduction[Any]):
 class _Group:
     """Parameters that are clipped together."""
 
-    def __init__(self, bound: float | None, memory: Memory) -> None:
+    def __init__(self, bound: float | None, norms: SquaredNorms) -> None:
         self.bound = bound
-        self.waiting: set[str] = set()  # parameters that have not arrived
+        self.missing = 0  # parameters whose gradients have not arrived
         self.kept: dict[str, SampleGradients] = {}
-        self.norms = SquaredNorms(kept=memory != "low", as_gradients=memory == "high")
+        self.norms = norms
         self.squares: Tensor | None = None  # of all its parameters
         self.weights: Tensor | None = None

@@ -38,18 +38,18 @@ class Norms(Reduction[Tensor]):
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
         self._of_each = None
+        self._squares: SquaredNorms | None = SquaredNorms(batch.queue)
 
     def clear(self) -> None:
-        self._squares = SquaredNorms()
+        self._squares = None
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
+        assert self._squares is not None
         self._squares.add(name, gradients)
-
-    def catch_up(self) -> None:
-        self._squares.launch()
 
     def finish(self) -> Tensor:
         batch = self.batch
+        assert self._squares is not None
         names, squares = self._squares.found()
         reached = {*names}
         unreached = [name for name in batch.parameters if name not in reached]

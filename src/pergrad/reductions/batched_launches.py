@@ -1,10 +1,11 @@
-"""Reductions of many parameters: on a GPU, those that one launch can do wait for each other."""
+"""Batches reductions of many parameters into few kernel launches."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,30 +15,35 @@ from pergrad.factors import Factor
 from pergrad.reductions.gradients import SampleGradients, scaled_squares
 from pergrad.reductions.norms import Launch, squared_norms_in_one_launch, sums_in_one_launch
 from pergrad.reductions.sums import weighted_sums_in_company
+from pergrad.runtime.queue import Queue
 
 __all__ = ["SquaredNorms", "weighted_sums"]
 
 
 class SquaredNorms:
-    """|G_n|², (n,) in float64, of the parameters of one recording, which come one after another.
+    """|G_n|², (n,) in float64, of parameters that are added one after another.
 
-    What waits is held: never more than the bound of memory that its gradients have. Where the factors are to
-    be `kept` for later, gradients take their place if they are smaller, or, `as_gradients`, if they are
-    faster to sum up: those of one launch come from it.
+    Batches the computations of parameters that can share a kernel launch: they go to `queue`, which holds no
+    more bytes than its bound. With `keeps_factors`, gradients replace factors that stay alive for a later
+    sum, where they are smaller, or, with `as_gradients`, faster to sum; a launch that computes them anyway
+    provides them.
     """
 
-    def __init__(self, *, kept: bool = False, as_gradients: bool = False) -> None:
-        self._kept = kept
+    def __init__(
+        self, queue: Queue, *, keeps_factors: bool = False, as_gradients: bool = False
+    ) -> None:
+        self._queue = queue
+        self._keeps_factors = keeps_factors
         self._as_gradients = as_gradients
-        self._waiting: dict[tuple[Launch, float], _Waiting] = {}  # by launch and scale
+        self._batches: dict[_Key, _Batch] = {}
         self._names: list[str] = []
         self._found: list[Tensor] = []  # (some of the names, n)
         self._alone: dict[str, Tensor] = {}  # (n,)
-        self._last: _Waiting | None = None  # where the last one waits, unless it was launched
+        self._last: _Batch | None = None  # the batch that was added to last, unless it was launched
 
     def add(self, name: str, gradients: SampleGradients) -> None:
         shared = gradients.launch
-        if self._kept and not (shared and _finds_gradients(shared[0])):
+        if self._keeps_factors and not (shared and _finds_gradients(shared[0])):
             gradients.compact(at_any_size=self._as_gradients)
             shared = gradients.launch
         if shared is None:
@@ -47,30 +53,30 @@ class SquaredNorms:
         key = (launch, _number(gradients.scale))
         if self._joins_the_last(name, gradients, tensors, key):
             return
-        waiting = self._waiting.get(key)
-        if waiting is None:
-            waiting = self._waiting[key] = _Waiting(*key, gradients.scale)
-        waiting.names.append(name)
-        waiting.tensors.append(tensors)
-        if self._kept:
-            waiting.kept.append((gradients, gradients.factors[0]))
-        for t in tensors:
-            waiting.bytes += t.nbytes
-        self._last = waiting
-        if waiting.bytes >= gradients.bound:
-            self._launch(key)
+        batch = self._batches.get(key)
+        if batch is None:
+            batch = self._batches[key] = _Batch(*key, gradients.scale)
+            self._queue.put(partial(self._launch, key))
+        batch.names.append(name)
+        batch.tensors.append(tensors)
+        if self._keeps_factors:
+            batch.kept.append((gradients, gradients.factors[0]))
+        held = sum([t.nbytes for t in tensors])
+        batch.bytes += held
+        self._last = batch
+        self._queue.hold(held)
 
     def _joins_the_last(
         self,
         name: str,
         gradients: SampleGradients,
         tensors: tuple[Tensor, ...],
-        key: tuple[Launch, float],
+        key: _Key,
     ) -> bool:
-        """Whether a sum over positions comes with the last one, as that of a shift with its scale's.
+        """Adds a sum over positions to the last problem if both read the same output gradients.
 
-        That reads the same gradients of outputs. Inner products do too, and add up to the norms of sums; but
-        those of the biases of keys in attention cancel, always, and would have to be computed again.
+        The shift of a layer norm does so with its scale. Inner products read them too, and add up to norms of
+        sums; but the sums of key biases in attention always cancel and would have to be computed again.
         """
         last = self._last
         if last is None or len(tensors) > 1 or last.scale_number != key[1]:
@@ -82,13 +88,14 @@ class SquaredNorms:
         if g is not tensors[0] or not others or number in last.summed:
             return False
         last.summed[number] = name
-        if self._kept:
+        if self._keeps_factors:
             last.kept_sums.append((gradients, gradients.factors[0]))
         return True
 
     def found(self) -> tuple[list[str], Tensor | None]:
-        """The names of all that were added, and their squared norms, (names, n)."""
-        self.launch()
+        """Returns the names of all that were added, and their squared norms, (names, n)."""
+        for key in list(self._batches):
+            self._launch(key)
         if self._alone:
             self._names += self._alone
             self._found.append(torch.stack(list(self._alone.values())))
@@ -97,53 +104,56 @@ class SquaredNorms:
             self._found = [torch.cat(self._found)]
         return self._names, self._found[0] if self._found else None
 
-    def launch(self) -> None:
-        """Do all that waits."""
-        for key in list(self._waiting):
-            self._launch(key)
-
-    def _launch(self, key: tuple[Launch, float]) -> None:
-        waiting = self._waiting.pop(key)
+    def _launch(self, key: _Key) -> None:
+        batch = self._batches.pop(key, None)
+        if batch is None:  # `found` was called before the queue was drained
+            return
+        self._queue.release(batch.bytes)
         self._last = None
-        numbers = list(waiting.summed)
-        if self._kept and _finds_gradients(waiting.launch):
-            sums, found = sums_in_one_launch(waiting.tensors, numbers)
-            kept = (*waiting.kept, *waiting.kept_sums)
+        numbers = list(batch.summed)
+        if self._keeps_factors and _finds_gradients(batch.launch):
+            sums, found = sums_in_one_launch(batch.tensors, numbers)
+            kept = (*batch.kept, *batch.kept_sums)
             for (gradients, factor), total in zip(kept, sums, strict=True):
                 gradients.settle(factor, total)
         else:
-            found = squared_norms_in_one_launch(waiting.launch, waiting.tensors, numbers)
-        self._names += [*waiting.names, *waiting.summed.values()]
-        self._found.append(scaled_squares(found, waiting.scale))
+            found = squared_norms_in_one_launch(batch.launch, batch.tensors, numbers)
+        self._names += [*batch.names, *batch.summed.values()]
+        self._found.append(scaled_squares(found, batch.scale))
+
+
+_Key = tuple[Launch, float]  # the launch and the number of the scale
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """Parameters for one launch, and what it reads, as it was: factors may turn into gradients meanwhile."""
+class _Batch:
+    """The parameters of one launch and the tensors that it reads.
+
+    The tensors are held here, since a `SampleGradients` may replace its factors before the launch.
+    """
 
     launch: Launch
     scale_number: float
-    scale: Tensor | float  # the same for all of them
+    scale: Tensor | float  # shared by all of them
     names: list[str] = field(default_factory=list)
     tensors: list[tuple[Tensor, ...]] = field(default_factory=list)
-    summed: dict[int, str] = field(default_factory=dict)  # by number: the name of the sum of its g
+    summed: dict[int, str] = field(
+        default_factory=dict
+    )  # by number: the parameter that is the sum of its g
     kept: list[tuple[SampleGradients, Factor]] = field(default_factory=list)
     kept_sums: list[tuple[SampleGradients, Factor]] = field(default_factory=list)
     bytes: int = 0
 
 
 def _finds_gradients(launch: Launch) -> bool:
-    """Whether it can give the gradients too.
-
-    A compiler could sum them up as well, in the same time on the GPU, but in a launch for each.
-    """
+    """Whether the launch computes the gradients too, at no extra cost."""
     return launch.kernel == "column_squared_norms"
 
 
 def weighted_sums(
     many: dict[str, SampleGradients], weights: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, Σ_n weights[n] G_n) of every parameter of one recording, each let go of when it is done."""
+    """Yields (name, Σ_n weights[n] G_n) of every parameter and removes each from `many` when it is done."""
     together: dict[Any, dict[str, SampleGradients]] = defaultdict(dict)
     for name in [name for name, gradients in many.items() if gradients.is_summed_in_company]:
         gradients = many.pop(name)
@@ -161,5 +171,5 @@ def weighted_sums(
 
 
 def _number(scale: Tensor | float) -> float:
-    """The same number for the same scale."""
+    """Returns a number that is equal for equal scales."""
     return id(scale) if isinstance(scale, Tensor) else scale

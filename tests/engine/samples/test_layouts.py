@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pergrad.engine.collecting.ledger import GradSampleBook
+from pergrad.engine.collecting.grad_samples import GradSampleSink
+from pergrad.engine.collecting.uses import UseCounter
 from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.samples.layouts import (
@@ -122,7 +123,7 @@ def _recorded(x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor])
     scope = Scope(len(x))
     tracker = Tracker(scope, 0)
     recorder = Recorder({})
-    recorder.begin(tracker, GradSampleBook({}, 1))
+    recorder.begin(tracker, UseCounter(), GradSampleSink({}, 1))
     tracker.mark(x, scope.samples(0))
     with recorder:
         y = function(x)

@@ -1,127 +1,95 @@
-"""Collects the factors of each parameter and hands them on as soon as its last use has arrived."""
+"""Collects the factors of each parameter and reduces them as soon as the last one has arrived."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from pergrad.engine.collecting.queue import Arrivals
-from pergrad.errors import BatchSizeError, ScopeError
+from pergrad.engine.collecting.uses import UseCounter
+from pergrad.errors import ScopeError
 from pergrad.factors import Factor
 from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import SampleGradients, default_bound
 from pergrad.runtime import is_traced, without_autocast
+from pergrad.runtime.queue import Queue
 
-__all__ = ["Book", "GradSampleBook", "Ledger", "add_to_grad_sample", "check_batch_sizes"]
+__all__ = ["Ledger", "Sink", "queue_for"]
 
 
-class Book(Protocol):
-    """What a use of a weight tells: that it was seen, and later what it contributes."""
+class Sink(Protocol):
+    """Where the factors of a recording go."""
 
-    passes: int  # backwards to run for one that is asked for
-    waits: bool  # whether gradients of which nothing flows on are to come by `later`
+    passes: int  # how often the engine runs a backward pass that the user asks for once
+    queue: Queue
 
-    def expect(self, name: str) -> None: ...
-
-    def expect_in_recomputation(self, name: str) -> None: ...
+    def expects(self, name: str) -> bool: ...
 
     def add(self, name: str, factor: Factor) -> None: ...
 
-    def later(self, name: str, take_in: Callable[[], object], held: int) -> None: ...
 
-    def paused(self) -> AbstractContextManager[None]: ...
+def queue_for(parameters: Sequence[Tensor], max_bytes: int | None) -> Queue:
+    """Makes the queue of one recording: what is deferred depends on where the parameters are.
 
-    def end_pass(self) -> None: ...
+    A trace runs rules at once: its order of operations is the order in which a compiled step frees memory.
+    """
+    device = parameters[0].device if parameters else torch.device("cpu")
+    traced = bool(parameters) and is_traced(parameters[0])
+    defers_rules = _is_bound_by_python(device) and not traced
+    bound = default_bound(device, waits=defers_rules) if max_bytes is None else max_bytes
+    return Queue(bound, device, defers_rules=defers_rules)
 
-    def end_recomputation(self) -> None: ...
 
-    def catch_up(self) -> None: ...
+def _is_bound_by_python(device: torch.device) -> bool:
+    """Whether the speed of a step on this device is bound by Python."""
+    return device.type == "cuda"
 
 
 class Ledger:
-    """Uses are counted in the forward; a parameter is reduced and freed when all have arrived."""
+    """The sink of a recording: holds the factors of each parameter and feeds the quantities."""
 
     def __init__(
         self,
         quantities: Sequence[Quantity],
         batch: Batch,
         scale: Tensor | float = 1.0,
-        max_bytes: int | None = None,
     ) -> None:
-        self._quantities = sorted(quantities, key=lambda q: q.priority)
-        # Of each sample: what a mean loss has taken off, and the user's weights.
+        self.uses = UseCounter()
+        self.queue = batch.queue
+        self.is_paused = False  # gradients that arrive belong to another backward pass
+        self._quantities = sorted(quantities, key=_priority)
+        self.passes = max([q.passes for q in quantities])
+        # For each sample: what a mean loss has divided by, and the user's weight.
         self._scale = scale
         self._batch = batch
-        self._is_traced = any(map(is_traced, batch.parameters.values()))
-        # A trace has the order in which memory is freed first.
-        self.waits = _is_waited_for(batch.device) and not self._is_traced
-        if max_bytes is None:
-            max_bytes = default_bound(batch.device, waits=self.waits)
-        self._bound = max_bytes
-        self._arrivals = Arrivals(self._bound)
-        self.passes = max(q.passes for q in quantities)
         self._pass = 0
-        self._uses: dict[str, int] = {}
-        self._uses_to_recompute: dict[str, int] = {}
-        self._arrived: dict[str, int] = {}
         self._reduced: set[str] = set()
         self._factors: dict[str, list[Factor]] = {}
         self._is_open = False
-        self._is_paused = False
-
-    def expect(self, name: str) -> None:
-        # A use seen inside a backward is a checkpoint's recomputation: the first one was counted,
-        # or, if it ran without gradients, its factor is reduced as it comes.
-        if torch._C._current_graph_task_id() == -1:
-            self._uses[name] = self._uses.get(name, 0) + 1
-
-    def expect_in_recomputation(self, name: str) -> None:
-        """A call without gradients: a reentrant checkpoint will repeat it in the backward, or nobody."""
-        self._uses_to_recompute[name] = self._uses_to_recompute.get(name, 0) + 1
 
     @property
     def is_empty(self) -> bool:
-        return not self._arrived and self._arrivals.are_none
+        return not self.uses.arrived and not self.queue
 
     def open(self) -> None:
+        """Begins to take factors."""
         self._pass = 0
-        self._forget()
         self._is_open = True
         for quantity in self._quantities:
             quantity.begin(self._batch)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Within, gradients pass by: they belong to somebody else's backward."""
-        was, self._is_paused = self._is_paused, True
-        try:
-            yield
-        finally:
-            self._is_paused = was
-
     def add(self, name: str, factor: Factor) -> None:
-        """Take in a factor, outside of autocast."""
-        if not self._expects(name):
-            return
-        self._factors.setdefault(name, []).append(factor)
-        arrived = self._arrived[name] = self._arrived.get(name, 0) + 1
-        if arrived >= self._uses.get(name, 0) and name not in self._uses_to_recompute:
-            self._reduce(name)
+        """Takes one factor; reduces the parameter if it was the last. Called outside of autocast."""
+        if self.expects(name):
+            self._factors.setdefault(name, []).append(factor)
+            if self.uses.arrive(name):
+                self._reduce(name)
 
-    def later(self, name: str, take_in: Callable[[], object], held: int) -> None:
-        """A gradient has come: `take_in` adds the factor, and holds so many bytes until then."""
-        if self._expects(name):
-            self._arrivals.add(take_in, held)
-            if self._arrivals.are_too_many:
-                self.catch_up()
-
-    def _expects(self, name: str) -> bool:
-        """Whether gradients are taken in; they may come from somebody else's backward."""
-        if self._is_paused:
+    def expects(self, name: str) -> bool:
+        """Whether a gradient that arrives now belongs here; raises an error when the block is over."""
+        if self.is_paused:
             return False
         if not self._is_open:
             raise ScopeError(
@@ -132,7 +100,7 @@ class Ledger:
         return True
 
     def _reduce(self, name: str) -> None:
-        gradients = SampleGradients(self._factors.pop(name), self._scale, bound=self._bound)
+        gradients = SampleGradients(self._factors.pop(name), self._scale, bound=self.queue.bound)
         for quantity in self._quantities:
             if self._pass < self.passes - quantity.passes:
                 continue
@@ -146,22 +114,12 @@ class Ledger:
         self._reduced.add(name)
 
     def end_recomputation(self) -> None:
-        """A reentrant checkpoint's own backward is over: what only it uses is complete."""
-        self._arrivals.take_in()
-        with without_autocast(self._batch.device):
-            for name in list(self._factors):
-                if self._uses_to_recompute.get(name) == 1 and name not in self._uses:
-                    self._reduce(name)
-
-    def catch_up(self) -> None:
-        """Take in all that waits, and let go of it: after a backward the caller may write over it."""
-        self._arrivals.take_in()
-        with without_autocast(self._batch.device):
-            for quantity in self._quantities:
-                quantity.catch_up()
+        """Reduces what only a reentrant checkpoint uses, whose own backward pass is over."""
+        self.queue.drain()
+        self._reduce_those([name for name in self._factors if self.uses.is_recomputed_once(name)])
 
     def end_pass(self) -> None:
-        """A backward that is not the last is over."""
+        """Ends a backward pass that is not the last."""
         if self._pass == self.passes - 1:
             raise ScopeError(
                 f"a second backward in the `record` block, of which each is run {self.passes} times: add "
@@ -175,98 +133,45 @@ class Ledger:
         self._forget()
 
     def _reduce_all(self) -> None:
-        """Reduce what is left: uses that the loss did not reach never arrive."""
-        self._arrivals.take_in()
-        with without_autocast(self._batch.device):
-            for name in list(self._factors):
-                self._reduce(name)
+        """Reduces what is left: uses that the loss did not reach never arrive."""
+        self.queue.drain()
+        self._reduce_those(list(self._factors))
+        self.queue.drain()
+
+    def _reduce_those(self, names: Sequence[str]) -> None:
+        if names:
+            with without_autocast(self._batch.device):
+                for name in names:
+                    self._reduce(name)
 
     def close(self) -> None:
-        """Reduce what is left and end the quantities."""
+        """Reduces what is left and ends the quantities."""
         try:
             self._reduce_all()
             self._is_open = False
             with without_autocast(self._batch.device):
-                self._end()
+                for quantity in self._quantities:
+                    quantity.end()
+                    if not self._batch.is_traced:
+                        quantity.settle()
         except BaseException:
             self.abandon()
             raise
-
-    def _end(self) -> None:
-        for quantity in self._quantities:
-            quantity.end()
-            if not self._is_traced:
-                quantity.settle()
+        self._forget()
 
     def abandon(self) -> None:
-        """Forget everything, after an error."""
+        """Drops everything, after an error."""
         self._forget()
         self._is_open = False
         for quantity in self._quantities:
             quantity.abandon()
 
     def _forget(self) -> None:
-        self._arrivals.clear()
-        self._arrived.clear()
+        self.queue.clear()
+        self.uses.arrived.clear()
         self._factors.clear()
         self._reduced.clear()
 
 
-def _is_waited_for(device: torch.device) -> bool:
-    """Whether it is Python that a step waits for there."""
-    return device.type == "cuda"
-
-
-class GradSampleBook:
-    """Adds every factor to the `grad_sample` of its weight as it arrives: for `ExpandedWeight`."""
-
-    passes = 1
-    waits = False
-
-    def __init__(self, weights: dict[str, Tensor], scale: int) -> None:
-        self._weights = weights
-        self._scale = scale
-
-    def expect(self, name: str) -> None:
-        pass
-
-    def expect_in_recomputation(self, name: str) -> None:
-        pass
-
-    def end_pass(self) -> None:
-        pass
-
-    def end_recomputation(self) -> None:
-        pass
-
-    def catch_up(self) -> None:
-        pass
-
-    def later(self, name: str, take_in: Callable[[], object], held: int) -> None:
-        take_in()
-
-    def paused(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def add(self, name: str, factor: Factor) -> None:
-        gradients = factor.materialize()
-        add_to_grad_sample(
-            self._weights[name], gradients if self._scale == 1 else gradients * self._scale
-        )
-
-
-def check_batch_sizes(earlier: Tensor | None, grads: Tensor) -> None:
-    """Refuse to add the gradients of batches of different sizes: their samples have nothing in common."""
-    if earlier is not None and earlier.shape != grads.shape:
-        raise BatchSizeError(
-            f"a batch of {len(grads)} samples cannot add to the grad_sample of an earlier one of "
-            f"{len(earlier)}: set grad_sample to None between them"
-        )
-
-
-def add_to_grad_sample(weight: Tensor, grads: Tensor) -> None:
-    """weight.grad_sample += grads, in the weight's dtype."""
-    grads = grads.to(weight.dtype)
-    earlier: Tensor | None = getattr(weight, "grad_sample", None)
-    check_batch_sizes(earlier, grads)
-    weight.grad_sample = grads if earlier is None else earlier + grads  # type: ignore[attr-defined]
+def _priority(quantity: Quantity) -> int:
+    return quantity.priority

@@ -87,8 +87,8 @@ def derive(
     new = [t for t in own if id(t) not in found]
     if new:
         roots = tuple(dict.fromkeys(root for p in parents for root in p.roots))
-        scope = parents[0].scope
+        first = parents[0]
         carriers = carriers_of(new, list(leaves.values()), parents)
         for t, carrier in zip(new, carriers, strict=True):
-            found[id(t)] = Derived(scope, roots, t, carrier)
+            found[id(t)] = Derived(first.scope, roots, t, first.uses, first.sink, carrier)
     return result, found

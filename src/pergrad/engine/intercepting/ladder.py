@@ -45,7 +45,7 @@ class _Expand(torch.autograd.Function):
 
 def expanded(weight: Weight) -> Tensor:
     """(n, *shape): the weight's value for each sample; its gradient goes to the weight."""
-    weight.expect()
+    weight.uses.expect([weight])
     return _Expand.apply(weight, weight.anchor)
 
 
@@ -252,8 +252,8 @@ def _of_each_sample(gradient: Tensor, layout: Layout) -> Tensor:
 
 def by_masked_vjp(call: MixedCall, layouts: Sequence[Layout]) -> list[Tensor]:
     """The function as it is, its outputs with `layouts`, and in the backward one VJP for each sample."""
-    for weight in call.weights.values():
-        weight.expect()
-    anchors = [w.anchor for w in call.weights.values()]
+    weights = call.weights.values()
+    next(iter(weights)).uses.expect(weights)
+    anchors = [w.anchor for w in weights]
     inputs = [call.leaves[k] for k in call.inputs]
     return list(_MaskedVjp.apply(call.without_tensors(), tuple(layouts), *anchors, *inputs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +11,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
-from pergrad.engine.collecting.ledger import Book
+from pergrad.engine.collecting.ledger import Ledger, Sink
+from pergrad.engine.collecting.uses import UseCounter
 from pergrad.engine.intercepting.autograd_functions import Applied
 from pergrad.engine.intercepting.composites import is_composite, without_override_check
 from pergrad.engine.intercepting.derivation import derive, like_another, transform
@@ -59,6 +59,17 @@ _AGREED: Memory[bool] = Memory()  # by signature, whether vmap of the call gave 
 _REPEATS = frozenset("expand expand_as broadcast_to repeat tile".split())
 
 
+def _as_function(
+    tensor: Tensor,
+    gradient: Tensor | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `Tensor.backward` as those of `torch.autograd.backward`."""
+    return (tensor, gradient, retain_graph, create_graph), {"inputs": inputs}
+
+
 def _is_differentiable(t: Tensor) -> bool:
     return t.is_floating_point() or t.is_complex()
 
@@ -67,7 +78,8 @@ class Recorder(TorchFunctionMode):
     """Interception for one scope: `parameters` are the recorded tensors by name."""
 
     tracker: Tracker
-    _book: Book
+    _uses: UseCounter
+    _ledger: Ledger | None  # none for an `ExpandedWeight`, which sees no backward pass
 
     def __init__(self, parameters: Mapping[str, Tensor], journal: Journal | None = None) -> None:
         super().__init__()
@@ -75,16 +87,17 @@ class Recorder(TorchFunctionMode):
         self._journal = journal
         self._begun = False
 
-    def begin(self, tracker: Tracker, book: Book) -> None:
-        """Record from now on; until then, functions pass by."""
+    def begin(self, tracker: Tracker, uses: UseCounter, sink: Sink) -> None:
+        """Records from now on; until then, functions pass by."""
         self.tracker = tracker
-        self._book = book
+        self._uses = uses
+        self._ledger = sink if isinstance(sink, Ledger) else None
         with (
             torch._C.DisableTorchFunction()
         ):  # begun inside of the mode, by the module's first call
             self._anchor = torch.zeros((), requires_grad=True)
             for name, p in self._parameters.items():
-                tracker.roots[id(p)] = Root(tracker.scope, name, p, book, self._anchor)
+                tracker.roots[id(p)] = Root(tracker.scope, name, p, uses, sink, self._anchor)
         self._begun = True
 
     def wants_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -128,8 +141,7 @@ class Recorder(TorchFunctionMode):
                         self._note(func, args, kwargs, "rule")
                         return output
                 return self._call_on_weights(func, args, kwargs)
-            for name in tag.roots:
-                self._book.expect_in_recomputation(name)
+            self._uses.expect_in_recomputation(tag.roots)
         output = func(*args, **kwargs)
         if looks_at_weights and any(output is t for t in tensors):
             return output  # `w.float()`: the weight as it was
@@ -140,29 +152,35 @@ class Recorder(TorchFunctionMode):
     def _backward(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A backward inside of the recording; one that asks for some gradients only leaves ours alone."""
+        """Runs a backward pass; one that asks for the gradients of some tensors leaves ours alone."""
+        ledger = self._ledger
+        assert ledger is not None
+        if func is Tensor.backward:  # its body, which would come here once more
+            func, (args, kwargs) = torch.autograd.backward, _as_function(*args, **kwargs)
         some_only = func is torch.autograd.grad or kwargs.get("inputs") is not None
         is_nested = torch._C._current_graph_task_id() != -1  # a reentrant checkpoint's own
-        book = self._book
-        paused = book.paused() if some_only else nullcontext()
-        with paused, self:  # a checkpoint inside recomputes its forward, which must be seen
-            if func is torch.autograd.backward and not some_only and not is_nested:
-                self._run_earlier_passes(*args, **kwargs)  # Tensor.backward comes here too
-            result = without_override_check(func)(*args, **kwargs)
+        was_paused, ledger.is_paused = ledger.is_paused, some_only or ledger.is_paused
+        try:
+            with self:  # a checkpoint inside recomputes its forward, which must be seen
+                if ledger.passes > 1 and not some_only and not is_nested:
+                    self._run_earlier_passes(ledger, *args, **kwargs)
+                result = without_override_check(func)(*args, **kwargs)
+        finally:
+            ledger.is_paused = was_paused
         if not some_only:
             with torch._C.DisableTorchFunction():
                 if is_nested:
-                    book.end_recomputation()
+                    ledger.end_recomputation()
                 else:
-                    book.catch_up()
+                    ledger.queue.drain()
         return result
 
     def _run_earlier_passes(
-        self, tensors: Any, gradients: Any = None, *_: Any, **kwargs: Any
+        self, ledger: Ledger, tensors: Any, gradients: Any = None, *_: Any, **kwargs: Any
     ) -> None:
-        """For quantities that need several backwards: all but the last, which is the caller's own."""
+        """Runs all passes but the last, which is the caller's own, for quantities that need several."""
         gradients = kwargs.get("grad_tensors", gradients)
-        for _pass in range(self._book.passes - 1):
+        for _pass in range(ledger.passes - 1):
             # Nothing but the taps, so that no other leaf gets its gradient twice.
             backward = without_override_check(torch.autograd.backward)
             try:
@@ -174,7 +192,7 @@ class Recorder(TorchFunctionMode):
                     'memory="low" runs the backward twice, which a reentrant checkpoint does not allow: '
                     'pass use_reentrant=False to it, or take memory="kept"'
                 ) from error
-            self._book.end_pass()
+            ledger.end_pass()
 
     def _size(self, size: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(size, int):

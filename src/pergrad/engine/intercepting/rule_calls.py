@@ -67,9 +67,11 @@ def call_by_plan(
     rule, func = plan.rule, plan.function
     given = [*args, *kwargs.values()]
     weights: list[Weight] = []
+    flows_on = False
     for k, place in plan.weights_at:
         weight: Weight = tags[k]
         weights.append(weight)
+        flows_on = flows_on or not weight.may_hook
         given[place] = weight.value
     if rule.casts_under_autocast and torch._C._is_any_autocast_enabled():
         for place in plan.kept.values():
@@ -100,7 +102,7 @@ def call_by_plan(
             if isinstance(layout, Lost):
                 raise unsupported(func, weights, layout.reason)
     kept = tuple([given[place].detach() for place in plan.kept.values()])
-    tapped = tap(Use(plan, layouts, weights), kept, values, outputs)
+    tapped = tap(Use(plan, layouts, weights, flows_on), kept, values, outputs)
     if tapped is outputs:
         return output
     for t, layout in zip(tapped, layouts, strict=True):

@@ -1,10 +1,11 @@
-"""The tap: hands the gradient of a function's output to the rule of the weights it used."""
+"""Taps: hand the gradient of a function's output to the rule of the weights that it used."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from pergrad.runtime import without_autocast
 __all__ = ["Use", "tap"]
 
 _NOTHING: Mapping[str, Tensor] = {}
+_version = attrgetter("_version")
+_anchor = attrgetter("anchor")
 
 
 @dataclass(slots=True)
@@ -29,13 +32,9 @@ class Use:
     plan: Plan
     output_layouts: tuple[Layout, ...]
     weights: list[Weight]
+    flows_on: bool  # whether a gradient flows from its weights to others, which cannot wait
 
-    @property
-    def may_wait(self) -> bool:
-        """Whether nothing flows on from its weights, so that nobody waits for their factors."""
-        return all(weight.may_hook for weight in self.weights)
-
-    def on_gradient_later(
+    def receive(
         self,
         grads: tuple[Tensor | None, ...],
         kept: tuple[Tensor, ...],
@@ -43,16 +42,17 @@ class Use:
         results: Mapping[str, Tensor] = _NOTHING,
         shape: torch.Size | None = None,
     ) -> None:
-        """`on_gradient`, when the book says so; the kept tensors are to have the same versions then."""
+        """Runs the rule on the output gradients, or enqueues that; the kept tensors must not change."""
         first = self.weights[0]
-        if not first.book.waits:
-            self._take_in(grads, kept, versions, results, shape)
-            return
-        held = sum([t.nbytes for t in (*grads, *kept) if t is not None])
-        take_in = partial(self._take_in, grads, kept, versions, results, shape)
-        first.book.later(first.name, take_in, held)
+        sink = first.sink
+        if not sink.queue.defers_rules:
+            self._run(grads, kept, versions, results, shape)
+        elif sink.expects(first.name):
+            held = sum([t.nbytes for t in (*grads, *kept) if t is not None])
+            work = partial(self._run, grads, kept, versions, results, shape)
+            sink.queue.put(work, held, in_this_stream=True)
 
-    def _take_in(
+    def _run(
         self,
         grads: tuple[Tensor | None, ...],
         kept: tuple[Tensor, ...],
@@ -60,26 +60,26 @@ class Use:
         results: Mapping[str, Tensor],
         shape: torch.Size | None,
     ) -> None:
-        if versions != [t._version for t in kept]:
+        if versions != list(map(_version, kept)):
             raise PergradError(
                 f"an argument of `{self.plan.function.__name__}` was changed in place after the "
                 "call, and the gradients need it as it was: use the out-of-place form there"
             )
         if shape is not None and grads[0] is not None:
             grads = (grads[0].reshape(shape),)
-        self.on_gradient(grads, kept, results)
+        self.give_factors(grads, kept, results)
 
-    def on_gradient(
+    def give_factors(
         self,
         grads: tuple[Tensor | None, ...],
         kept: tuple[Tensor, ...],
         results: Mapping[str, Tensor] = _NOTHING,
     ) -> list[Tensor | None]:
-        """Give every weight its factor; what is left to flow to the weights' anchors."""
-        if not torch._C._is_any_autocast_enabled():
-            return self._give_factors(grads, kept, results)
-        with without_autocast(self.weights[0].value.device):
-            return self._give_factors(grads, kept, results)
+        """Runs the rule and gives every weight its factor; returns what flows on to their anchors."""
+        if torch._C._is_any_autocast_enabled():
+            with without_autocast(self.weights[0].value.device):
+                return self._give_factors(grads, kept, results)
+        return self._give_factors(grads, kept, results)
 
     def _give_factors(
         self,
@@ -96,11 +96,10 @@ class Use:
         else:
             by_owner = self._owners()
             for name, t in zip(plan.kept, kept, strict=True):
-                arguments[name] = self._rows(t, plan.layouts.get(name), by_owner)
-            outputs = [
-                None if g is None else self._rows(g, la, by_owner)
-                for g, la in zip(grads, self.output_layouts, strict=True)
-            ]
+                arguments[name] = _rows(t, plan.layouts.get(name), by_owner)
+            outputs = []
+            for g, layout in zip(grads, self.output_layouts, strict=True):
+                outputs.append(None if g is None else _rows(g, layout, by_owner))
         gradients = plan.rule.gradients(outputs[0] if len(outputs) == 1 else outputs, **arguments)
         flow: list[Tensor | None] = []
         for argument, weight in zip(plan.weights, self.weights, strict=True):
@@ -129,15 +128,6 @@ class Use:
                 return False
         return True
 
-    @staticmethod
-    def _rows(t: Tensor, layout: Layout | None, by_owner: Owners | None) -> Tensor:
-        """With a sample axis in front; with one row a slice where rows are told by their owner."""
-        if layout is None or not layout.carries:
-            return t
-        if layout.scope.count == 1:  # whatever the dimension, all of it belongs to the one sample
-            return t.unsqueeze(0)
-        return samples_first(t, layout if by_owner is None else by_owner.at(layout.dim))  # type: ignore[arg-type,union-attr]
-
     def _gives_none(
         self, argument: str, parameter: str, gradients: Mapping[str, Any]
     ) -> PergradError:
@@ -147,12 +137,20 @@ class Use:
         )
 
 
-def _refuse_second_derivatives() -> None:
-    if torch.is_grad_enabled():
-        raise UnsupportedFunctionError(
-            "a backward with create_graph=True inside of a recording (a gradient penalty?): the second "
-            "derivative of a recorded weight would be lost; compute that term outside of it"
-        )
+def _rows(t: Tensor, layout: Layout | None, by_owner: Owners | None) -> Tensor:
+    """The tensor with a sample axis in front; with one row a slice where rows have owners."""
+    if layout is None or not layout.carries:
+        return t
+    if layout.scope.count == 1:  # whatever the dimension, all of it belongs to the one sample
+        return t.unsqueeze(0)
+    return samples_first(t, layout if by_owner is None else by_owner.at(layout.dim))  # type: ignore[arg-type,union-attr]
+
+
+def _second_derivatives() -> UnsupportedFunctionError:
+    return UnsupportedFunctionError(
+        "a backward with create_graph=True inside of a recording (a gradient penalty?): the second "
+        "derivative of a recorded weight would be lost; compute that term outside of it"
+    )
 
 
 class _Tap(torch.autograd.Function):
@@ -166,21 +164,25 @@ class _Tap(torch.autograd.Function):
         outputs = anchors_and_outputs[len(use.weights) :]
         ctx.save_for_backward(*kept)  # not on ctx: checkpointing must see them
         ctx.set_materialize_grads(False)
-        return tuple(t.detach() for t in outputs)  # no view: in-place operations may follow
+        return tuple(map(Tensor.detach, outputs))  # no view: in-place operations may follow
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         kept = ctx.saved_tensors  # before the switch: it may run a checkpoint's recomputation
-        _refuse_second_derivatives()
-        if all(g is None for g in grads):
-            return None, None, *[None] * len(ctx.use.weights), *grads
         use: Use = ctx.use
         flow: list[Tensor | None] = [None] * len(use.weights)
+        if torch.is_grad_enabled():
+            raise _second_derivatives()
+        for g in grads:
+            if g is not None:
+                break
+        else:
+            return None, None, *flow, *grads
         with torch._C.DisableTorchFunction():  # the backward itself runs without gradients
-            if use.may_wait:
-                use.on_gradient_later(grads, kept, [t._version for t in kept])
+            if use.flows_on:
+                flow = use.give_factors(grads, kept)
             else:
-                flow = use.on_gradient(grads, kept)
+                use.receive(grads, kept, list(map(_version, kept)))
         return None, None, *flow, *grads
 
 
@@ -208,13 +210,14 @@ class _Hook:
         self._use = use
         self._kept: tuple[Tensor, ...] | None = kept
         self._results = results  # nobody else can write to them
-        self._versions = [t._version for t in kept]
+        self._versions = list(map(_version, kept))
         self._place = place  # of what the function made among the outputs of the node
         self._shape = shape  # that the function gave it, where that is another
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
         grad = grads[self._place]
-        _refuse_second_derivatives()
+        if torch.is_grad_enabled():
+            raise _second_derivatives()
         if grad is None:
             return
         kept, results = self._kept, self._results
@@ -226,7 +229,7 @@ class _Hook:
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             self._kept, self._results = None, _NOTHING
         with torch._C.DisableTorchFunction():
-            self._use.on_gradient_later((grad,), kept, self._versions, results, self._shape)
+            self._use.receive((grad,), kept, self._versions, results, self._shape)
 
 
 def _made(use: Use, inputs: Sequence[Tensor], output: Tensor) -> Tensor | None:
@@ -236,7 +239,7 @@ def _made(use: Use, inputs: Sequence[Tensor], output: Tensor) -> Tensor | None:
     does. Where saved tensors are packed, as in a checkpoint, ours must be too, and what flows on to a
     derived weight needs a node.
     """
-    if not use.plan.makes_its_output or not output.requires_grad or not use.may_wait:
+    if not use.plan.makes_its_output or not output.requires_grad or use.flows_on:
         return None
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
         return None
@@ -266,8 +269,7 @@ def tap(
     use: Use, kept: tuple[Tensor, ...], inputs: Sequence[Tensor], outputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
     """The outputs, with the use's rule called once their gradients are known."""
-    for weight in use.weights:
-        weight.expect()
+    use.weights[0].uses.expect(use.weights)
     if len(outputs) == 1:
         (output,) = outputs
         made = _made(use, inputs, output)
@@ -277,4 +279,4 @@ def tap(
             results = _results(node, use.plan.results) if use.plan.results else _NOTHING
             node.register_prehook(_Hook(use, kept, results, made.output_nr, shape))
             return outputs
-    return _apply_tap(use, kept, *[weight.anchor for weight in use.weights], *outputs)
+    return _apply_tap(use, kept, *map(_anchor, use.weights), *outputs)

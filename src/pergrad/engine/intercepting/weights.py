@@ -1,8 +1,8 @@
-"""What a recorded tensor is to the engine: a root (a parameter), or a weight derived from others.
+"""Weights: the recorded parameters (roots) and the tensors that are derived from them.
 
-Every weight can take a factor. A root hands it to the book; a transposed or cast weight transforms it
-and passes it on to its parent; any other derived weight lets it flow, materialised, to its `carrier`: a
-tensor of shape (n, *shape) without storage, whose place in the autograd graph gives the order.
+Every weight takes factors. A root hands them to the sink; a transposed or cast weight transforms them and
+passes them on to its parent; any other derived weight materialises them and lets them flow to its `carrier`,
+a tensor of shape (n, *shape) without storage. The carrier's place in the autograd graph sets the order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pergrad.engine.collecting.ledger import Book
+from pergrad.engine.collecting.ledger import Sink
+from pergrad.engine.collecting.uses import UseCounter
 from pergrad.engine.samples.layouts import Key, Scope
 from pergrad.errors import UnseenUseError
 from pergrad.factors import Dense, Factor
@@ -42,35 +43,33 @@ class Weight:
     carries: ClassVar[bool] = False
     is_weight: ClassVar[bool] = True
     key: ClassVar[Key] = ("weight",)
-    may_hook: bool  # whether a tap may be a hook: nothing flows on, and every backward comes by
 
-    def __init__(self, scope: Scope, roots: tuple[str, ...], value: Tensor) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        roots: tuple[str, ...],
+        value: Tensor,
+        uses: UseCounter,
+        sink: Sink,
+        anchor: Tensor,
+    ) -> None:
         self.scope = scope
         self.roots = roots  # the names of the parameters that it is, or comes from
         self.name = roots[0] if len(roots) == 1 else " and ".join(roots)
         self.value = value.detach()
-
-    @property
-    def book(self) -> Book:
-        """Where its gradients go; of a weight that has one."""
-        raise NotImplementedError
-
-    @property
-    def anchor(self) -> Tensor:
-        """What a tap of this weight hangs on in the graph; `take` gives its gradient."""
-        raise NotImplementedError
+        self.uses = uses
+        self.sink = sink
+        self.anchor = anchor  # the place of its taps in the graph; `take` gives its gradient
+        self.may_hook = False  # whether a tap may be a hook: nothing flows on, and no pass skips it
+        self.counted: tuple[str, ...] = ()  # the parameters that a use of it counts for
 
     @property
     def carrier(self) -> Tensor:
-        """(n, *shape), whose gradient is the per-sample gradient."""
-        raise NotImplementedError
-
-    def expect(self) -> None:
-        """A use of the weight was seen."""
+        """(n, *shape), without storage: a gradient that flows to it is a gradient of this weight."""
         raise NotImplementedError
 
     def take(self, factor: Factor) -> Tensor | None:
-        """Accept the gradients of one use; what is left to flow to the anchor."""
+        """Takes the factor of one use; returns what flows on to the anchor."""
         raise NotImplementedError
 
     def _empty_carrier(self) -> Tensor:
@@ -83,35 +82,27 @@ class Root(Weight):
     _carrier: Tensor | None = None
 
     def __init__(
-        self, scope: Scope, name: str, parameter: Tensor, book: Book, anchor: Tensor
+        self,
+        scope: Scope,
+        name: str,
+        parameter: Tensor,
+        uses: UseCounter,
+        sink: Sink,
+        anchor: Tensor,
     ) -> None:
-        super().__init__(scope, (name,), parameter)
-        self.may_hook = book.passes == 1  # an earlier pass goes to the anchors alone
-        self._book = book
-        self._anchor = anchor
-
-    @property
-    def book(self) -> Book:
-        return self._book
-
-    @property
-    def anchor(self) -> Tensor:
-        return self._anchor
+        super().__init__(scope, (name,), parameter, uses, sink, anchor)
+        self.may_hook = sink.passes == 1  # an earlier pass goes to the anchors alone
+        self.counted = self.roots
 
     @property
     def carrier(self) -> Tensor:
         if self._carrier is None:
-            self.expect()
-            self._carrier = _Arrive.apply(
-                self._book, self.name, self._empty_carrier(), self._anchor
-            )
+            self.uses.expect([self])
+            self._carrier = _Arrive.apply(self.sink, self.name, self._empty_carrier(), self.anchor)
         return self._carrier
 
-    def expect(self) -> None:
-        self._book.expect(self.name)
-
     def take(self, factor: Factor) -> Tensor | None:
-        self._book.add(self.name, factor)
+        self.sink.add(self.name, factor)
         return None
 
 
@@ -119,25 +110,15 @@ class Transformed(Weight):
     """A weight whose factors turn into its parent's by a lazy transformation, such as a transpose."""
 
     def __init__(self, parent: Weight, value: Tensor, back: Callable[[Factor], Factor]) -> None:
-        super().__init__(parent.scope, parent.roots, value)
+        super().__init__(parent.scope, parent.roots, value, parent.uses, parent.sink, parent.anchor)
+        self.may_hook = parent.may_hook
+        self.counted = parent.counted
         self._parent = parent
         self._back = back
-        self.may_hook = parent.may_hook
-
-    @property
-    def book(self) -> Book:
-        return self._parent.book
-
-    @property
-    def anchor(self) -> Tensor:
-        return self._parent.anchor
 
     @property
     def carrier(self) -> Tensor:
         return _Back.apply(self, self._parent.carrier)
-
-    def expect(self) -> None:
-        self._parent.expect()
 
     def take(self, factor: Factor) -> Tensor | None:
         return self._parent.take(self._back(factor))
@@ -147,43 +128,28 @@ class Transformed(Weight):
 
 
 class Derived(Weight):
-    """Any other function of weights and constants."""
-
-    may_hook = False
-
-    def __init__(
-        self, scope: Scope, roots: tuple[str, ...], value: Tensor, carrier: Tensor
-    ) -> None:
-        super().__init__(scope, roots, value)
-        self._carrier = carrier
-
-    @property
-    def anchor(self) -> Tensor:
-        return self._carrier
+    """Any other function of weights and constants: its gradients flow to its parents' carriers."""
 
     @property
     def carrier(self) -> Tensor:
-        return self._carrier
-
-    def expect(self) -> None:
-        pass
+        return self.anchor
 
     def take(self, factor: Factor) -> Tensor | None:
         return factor.materialize().to(self.value.dtype)
 
 
 class _Arrive(torch.autograd.Function):
-    """The carrier of a root: what flows to it goes to the book."""
+    """The carrier of a root: what flows to it goes to the sink."""
 
     @staticmethod
-    def forward(ctx: Any, book: Book, name: str, empty: Tensor, anchor: Tensor) -> Tensor:
-        ctx.book, ctx.name = book, name  # not the root itself, which holds this carrier
+    def forward(ctx: Any, sink: Sink, name: str, empty: Tensor, anchor: Tensor) -> Tensor:
+        ctx.sink, ctx.name = sink, name  # not the root itself, which holds this carrier
         return empty
 
     @staticmethod
     def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, None, None]:
         with torch._C.DisableTorchFunction(), without_autocast(gradients.device):
-            ctx.book.add(ctx.name, Dense(gradients))
+            ctx.sink.add(ctx.name, Dense(gradients))
         return None, None, None, None
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.overrides import _get_current_function_mode_stack
 
-from pergrad.engine.collecting.ledger import Ledger
+from pergrad.engine.collecting.ledger import Ledger, queue_for
 from pergrad.engine.intercepting.autograd_functions import seeing_functions
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.intercepting.recorder import Recorder
@@ -116,16 +116,13 @@ class Recording:
     def begin(self, size: int) -> None:
         """The batch has `size` samples: everything from here on is recorded."""
         options = self._options
-        self._ledger = Ledger(
-            self._quantities,
-            Batch(size, self._weights, options.offload),
-            options.scale(size),
-            options.max_bytes,
-        )
+        queue = queue_for(list(self._weights.values()), options.max_bytes)
+        batch = Batch(size, self._weights, options.offload, queue)
+        self._ledger = Ledger(self._quantities, batch, options.scale(size))
         self._tracker = Tracker(Scope(size), options.batch_dim, self._own)
         if self._is_collecting:
             self._ledger.open()
-        self._recorder.begin(self._tracker, self._ledger)
+        self._recorder.begin(self._tracker, self._ledger.uses, self._ledger)
 
     def enter_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The module's own forward begins: its arguments carry the samples, what else it meets does not."""

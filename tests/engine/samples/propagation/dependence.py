@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.engine.collecting.ledger import GradSampleBook
+from pergrad.engine.collecting.grad_samples import GradSampleSink
+from pergrad.engine.collecting.uses import UseCounter
 from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.samples.layouts import Constant, Layout, Lost, Owners, Samples, Scope
@@ -87,7 +88,7 @@ def recording(scope: Scope) -> Iterator[Tracker]:
     tracker = Tracker(scope, 0)
     tracker.strangers_are_constant = True
     recorder = Recorder({})
-    recorder.begin(tracker, GradSampleBook({}, 1))
+    recorder.begin(tracker, UseCounter(), GradSampleSink({}, 1))
     with recorder:
         yield tracker
 

@@ -1,8 +1,9 @@
-"""Gradients that wait for each other give the same as those that are taken in as they come."""
+"""Deferred rules and launches give what rules and launches give at once."""
 
 import gc
 import weakref
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import pergrad
 from pergrad.engine.collecting import ledger
-from pergrad.engine.collecting.queue import Arrivals
 from pergrad.errors import PergradError, ScopeError
+from pergrad.runtime.queue import Queue
 from pergrad.testing import assert_near, loop_grads
 
 Gradients = dict[str, Tensor]
@@ -26,25 +27,71 @@ def assert_all_near(found: Gradients, expected: Gradients) -> None:
         assert_near(found[name], t, name)
 
 
-def test_what_waits_is_taken_in_in_order_and_once() -> None:
-    taken: list[int] = []
-    arrivals = Arrivals(10)
-    for number in range(3):
-        assert not arrivals.are_too_many
-        arrivals.add(partial(taken.append, number), 4)
-    assert arrivals.are_too_many
-    assert taken == []
-    arrivals.take_in()
-    assert not arrivals.are_too_many
-    arrivals.take_in()
-    assert taken == [0, 1, 2]
+def test_work_runs_in_order_and_once_when_too_many_bytes_are_held() -> None:
+    done: list[int] = []
+    queue = Queue(10)
+    for number in range(2):
+        queue.put(partial(done.append, number), 4)
+    assert done == []
+    queue.put(partial(done.append, 2), 4)
+    assert done == [0, 1, 2]
+    assert not queue
+    queue.put(partial(done.append, 3), 9)
+    assert done == [0, 1, 2]
+    queue.drain()
+    queue.drain()
+    assert done == [0, 1, 2, 3]
+
+
+def test_bytes_held_by_earlier_work_count_until_they_are_released() -> None:
+    done: list[int] = []
+    queue = Queue(10)
+    queue.put(partial(done.append, 0))
+    queue.hold(6)
+    queue.release(6)
+    queue.hold(6)
+    assert done == []
+    queue.hold(4)
+    assert done == [0]
+
+
+def test_work_may_enqueue_more_which_runs_after_all_that_was_there() -> None:
+    done: list[str] = []
+    queue = Queue(10**6)
+    queue.put(lambda: (queue.put(partial(done.append, "late")), done.append("first")))
+    queue.put(partial(done.append, "second"))
+    queue.drain()
+    assert done == ["first", "second", "late"]
+
+
+def test_a_queue_without_a_bound_of_its_own_defers_nothing() -> None:
+    done: list[int] = []
+    Queue().put(partial(done.append, 1), 1)
+    assert done == [1]
+
+
+def test_work_that_another_thread_enqueues_during_a_drain_is_not_lost() -> None:
+    done: list[int] = []
+    queue = Queue(10**9)
+
+    def add(start: int) -> None:
+        for number in range(start, start + 500):
+            queue.put(partial(done.append, number), 10**7)
+
+    threads = [Thread(target=add, args=(start,)) for start in range(0, 2000, 500)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    queue.drain()
+    assert sorted(done) == list(range(2000))
 
 
 def test_what_is_taken_in_is_no_part_of_a_graph() -> None:
     seen: list[bool] = []
-    arrivals = Arrivals(10)
-    arrivals.add(lambda: seen.append(torch.is_grad_enabled()), 1)
-    arrivals.take_in()
+    queue = Queue(10)
+    queue.put(lambda: seen.append(torch.is_grad_enabled()), 1)
+    queue.drain()
     assert seen == [False]
     assert torch.is_grad_enabled()
 
@@ -53,13 +100,13 @@ def test_after_an_error_the_others_are_let_go() -> None:
     def fails() -> None:
         raise KeyError
 
-    arrivals, taken = Arrivals(10), []
-    arrivals.add(fails, 1)
-    arrivals.add(partial(taken.append, 1), 1)
+    queue, done = Queue(10), []
+    queue.put(fails, 1)
+    queue.put(partial(done.append, 1), 1)
     with pytest.raises(KeyError):
-        arrivals.take_in()
-    arrivals.take_in()
-    assert taken == []
+        queue.drain()
+    queue.drain()
+    assert done == []
 
 
 class Model(nn.Module):
@@ -85,7 +132,7 @@ def loss(model: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.fixture
 def _all_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "_is_waited_for", lambda _: True)
+    monkeypatch.setattr(ledger, "_is_bound_by_python", lambda _: True)
 
 
 @pytest.mark.usefixtures("_all_wait")
