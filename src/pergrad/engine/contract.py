@@ -15,7 +15,7 @@ from pergrad.engine.collecting.grad_samples import (
     add_to_grad_sample,
     check_batch_sizes,
 )
-from pergrad.engine.collecting.uses import UseCounter
+from pergrad.engine.collecting.ledger import UseCounter
 from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.recording.gate import run_gated

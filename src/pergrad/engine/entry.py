@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from pergrad.engine.checking.step_check import verified
 from pergrad.engine.recording.options import LossReduction, Options, Params
-from pergrad.engine.recording.recording import check_quantities
-from pergrad.engine.recording.scope import recorded, run_recorded
+from pergrad.engine.recording.recording import check_quantities, recorded
+from pergrad.engine.recording.running import run_recorded
 from pergrad.quantities import Grads, Norms, Quantity
 
 if TYPE_CHECKING:

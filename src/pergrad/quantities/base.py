@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pergrad.errors import PergradError, ScopeError
 from pergrad.reductions import SampleGradients
-from pergrad.runtime import is_traced, wide
+from pergrad.runtime import wide
 from pergrad.runtime.queue import Queue
 
 __all__ = ["Batch", "Quantity", "Reduction", "joined_samples", "or_zeros"]
@@ -45,11 +45,6 @@ class Batch:
         """The dtype of results over all parameters: float64 if any parameter has it, else float32."""
         dtypes = [p.dtype for p in self.parameters.values()]
         return torch.float64 if torch.float64 in dtypes else torch.float32
-
-    @cached_property
-    def is_traced(self) -> bool:
-        """Whether the batch stands for many in a traced step, and has no values."""
-        return any(map(is_traced, self.parameters.values()))
 
     def stored(self, result: Tensor) -> Tensor:
         """The result where the user wants it."""

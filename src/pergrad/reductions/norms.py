@@ -32,7 +32,6 @@ from pergrad.factors import (
 )
 from pergrad.kernels import kernels_for
 from pergrad.reductions.tiles import (
-    as_rows,
     at_once,
     is_one_piece,
     is_small,
@@ -93,6 +92,14 @@ def _(factor: OuterProduct, bound: int) -> Tensor:
     (n, o, i), t = factor.shape, factor.positions
     if gram_is_cheaper(t, o, i) and not is_little_work(n, t, o, i):
         return by_gram(factor, bound)
+    return by_tiles([factor], bound)
+
+
+@squared_norms_of.register
+def _(factor: PositionSum, bound: int) -> Tensor:
+    g = factor.grad_output
+    if g.shape[1] == 1:  # one position is the gradient
+        return _squared(g[:, 0])
     return by_tiles([factor], bound)
 
 
@@ -380,7 +387,9 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 def _squared(x: Tensor) -> Tensor:
     """Σ x², (n, ...) -> (n,) in float64, without a copy of x in float64."""
-    return torch.linalg.vector_norm(as_rows(x), dim=1, dtype=wide(x.dtype)).double().square()
+    rows = x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
+    dtype = None if x.dtype.itemsize >= 4 else torch.float32
+    return torch.linalg.vector_norm(rows, dim=1, dtype=dtype).double().square()
 
 
 def _table_times_product(table: RowSum, head: OuterProduct, bound: int) -> Tensor:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pergrad.engine.collecting.grad_samples import GradSampleSink
-from pergrad.engine.collecting.uses import UseCounter
+from pergrad.engine.collecting.ledger import UseCounter
 from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.samples.layouts import (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pergrad.engine.checking.text_tables import text_table
 from pergrad.engine.intercepting.journal import Journal, Rung
 from pergrad.engine.recording.options import LossReduction, Options
-from pergrad.engine.recording.scope import run_recorded
+from pergrad.engine.recording.running import run_recorded
 from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import SampleGradients
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.recording.options import LossReduction, Options
-from pergrad.engine.recording.scope import reduced, run_recorded
+from pergrad.engine.recording.running import reduced, run_recorded
 from pergrad.quantities import Grads
 
 __all__ = ["TOLERANCE", "Trial", "noise_floor", "relative_error", "undisturbed"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from pergrad.engine.collecting.uses import UseCounter
 from pergrad.errors import ScopeError
 from pergrad.factors import Factor
 from pergrad.quantities import Batch, Quantity
@@ -16,7 +15,7 @@ from pergrad.reductions import SampleGradients, default_bound
 from pergrad.runtime import is_traced, without_autocast
 from pergrad.runtime.queue import Queue
 
-__all__ = ["Ledger", "Sink", "queue_for"]
+__all__ = ["Ledger", "Sink", "UseCounter"]
 
 
 class Sink(Protocol):
@@ -30,21 +29,47 @@ class Sink(Protocol):
     def add(self, name: str, factor: Factor) -> None: ...
 
 
-def queue_for(parameters: Sequence[Tensor], max_bytes: int | None) -> Queue:
-    """Makes the queue of one recording: what is deferred depends on where the parameters are.
+class _Counted(Protocol):
+    """A weight, as the counter sees it."""
 
-    A trace runs rules at once: its order of operations is the order in which a compiled step frees memory.
-    """
-    device = parameters[0].device if parameters else torch.device("cpu")
-    traced = bool(parameters) and is_traced(parameters[0])
-    defers_rules = _is_bound_by_python(device) and not traced
-    bound = default_bound(device, waits=defers_rules) if max_bytes is None else max_bytes
-    return Queue(bound, device, defers_rules=defers_rules)
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The parameters that a use of it counts for."""
 
 
-def _is_bound_by_python(device: torch.device) -> bool:
-    """Whether the speed of a step on this device is bound by Python."""
-    return device.type == "cuda"
+class UseCounter:
+    """The number of uses of each parameter that the forward pass has made and the backward pass owes."""
+
+    def __init__(self) -> None:
+        self._expected: dict[str, int] = {}
+        self._to_recompute: dict[str, int] = {}
+        self.arrived: dict[str, int] = {}
+
+    def expect(self, weights: Iterable[_Counted]) -> None:
+        """Counts one use of each weight.
+
+        A use inside of a backward pass is a checkpoint's recomputation. Its first run was counted already,
+        or ran without gradients: then its factor is reduced as it arrives.
+        """
+        if torch._C._current_graph_task_id() == -1:
+            expected = self._expected
+            for weight in weights:
+                for name in weight.counted:
+                    expected[name] = expected.get(name, 0) + 1
+
+    def expect_in_recomputation(self, names: Iterable[str]) -> None:
+        """Counts a use without gradients, which only a reentrant checkpoint repeats in the backward pass."""
+        for name in names:
+            self._to_recompute[name] = self._to_recompute.get(name, 0) + 1
+
+    def arrive(self, name: str) -> bool:
+        """Counts a factor that has arrived; returns whether it is the last one."""
+        arrived = self.arrived[name] = self.arrived.get(name, 0) + 1
+        return arrived >= self._expected.get(name, 0) and name not in self._to_recompute
+
+    def is_recomputed_once(self, name: str) -> bool:
+        """Whether one reentrant checkpoint holds the only use."""
+        return self._to_recompute.get(name) == 1 and name not in self._expected
 
 
 class Ledger:
@@ -53,17 +78,24 @@ class Ledger:
     def __init__(
         self,
         quantities: Sequence[Quantity],
-        batch: Batch,
+        batch_size: int,
+        parameters: Mapping[str, Tensor],
+        *,
         scale: Tensor | float = 1.0,
+        max_bytes: int | None = None,
+        offload: bool = False,
     ) -> None:
+        first = next(iter(parameters.values()), None)
+        self._device = torch.device("cpu") if first is None else first.device
+        self._is_traced = first is not None and is_traced(first)
         self.uses = UseCounter()
-        self.queue = batch.queue
+        self.queue = _queue_for(self._device, self._is_traced, max_bytes)
         self.is_paused = False  # gradients that arrive belong to another backward pass
         self._quantities = sorted(quantities, key=_priority)
         self.passes = max([q.passes for q in quantities])
         # For each sample: what a mean loss has divided by, and the user's weight.
         self._scale = scale
-        self._batch = batch
+        self._batch = Batch(batch_size, parameters, offload, self.queue)
         self._pass = 0
         self._reduced: set[str] = set()
         self._factors: dict[str, list[Factor]] = {}
@@ -135,24 +167,24 @@ class Ledger:
     def _reduce_all(self) -> None:
         """Reduces what is left: uses that the loss did not reach never arrive."""
         self.queue.drain()
-        self._reduce_those(list(self._factors))
-        self.queue.drain()
+        if self._factors:
+            self._reduce_those(list(self._factors))
+            self.queue.drain()
 
     def _reduce_those(self, names: Sequence[str]) -> None:
-        if names:
-            with without_autocast(self._batch.device):
-                for name in names:
-                    self._reduce(name)
+        with without_autocast(self._device):
+            for name in names:
+                self._reduce(name)
 
     def close(self) -> None:
         """Reduces what is left and ends the quantities."""
         try:
             self._reduce_all()
             self._is_open = False
-            with without_autocast(self._batch.device):
+            with without_autocast(self._device):
                 for quantity in self._quantities:
                     quantity.end()
-                    if not self._batch.is_traced:
+                    if not self._is_traced:
                         quantity.settle()
         except BaseException:
             self.abandon()
@@ -175,3 +207,18 @@ class Ledger:
 
 def _priority(quantity: Quantity) -> int:
     return quantity.priority
+
+
+def _queue_for(device: torch.device, is_traced: bool, max_bytes: int | None) -> Queue:
+    """Makes the queue of one recording: what is deferred depends on where the parameters are.
+
+    A trace runs rules at once: its order of operations is the order in which a compiled step frees memory.
+    """
+    defers_rules = _is_bound_by_python(device) and not is_traced
+    bound = default_bound(device, waits=defers_rules) if max_bytes is None else max_bytes
+    return Queue(bound, device, defers_rules=defers_rules)
+
+
+def _is_bound_by_python(device: torch.device) -> bool:
+    """Whether the speed of a step on this device is bound by Python."""
+    return device.type == "cuda"

@@ -21,7 +21,7 @@ from pergrad.engine.compiling.eager_backend import straight
 from pergrad.engine.compiling.graph_passes import rewrite
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.recording import check_module, check_quantities
-from pergrad.engine.recording.scope import run_recorded
+from pergrad.engine.recording.running import run_recorded
 from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
 from pergrad.runtime import without_compiler

@@ -1,4 +1,4 @@
-"""Python functions of torch that check for overrides first: how to run their bodies all the same."""
+"""Runs the bodies of torch's Python functions, which otherwise hand the call to the recorder again."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["is_composite", "without_override_check"]
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["is_composite", "run_backward", "without_override_check"]
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_ENGINE = "_engine_run_backward"
 
 
 def is_composite(func: Callable[..., Any]) -> bool:
@@ -19,10 +22,34 @@ def is_composite(func: Callable[..., Any]) -> bool:
 @functools.cache
 def without_override_check(func: types.FunctionType) -> Callable[..., Any]:
     """The function with its own override check answering no; what it calls is still seen."""
+    return _with_globals(func, {})
+
+
+def run_backward(
+    func: Any, mode: TorchFunctionMode, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Runs `torch.autograd.backward` or `grad`; `mode` sees what the engine calls back, as checkpoints do.
+
+    It does not see what torch's Python code does before that.
+    """
+    engine = func.__globals__.get(_ENGINE)
+    if engine is None:
+        with mode:
+            return without_override_check(func)(*args, **kwargs)
+
+    def run_engine(*given: Any, **named: Any) -> Any:
+        with mode:
+            return engine(*given, **named)
+
+    return _with_globals(func, {_ENGINE: run_engine})(*args, **kwargs)
+
+
+def _with_globals(func: types.FunctionType, changed: dict[str, Any]) -> Callable[..., Any]:
+    """A copy of the function whose override check answers no, with some more of its globals changed."""
     answers = {name: _never for name in _CHECKS if name in func.__globals__}
     body = types.FunctionType(
         func.__code__,
-        {**func.__globals__, **answers},
+        {**func.__globals__, **answers, **changed},
         func.__name__,
         func.__defaults__,
         func.__closure__,

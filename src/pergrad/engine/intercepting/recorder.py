@@ -11,10 +11,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
-from pergrad.engine.collecting.ledger import Ledger, Sink
-from pergrad.engine.collecting.uses import UseCounter
+from pergrad.engine.collecting.ledger import Ledger, Sink, UseCounter
 from pergrad.engine.intercepting.autograd_functions import Applied
-from pergrad.engine.intercepting.composites import is_composite, without_override_check
+from pergrad.engine.intercepting.composites import (
+    is_composite,
+    run_backward,
+    without_override_check,
+)
 from pergrad.engine.intercepting.derivation import derive, like_another, transform
 from pergrad.engine.intercepting.function_kinds import Kind, kind_of
 from pergrad.engine.intercepting.in_place import out_of_place
@@ -138,7 +141,8 @@ class Recorder(TorchFunctionMode):
                 if plan is not None:
                     output = call_by_plan(plan, args, kwargs, tracker, tags, signature)
                     if output is not NotImplemented:
-                        self._note(func, args, kwargs, "rule")
+                        if self._journal is not None:
+                            self._note(func, args, kwargs, "rule")
                         return output
                 return self._call_on_weights(func, args, kwargs)
             self._uses.expect_in_recomputation(tag.roots)
@@ -161,10 +165,9 @@ class Recorder(TorchFunctionMode):
         is_nested = torch._C._current_graph_task_id() != -1  # a reentrant checkpoint's own
         was_paused, ledger.is_paused = ledger.is_paused, some_only or ledger.is_paused
         try:
-            with self:  # a checkpoint inside recomputes its forward, which must be seen
-                if ledger.passes > 1 and not some_only and not is_nested:
-                    self._run_earlier_passes(ledger, *args, **kwargs)
-                result = without_override_check(func)(*args, **kwargs)
+            if ledger.passes > 1 and not some_only and not is_nested:
+                self._run_earlier_passes(ledger, *args, **kwargs)
+            result = run_backward(func, self, args, kwargs)
         finally:
             ledger.is_paused = was_paused
         if not some_only:
@@ -182,9 +185,9 @@ class Recorder(TorchFunctionMode):
         gradients = kwargs.get("grad_tensors", gradients)
         for _pass in range(ledger.passes - 1):
             # Nothing but the taps, so that no other leaf gets its gradient twice.
-            backward = without_override_check(torch.autograd.backward)
+            only_taps = {"retain_graph": True, "inputs": [self._anchor]}
             try:
-                backward(tensors, gradients, retain_graph=True, inputs=[self._anchor])
+                run_backward(torch.autograd.backward, self, (tensors, gradients), only_taps)
             except RuntimeError as error:
                 if "use_reentrant" not in str(error):
                     raise

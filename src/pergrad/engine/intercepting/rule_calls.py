@@ -90,7 +90,10 @@ def call_by_plan(
     outputs: tuple[Tensor, ...]
     layouts: tuple[Layout, ...]
     if plan.output is not None:
-        outputs, layouts = (output,), (tracker.made(plan.output),)
+        outputs, layouts = (
+            (output,),
+            (tracker.layouts.get(plan.output) or tracker.made(plan.output),),
+        )
         setattr(output, TAG, layouts[0])
     else:
         if not tracker.recall(signature, output):
@@ -106,7 +109,7 @@ def call_by_plan(
     if tapped is outputs:
         return output
     for t, layout in zip(tapped, layouts, strict=True):
-        tracker.mark(t, layout)
+        setattr(t, TAG, layout)
     return tapped[0] if isinstance(output, Tensor) else type(output)(tapped)
 
 

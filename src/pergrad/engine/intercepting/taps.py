@@ -143,6 +143,8 @@ def _rows(t: Tensor, layout: Layout | None, by_owner: Owners | None) -> Tensor:
         return t
     if layout.scope.count == 1:  # whatever the dimension, all of it belongs to the one sample
         return t.unsqueeze(0)
+    if layout.key == ROWS and by_owner is None:  # as `samples_first` does, for most tensors
+        return t.unsqueeze(1)
     return samples_first(t, layout if by_owner is None else by_owner.at(layout.dim))  # type: ignore[arg-type,union-attr]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pergrad.engine.intercepting.in_place import writes_in_place
 from pergrad.engine.intercepting.weights import Root, Weight
-from pergrad.engine.samples.layouts import Key, Layout, Samples, Scope
+from pergrad.engine.samples.layouts import Constant, Key, Layout, Lost, Samples, Scope
 from pergrad.engine.samples.propagation import (
     BY_VALUE,
     Call,
@@ -34,6 +34,13 @@ TAG = "_pergrad_layout"  # the attribute that a tensor carries its layout, or th
 _LAYOUTS: Memory[tuple[Key, ...]] = Memory()
 _TAGGED: Memory[torch.Size] = Memory()
 _SEQUENCES = (list, tuple)
+_CONSTANT = Constant.key
+_TOTAL = "total"
+
+
+def _total_key(lost: Lost) -> Key:
+    """The key of a sum over the samples, whose gradients are still theirs; None for others."""
+    return (_TOTAL, lost.reason) if lost.why == "total" else None
 
 
 def _is_by_shape(call: Call) -> bool:
@@ -58,11 +65,11 @@ class Tracker:
     def __init__(self, scope: Scope, batch_dim: int, own: Iterable[Tensor] = ()) -> None:
         self.scope = scope
         self.batch_dim = batch_dim
-        self.constant = scope.constant()
+        self.constant = Constant(scope)
         self.strangers_are_constant = False  # while the module's own forward runs
         self.roots: dict[int, Root] = {}  # by id
         self._own = {id(t) for t in own}  # what belongs to the model
-        self._made: dict[Key, Layout] = {self.constant.key: self.constant}
+        self.layouts: dict[Key, Layout] = {self.constant.key: self.constant}  # by key, as `made`
         # Strangers met in its forward: a checkpoint meets them again outside of it.
         self._met: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
@@ -105,7 +112,7 @@ class Tracker:
     def by_shape(self, t: Tensor, dim: int) -> Layout:
         """The layout that the shape of an input shows."""
         if t.dim() > dim and t.shape[dim] == self.scope.count:
-            return self.scope.samples(dim)
+            return self.made((dim, 1, 1))
         return self.constant
 
     def tagged(self, t: Tensor, shape: torch.Size) -> torch.Size:
@@ -169,10 +176,19 @@ class Tracker:
     def mark(self, t: Tensor, tag: Layout | Weight) -> None:
         setattr(t, TAG, tag)
 
+    def mark_input(self, t: Tensor, dim: int) -> bool:
+        """Gives an input the layout that its shape shows; returns whether it had none."""
+        tag: Layout | Weight | None = getattr(t, TAG, None)
+        if tag is not None and tag.scope is self.scope:
+            return False
+        setattr(t, TAG, self.by_shape(t, dim))
+        return True
+
     @staticmethod
-    def unmark(t: Tensor) -> None:
-        if hasattr(t, TAG):
-            delattr(t, TAG)
+    def unmark(tensors: Iterable[Tensor]) -> None:
+        for t in tensors:
+            if hasattr(t, TAG):
+                delattr(t, TAG)
 
     def propagate(
         self,
@@ -184,19 +200,19 @@ class Tracker:
     ) -> None:
         """Give the outputs of a call their layouts; `flows` says whether a gradient is going to."""
         tensors, tags, signature = self.read(func, args, kwargs)
-        if not self.recall(signature, output):
+        if not self.recall(signature, output, flows):
             self.propagate_from(func, args, kwargs, output, tensors, tags, signature, flows)
 
-    def recall(self, signature: Signature | None, output: Any) -> bool:
+    def recall(self, signature: Signature | None, output: Any, flows: bool | None = None) -> bool:
         """Give the outputs of a call the layouts of an earlier one with its signature, if there was one."""
         known = _LAYOUTS.get(signature)
         if known is None:
             return False
-        if len(known) == 1 and isinstance(output, Tensor):
-            setattr(output, TAG, self._made.get(known[0]) or self.made(known[0]))
-        else:
-            for t, key in zip(output, known, strict=True):
-                setattr(t, TAG, self._made.get(key) or self.made(key))
+        for t, key in zip([output] if isinstance(output, Tensor) else output, known, strict=True):
+            layout = self.layouts.get(key) or self.made(key)
+            if layout.key is None and not (t.requires_grad if flows is None else flows):
+                layout = self.constant  # a total through which no gradient flows
+            setattr(t, TAG, layout)
         return True
 
     @staticmethod
@@ -242,21 +258,26 @@ class Tracker:
         if signature is None or not _is_by_shape(call):
             return
         flows = any(t.is_floating_point() or t.is_complex() for t in call.outputs)
-        if call.carriers and flows and not all(isinstance(layout, Samples) for layout in found):
+        keys = tuple(_total_key(la) if isinstance(la, Lost) else la.key for la in found)
+        if call.carriers and flows and _CONSTANT in keys:
             return  # a constant where samples went in: nothing flowed, this time
         flat = [output] if isinstance(output, Tensor) else output
         is_flat = isinstance(flat, _SEQUENCES) and list(map(id, flat)) == list(
             map(id, call.outputs)
         )
-        if is_flat and all(layout.key is not None for layout in found):
-            _LAYOUTS.put(signature, tuple(layout.key for layout in found))
+        if is_flat and None not in keys:
+            _LAYOUTS.put(signature, keys)
 
     def made(self, key: Key) -> Layout:
         """The layout of that key in this scope."""
-        made = self._made.get(key)
+        made = self.layouts.get(key)
         if made is None:
             assert key is not None
-            made = self._made[key] = self.scope.samples(*key)  # type: ignore[arg-type]
+            if key[0] == _TOTAL:
+                made = Lost(self.scope, str(key[1]), "total")
+            else:
+                made = Samples(self.scope, *key)  # type: ignore[arg-type]
+            self.layouts[key] = made
         return made
 
     def _after_write(self, call: Call, t: Tensor, before: Layout) -> None:

@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pergrad.engine.collecting.ledger import Sink
-from pergrad.engine.collecting.uses import UseCounter
+from pergrad.engine.collecting.ledger import Sink, UseCounter
 from pergrad.engine.samples.layouts import Key, Scope
 from pergrad.errors import UnseenUseError
 from pergrad.factors import Dense, Factor

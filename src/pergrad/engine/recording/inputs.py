@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,9 @@ from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.samples.layouts import Owners
 from pergrad.errors import BatchSizeError
 
-__all__ = ["batch_size_of", "mark_inputs"]
+__all__ = ["Input", "batch_size_of", "inputs_of", "mark_inputs"]
+
+Input: TypeAlias = tuple[Tensor | PackedSequence, int]  # and the dimension of its samples
 
 
 # Arguments of torch.nn's own modules that do not have their samples where the input has them: the
@@ -53,16 +55,18 @@ def _special_arguments(
     return {}
 
 
-def _leaves(
+def inputs_of(
     module: nn.Module, batch_dim: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[tuple[Tensor | PackedSequence, int]]:
-    """Every tensor among the arguments that may carry samples, and the dimension to look for them in."""
+) -> list[Input]:
+    """Lists every tensor among the arguments that may carry samples, and the dimension to look in."""
     special = _special_arguments(module, args, kwargs)
+    found: list[Input] = []
     for leaf in _opened((args, kwargs)):
         if isinstance(leaf, Tensor | PackedSequence):
             dim = special.get(id(leaf), batch_dim)
             if dim is not None:
-                yield leaf, dim
+                found.append((leaf, dim))
+    return found
 
 
 def _opened(value: Any) -> Iterator[Any]:
@@ -88,12 +92,10 @@ def _unopened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return ""
 
 
-def batch_size_of(
-    module: nn.Module, batch_dim: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> int:
-    """The size that all tensors of the arguments agree on."""
+def batch_size_of(inputs: Sequence[Input], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Returns the size that all inputs agree on; the arguments are for the error message."""
     found: int | None = None
-    for leaf, dim in _leaves(module, batch_dim, args, kwargs):
+    for leaf, dim in inputs:
         if isinstance(leaf, PackedSequence):
             size = int(leaf.batch_sizes[0])
         elif leaf.dim() > dim:
@@ -120,24 +122,21 @@ def batch_size_of(
     return found
 
 
-def mark_inputs(
-    module: nn.Module, tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Tensor]:
-    """Tell the tracker where the samples of the arguments are; the tensors that now carry a tag."""
+def mark_inputs(tracker: Tracker, inputs: Sequence[Input]) -> list[Tensor]:
+    """Tells the tracker where the samples of the inputs are; returns the tensors that now carry a tag."""
     marked: list[Tensor] = []
     sizes: list[int] = []
-    for leaf, dim in _leaves(module, tracker.batch_dim, args, kwargs):
-        if tracker.knows(leaf.data if isinstance(leaf, PackedSequence) else leaf):
-            continue
+    for leaf, dim in inputs:
         if isinstance(leaf, PackedSequence):
+            if tracker.knows(leaf.data):
+                continue
             order = leaf.sorted_indices
             owner = tracker.scope.samples(0).owner_of_each(leaf.data.device)
             owner = owner if order is None else owner[order]
             parts = [owner[:size] for size in leaf.batch_sizes.tolist()]
             tracker.mark(leaf.data, Owners(tracker.scope, 0, torch.cat(parts)))
             marked.append(leaf.data)
-        else:
-            tracker.mark(leaf, tracker.by_shape(leaf, dim))
+        elif tracker.mark_input(leaf, dim):
             marked.append(leaf)
             sizes += leaf.shape[dim : dim + 1]
     count = tracker.scope.count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -45,10 +45,12 @@ class Options:
     sample_weights: Tensor | None = None
     max_bytes: int | None = None
     offload: bool = False
+    batch_dim: int = field(init=False)  # of the samples in the inputs
 
     def __post_init__(self) -> None:
         """Refuse what is no batch size or no reduction, in the words of PyTorch's own checks."""
         size: Any = self.batch_size
+        object.__setattr__(self, "batch_dim", 0 if self.batch_first else 1)  # it is frozen
         if self.loss_reduction not in _REDUCTIONS:
             raise PergradError(
                 f"Expected loss_reduction argument to be {' or '.join(_REDUCTIONS)}, "
@@ -62,10 +64,6 @@ class Options:
             raise BatchSizeError(f"Batch size must be positive, got {size}")
         if self.max_bytes is not None and self.max_bytes < 1:
             raise PergradError(f"max_bytes must be positive, got {self.max_bytes}")
-
-    @property
-    def batch_dim(self) -> int:
-        return 0 if self.batch_first else 1
 
     def scale(self, size: int) -> Tensor | float:
         """What the gradient of each sample is multiplied by: a mean's 1/B undone, the user's weights."""

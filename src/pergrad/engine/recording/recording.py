@@ -1,4 +1,4 @@
-"""One recording: a module's parameters, the batch, the recorder, and what is left in place meanwhile."""
+"""Records one batch through one module: opens and closes what that needs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.overrides import _get_current_function_mode_stack
 
-from pergrad.engine.collecting.ledger import Ledger, queue_for
+from pergrad.engine.collecting.ledger import Ledger
 from pergrad.engine.intercepting.autograd_functions import seeing_functions
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import refusing_ordinary_gradients
-from pergrad.engine.recording.inputs import batch_size_of, mark_inputs
+from pergrad.engine.recording.inputs import batch_size_of, inputs_of, mark_inputs
 from pergrad.engine.recording.options import Options
 from pergrad.engine.samples.layouts import Scope
 from pergrad.errors import PergradError, ScopeError
-from pergrad.quantities import Batch, Quantity
+from pergrad.quantities import Quantity
 
-__all__ = ["Recording", "check_module", "check_quantities"]
+__all__ = ["Recording", "check_module", "check_quantities", "recorded"]
 
 
 def check_module(module: Any) -> None:
@@ -92,7 +92,7 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
 
 
 class Recording:
-    """The recorder of one batch through one module, and the ledger that its taps write to."""
+    """One batch through one module: the recorder that sees its calls, and the ledger of its gradients."""
 
     def __init__(
         self,
@@ -102,9 +102,12 @@ class Recording:
         journal: Journal | None = None,
     ) -> None:
         self._module = module
-        trainable, self._own = survey(module)
-        self._weights = options.chosen(module, trainable)
-        self._left_out = [p for name, p in trainable.items() if name not in self._weights]
+        self._left_out: list[Tensor] = []  # trainable parameters that were not asked for
+        self._weights, self._own = survey(module)
+        if options.params is not None:
+            trainable = self._weights
+            self._weights = options.chosen(module, trainable)
+            self._left_out = [p for name, p in trainable.items() if name not in self._weights]
         self._quantities = quantities
         self._options = options
         self._recorder = Recorder(self._weights, journal)
@@ -114,23 +117,29 @@ class Recording:
         self._marked: list[Tensor] = []
 
     def begin(self, size: int) -> None:
-        """The batch has `size` samples: everything from here on is recorded."""
+        """Records everything from here on, as a batch of `size` samples."""
         options = self._options
-        queue = queue_for(list(self._weights.values()), options.max_bytes)
-        batch = Batch(size, self._weights, options.offload, queue)
-        self._ledger = Ledger(self._quantities, batch, options.scale(size))
+        self._ledger = Ledger(
+            self._quantities,
+            size,
+            self._weights,
+            scale=options.scale(size),
+            max_bytes=options.max_bytes,
+            offload=options.offload,
+        )
         self._tracker = Tracker(Scope(size), options.batch_dim, self._own)
         if self._is_collecting:
             self._ledger.open()
         self._recorder.begin(self._tracker, self._ledger.uses, self._ledger)
 
     def enter_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The module's own forward begins: its arguments carry the samples, what else it meets does not."""
+        """Enters the module's own forward: its arguments carry the samples, other tensors do not."""
         with torch._C.DisableTorchFunction():  # reading the arguments is no part of the model
+            inputs = inputs_of(self._module, self._options.batch_dim, args, kwargs)
             if self._tracker is None:
-                self.begin(batch_size_of(self._module, self._options.batch_dim, args, kwargs))
+                self.begin(batch_size_of(inputs, args, kwargs))
             assert self._tracker is not None
-            self._marked += mark_inputs(self._module, self._tracker, args, kwargs)
+            self._marked += mark_inputs(self._tracker, inputs)
         self._tracker.strangers_are_constant = True
 
     def leave_forward(self) -> None:
@@ -138,7 +147,7 @@ class Recording:
             self._tracker.strangers_are_constant = False
 
     def check_complete(self) -> None:
-        """Refuse to end without anything recorded."""
+        """Raises an error if nothing was recorded."""
         if self._ledger is None:
             raise ScopeError("the recorded module was not called inside the `record` block")
         if self._ledger.is_empty:
@@ -148,37 +157,32 @@ class Recording:
             )
 
     def clean_up(self) -> None:
-        """Take the tags off the caller's tensors and the module's own."""
-        for t in (*self._marked, *self._own):
-            Tracker.unmark(t)
+        """Takes the tags off the caller's tensors and the module's own."""
+        Tracker.unmark(self._marked)
+        Tracker.unmark(self._own)
         self._marked.clear()
 
     @contextmanager
     def intercepting(self) -> Iterator[None]:
-        """Within: every function is seen."""
+        """Within, the recorder sees every function; parameters that were not asked for are frozen."""
         for mode in _get_current_function_mode_stack():
             if isinstance(mode, Recorder):
                 raise ScopeError(
                     "recordings cannot be nested: end the outer one first, or record one module that "
                     "holds both (for example an nn.ModuleList)"
                 )
-        with seeing_functions(), self._left_out_frozen(), self._recorder:
-            yield
-
-    @contextmanager
-    def _left_out_frozen(self) -> Iterator[None]:
-        """Within, parameters that were not asked for are constants, and get no gradient."""
         for p in self._left_out:
             p.requires_grad_(False)
         try:
-            yield
+            with seeing_functions(), self._recorder:
+                yield
         finally:
             for p in self._left_out:
                 p.requires_grad_(True)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Within: gradients are taken in; one that reaches a parameter past the recorder is an error."""
+        """Within, gradients are collected; one that reaches a parameter past the recorder is an error."""
         self._is_collecting = True
         if self._ledger is not None:
             self._ledger.open()
@@ -193,3 +197,38 @@ class Recording:
             self._is_collecting = False
         if self._ledger is not None:
             self._ledger.close()
+
+
+@contextmanager
+def recorded(
+    module: nn.Module,
+    quantities: Sequence[Quantity],
+    options: Options,
+    *,
+    journal: Journal | None = None,
+) -> Iterator[None]:
+    """Within, functions are recorded; at the end the quantities have their results.
+
+    `journal` notes which rung computes the gradients of each parameter.
+    """
+    check_module(module)
+    recording = Recording(module, quantities, options, journal)
+
+    def before_forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recording.enter_forward(args, kwargs)
+
+    def after_forward(*_: Any) -> None:
+        recording.leave_forward()
+
+    before = module.register_forward_pre_hook(before_forward, with_kwargs=True, prepend=True)
+    after = module.register_forward_hook(after_forward, always_call=True)
+    try:
+        with recording.collecting(), recording.intercepting():
+            if options.batch_size is not None:
+                recording.begin(options.batch_size)
+            yield
+            recording.check_complete()
+    finally:
+        before.remove()
+        after.remove()
+        recording.clean_up()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.collecting.grad_samples import GradSampleSink
-from pergrad.engine.collecting.uses import UseCounter
+from pergrad.engine.collecting.ledger import UseCounter
 from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.samples.layouts import Constant, Layout, Lost, Owners, Samples, Scope

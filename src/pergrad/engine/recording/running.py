@@ -1,0 +1,50 @@
+"""Runs a loss function recorded, with its backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pergrad.engine.intercepting.journal import Journal
+from pergrad.engine.recording.options import LossReduction, Options
+from pergrad.engine.recording.recording import recorded
+from pergrad.errors import PergradError, ScopeError
+from pergrad.quantities import Quantity
+
+__all__ = ["reduced", "run_recorded"]
+
+
+def run_recorded(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Sequence[Any],
+    quantities: Sequence[Quantity],
+    options: Options,
+    *,
+    journal: Journal | None = None,
+) -> Tensor:
+    """Returns loss_fn(model, *batch), detached; its backward pass fills the quantities."""
+    with recorded(model, quantities, options, journal=journal):
+        losses = loss_fn(model, *batch)
+        reduced(losses, options.loss_reduction).backward()
+    return losses.detach()
+
+
+def reduced(loss: Any, loss_reduction: LossReduction) -> Tensor:
+    """Reduces what a loss function returned to the scalar that a backward pass starts from."""
+    if not isinstance(loss, Tensor) or loss.dim() > 1:
+        got = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise PergradError(
+            f"loss_fn must return the losses of the samples, (B,), or a scalar; got {got}"
+        )
+    if not loss.requires_grad and torch.is_grad_enabled():
+        raise ScopeError(
+            "the loss does not depend on any parameter that requires grad: unfreeze one, or, where an "
+            "adapter is merged into a frozen model, unmerge it"
+        )
+    if loss.dim() == 0:
+        return loss
+    return loss.mean() if loss_reduction == "mean" else loss.sum()
