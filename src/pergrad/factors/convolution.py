@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -209,48 +209,6 @@ class Convolution(Factor):
         reach = [s * step for s, step in zip(strides[3:-1], self.dilation, strict=True)]
         shape = (*x.shape[:3], *out, *taps, x.shape[-1])
         return x.as_strided(shape, (*strides[:3], *steps, *reach, 1)).transpose(1, 2)
-
-    @property
-    def keeps_its_shape(self) -> bool:
-        """Whether there is one output for each place of the input, which `shifts` needs."""
-        sides = zip(self.padding, self.kernel[2:], self.dilation, strict=True)
-        return (
-            self.groups == 1
-            and all(step == 1 for step in self.stride)
-            and self._out_shape == tuple(self.input.shape[3:])
-            and all(min(p) >= 0 and sum(p) == step * (taps - 1) for p, taps, step in sides)
-        )
-
-    def shifts(self, memory: Callable[[Sequence[int]], Tensor] | None = None) -> Tensor:
-        """What the kernel sees where `shifts_inside` is true, as a view: (n, *taps, c, r, positions).
-
-        A tap sees the whole input moved by so many places. Where that leaves a side of it, the shift goes on
-        with the row after: anything but what is seen. `memory` gives zeros of a shape, to be kept: what is
-        written to is the same part each time.
-        """
-        x = self.input.flatten(3)
-        places = [prod(self._out_shape[dim + 1 :]) for dim in range(len(self._out_shape))]
-        reach = [size * step for size, step in zip(places, self.dilation, strict=True)]
-        before = sum(size * side for size, (side, _) in zip(places, self.padding, strict=True))
-        whole = sum(size * (taps - 1) for size, taps in zip(reach, self.kernel[2:], strict=True))
-        longer = (memory or x.new_zeros)((*x.shape[:3], x.shape[3] + whole))
-        longer.narrow(3, before, x.shape[3]).copy_(x)
-        n, r, c, _ = longer.stride()
-        shape = (len(x), *self.kernel[2:], x.shape[2], x.shape[1], x.shape[3])
-        return longer.as_strided(shape, (n, *reach, c, r, 1))
-
-    def shifts_inside(self) -> Tensor:
-        """Which of the `shifts` do not leave a side of the input: (*taps, 1, 1, positions)."""
-        taps, space = self.kernel[2:], self._out_shape
-        inside = torch.ones((*taps, *space), dtype=torch.bool)
-        for dim, (size, step, (before, _)) in enumerate(
-            zip(space, self.dilation, self.padding, strict=True)
-        ):
-            seen = torch.arange(taps[dim])[:, None] * step + torch.arange(size) - before
-            shape = [1] * inside.dim()
-            shape[dim], shape[len(taps) + dim] = seen.shape
-            inside &= ((seen >= 0) & (seen < size)).view(shape)
-        return inside.view(*taps, 1, 1, -1)
 
     def _padded_channels_last(self) -> Tensor:
         """The input with its padding, (n, r, g, *space, c), by one copy for both."""

@@ -57,32 +57,6 @@ def test_kernels_by_windows_and_by_samples_as_groups_have_the_same_sketch(side, 
     assert_near(found.sketch, exact.sketch(CountSketch.of("w", factor.kernel, 64, 3)))
 
 
-@pytest.mark.parametrize("few", [0, 10**6])
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize(
-    ("space", "taps", "padding", "dilation"),
-    [
-        ((6, 7), (3, 3), ((1, 1), (1, 1)), (1, 1)),
-        ((6, 7), (2, 3), ((1, 0), (0, 2)), (1, 1)),
-        ((6, 7), (3, 2), ((2, 2), (0, 3)), (2, 3)),
-        ((40,), (5,), ((2, 2),), (1,)),
-        ((3, 4, 5), (3, 1, 2), ((1, 1), (0, 0), (0, 1)), (1, 1, 1)),
-    ],
-)
-def test_kernels_by_shifts_have_the_norms_and_the_sketch_of_their_gradients(
-    space, taps, padding, dilation, rows, few, monkeypatch
-):
-    monkeypatch.setattr(norms_and_sketch, "_FEW", few)
-    monkeypatch.setattr(norms_and_sketch, "_PIECE", 60_000)
-    g, x = data(5, rows, 32, *space), data(5, rows, 3, *space)
-    factor = Convolution(g, x, (32, 3, *taps), (1,) * len(taps), padding, dilation, 1)
-    assert norms_and_sketch._goes_by_shifts(factor)
-    found = consumed([factor], dim=64)
-    exact = SampleGradients([Dense(factor.by_windows())], bound=2**20)
-    assert_near(found.squares["w"], exact.squared_norms())
-    assert_near(found.sketch, exact.sketch(CountSketch.of("w", factor.kernel, 64, 3)))
-
-
 def test_a_batch_of_kernels_leaves_nothing_to_the_next_one():
     """Not of another size of images, nor what is not finite."""
     quantity, kernel = NormsAndSketch(64, 3), (32, 3, 3, 3)

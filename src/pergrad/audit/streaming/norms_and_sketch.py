@@ -20,9 +20,8 @@ __all__ = ["NormsAndSketch"]
 
 _PIECE = 4 * 2**20  # bytes; what is made of a piece stays in the cache meanwhile
 _AT_ONCE = 256  # samples; larger pieces bring no speed
-_MOST_KEPT = 64  # tables, or shapes, that a batch may change
-_LONG_RUN = 32  # positions
-_FEW = 512  # entries of a gradient that is so small that its sketch waits for those of others
+_MOST_KEPT = 64  # sets of small parameters, of which each has a table
+_FEW = 512  # entries; smaller gradients are sketched together
 
 
 @dataclass(frozen=True)
@@ -62,20 +61,19 @@ class NormsAndSketch(Quantity):
         self._sketches: dict[str, CountSketch] = {}
         self._maps: dict[tuple[str, torch.dtype], _Map] = {}
         self._joined: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}  # buckets and signs
-        self._tables: dict[tuple[str, torch.dtype], tuple[tuple[object, ...], Tensor]] = {}
-        self._edged: dict[tuple[object, ...], Tensor] = {}
         self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
         # Of one batch. No run goes round from the last bucket to the first before the end.
         self._unfolded = torch.empty(0)  # (n, 2k - 1)
         self._norms: dict[str, Tensor] = {}  # each (n,), as they are made
-        self._waiting: dict[str, Tensor] = {}  # each (n, entries)
+        self._small: dict[str, Tensor] = {}  # each (n, entries)
         self.squares: dict[str, Tensor] = {}  # each (n,) in float64
         self.sketch = torch.empty(0)
 
     def begin(self, batch: Batch) -> None:
         dtype, device = batch.dtype, batch.device
         self._unfolded = torch.zeros(batch.size, 2 * self._dim - 1, dtype=dtype, device=device)
-        self._norms, self._waiting = {}, {}
+        self._norms, self._small = {}, {}
+        self._queue = batch.queue
         zero = torch.zeros(batch.size, dtype=torch.float64, device=device)
         self.squares = dict.fromkeys(batch.parameters, zero)
         self.sketch = self._unfolded[:, : self._dim]
@@ -93,12 +91,12 @@ class NormsAndSketch(Quantity):
             return
         pieces = _pieces(factor.shape[0], each)
         if prod(factor.shape[1:]) <= _FEW:
-            self._let_wait(name, factor, pieces)
+            self._defer(name, factor, pieces)
         else:
             self._norms[name] = self._by_pieces(name, factor, pieces)
 
     def end(self) -> None:
-        self._add_waiting()
+        self._sketch_small()
         if self._norms:
             squares = torch.stack(list(self._norms.values())).double().square_()
             self.squares.update(zip(self._norms, squares, strict=True))
@@ -114,20 +112,23 @@ class NormsAndSketch(Quantity):
             return not fourier_is_cheaper(factor.positions, o, i, self._dim)
         return True
 
-    def _let_wait(self, name: str, factor: Factor, pieces: list[slice]) -> None:
-        """Small gradients are sketched together: one by one each would cost as much as many."""
+    def _defer(self, name: str, factor: Factor, pieces: list[slice]) -> None:
+        """Defers the sketch of small gradients: one sketch costs as much as many together."""
         dtype = wide(factor.dtype)
-        gradients = [self._unsigned(name, factor.part(samples), dtype) for samples in pieces]
+        gradients = [factor.part(samples).materialize(dtype) for samples in pieces]
         entries = torch.cat(gradients).view(factor.shape[0], prod(factor.shape[1:]))
         self._norms[name] = torch.linalg.vector_norm(entries, dim=1)
-        self._waiting[name] = entries
-        if sum(map(torch.numel, self._waiting.values())) * entries.itemsize > _PIECE:
-            self._add_waiting()
+        if not self._small:
+            self._queue.put(self._sketch_small)
+        self._small[name] = entries
+        self._queue.hold(entries.nbytes)
 
-    def _add_waiting(self) -> None:
-        names = tuple(self._waiting)
+    def _sketch_small(self) -> None:
+        """Sketches all small gradients by one call."""
+        names = tuple(self._small)
         if not names:
             return
+        self._queue.release(sum([entries.nbytes for entries in self._small.values()]))
         if names not in self._joined:
             if len(self._joined) >= _MOST_KEPT:
                 self._joined.clear()
@@ -137,9 +138,9 @@ class NormsAndSketch(Quantity):
                 torch.cat([signs for _, signs in tables]).to(self.sketch.dtype),
             )
         buckets, signs = self._joined[names]
-        entries = torch.cat(list(self._waiting.values()), dim=1).to(self.sketch.dtype)
+        entries = torch.cat(list(self._small.values()), dim=1).to(self.sketch.dtype)
         self.sketch.index_add_(1, buckets, entries.mul_(signs))
-        self._waiting.clear()
+        self._small.clear()
 
     def _by_pieces(self, name: str, factor: Factor, pieces: list[slice]) -> Tensor:
         """|G_n|; the sketches are added to those of the other parameters."""
@@ -150,7 +151,7 @@ class NormsAndSketch(Quantity):
         windows = [self._unfolded.unfold(1, c.stop - c.start, 1) for c, _ in to.runs]
         norms = []
         for samples in pieces:
-            entries = self._signed(name, factor.part(samples), to, dtype)
+            entries = self._signed(factor.part(samples), to, dtype)
             norms.append(torch.linalg.vector_norm(entries.flatten(1), dim=1))
             for window, (columns, first) in zip(windows, to.runs, strict=True):
                 # The windows overlap, but each row's run is added to its own after the one before it.
@@ -158,15 +159,12 @@ class NormsAndSketch(Quantity):
                 window[samples].index_add_(1, first, run.to(window.dtype))
         return torch.cat(norms)
 
-    def _signed(self, name: str, factor: Factor, to: _Map, dtype: torch.dtype) -> Tensor:
+    def _signed(self, factor: Factor, to: _Map, dtype: torch.dtype) -> Tensor:
         """The gradients themselves, (n, rows, columns), with the signs of the map, columns in its order."""
         rows, columns = len(to.row_signs), to.column_signs.numel()
         if isinstance(factor, OuterProduct):
             signed = self._times(factor.input, to.column_signs, dtype)
             return self._product(factor.grad_output, signed, to, dtype)
-        if isinstance(factor, Convolution) and _goes_by_shifts(factor):
-            signed = self._shifts(name, factor, to.column_signs).view(-1, columns, factor.positions)
-            return self._product(factor.by_position(), signed.mT, to, dtype)
         if isinstance(factor, Convolution) and _goes_by_windows(factor):
             signed = self._times(factor.windows(), to.column_signs, dtype)
             signed = signed.view(len(signed), -1, columns)
@@ -179,15 +177,6 @@ class NormsAndSketch(Quantity):
         signed = torch.mul(entries, signs, out=self._held("entries", entries.shape, dtype))
         return signed.view(-1, rows, columns)
 
-    def _unsigned(self, name: str, factor: Factor, dtype: torch.dtype) -> Tensor:
-        """The gradients as they are, (n, *weight.shape)."""
-        if not (isinstance(factor, Convolution) and _goes_by_shifts(factor)):
-            return factor.materialize(dtype)
-        (n, rows, channels, *taps), one = factor.shape, torch.ones(1, dtype=dtype)
-        x = self._shifts(name, factor, one).view(n, prod(taps) * channels, -1)
-        gradients = OuterProduct(factor.by_position(), x.mT).materialize(dtype)
-        return gradients.view(n, rows, prod(taps), channels).mT.reshape(factor.shape)
-
     def _times(self, x: Tensor, signs: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.mul(x, signs, out=self._held("input", x.shape, dtype))
 
@@ -199,25 +188,6 @@ class NormsAndSketch(Quantity):
         entries = self._held("entries", (n, rows, x.shape[2]), dtype)
         return torch.mul(g, x, out=entries) if t == 1 else torch.bmm(g, x, out=entries)
 
-    def _shifts(self, name: str, factor: Convolution, signs: Tensor) -> Tensor:
-        """What each tap sees, with the signs of the columns: (n, *taps, c, r, positions)."""
-        dtype, geometry = signs.dtype, (*factor.geometry, *factor.input.shape[3:])
-        known, table = self._tables.get((name, dtype), (None, signs))
-        if known != geometry:
-            table = signs[..., None, None] * factor.shifts_inside()
-            self._tables[name, dtype] = geometry, table
-        return self._times(factor.shifts(lambda shape: self._zeros(shape, dtype)), table, dtype)
-
-    def _zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Zeros but for what was written to those of the same shape before."""
-        n, *each = shape
-        memory = self._edged.get((*each, dtype))
-        if memory is None or len(memory) < n:
-            if len(self._edged) >= _MOST_KEPT:
-                self._edged.clear()
-            memory = self._edged[*each, dtype] = torch.zeros(shape, dtype=dtype)
-        return memory[:n]
-
     def _held(self, what: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory that pieces take one after the other: to be given fresh pages takes as long as a product."""
         size = prod(shape)
@@ -225,13 +195,6 @@ class NormsAndSketch(Quantity):
         if memory is None or len(memory) < size:
             memory = self._memory[what, dtype] = torch.empty(size, dtype=dtype)
         return memory[:size].view(shape)
-
-
-def _goes_by_shifts(factor: Convolution) -> bool:
-    """Whether to copy what each tap sees of the whole input: runs of all positions, in the order they lie."""
-    if not factor.keeps_its_shape or factor.positions > 4 * factor.kernel[0]:
-        return False
-    return prod(factor.input.shape[3:]) >= _LONG_RUN
 
 
 def _goes_by_windows(factor: Convolution) -> bool:
@@ -253,6 +216,6 @@ def _pieces(samples: int, bytes_each: int) -> list[slice]:
 def _bytes_each(factor: Factor) -> int:
     """What the gradient of one sample takes while it is made."""
     scratch = factor.scratch
-    if isinstance(factor, Convolution) and (_goes_by_shifts(factor) or _goes_by_windows(factor)):
+    if isinstance(factor, Convolution) and _goes_by_windows(factor):
         scratch = prod(factor.kernel[1:]) * factor.positions
     return (prod(factor.shape[1:]) + scratch) * wide(factor.dtype).itemsize
