@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from pergrad.kernels import kernels_for, launchers, launching
 from pergrad.kernels.launching import Kernel, float32_precision, power_of_two, same_dtype
+from pergrad.runtime import internals, triton_internals
 
 
 def test_every_launcher_leaves_its_operation_in_a_trace(device: torch.device) -> None:
@@ -143,8 +144,8 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> _Devices:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, devices: _Devices) -> None:
     monkeypatch.setattr(launching, "INTERPRETED", False)
-    monkeypatch.setattr(launching, "CompiledKernel", _Compiled)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 77, raising=False)
+    monkeypatch.setattr(triton_internals, "CompiledKernel", _Compiled)
+    monkeypatch.setattr(internals, "current_raw_stream", lambda _: 77)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

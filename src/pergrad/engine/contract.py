@@ -1,4 +1,4 @@
-"""The contract of torch.nn.utils._per_sample_grad: `call_for_per_sample_grads` and `ExpandedWeight`."""
+"""PyTorch's own contract for per-sample gradients: `call_for_per_sample_grads` and `ExpandedWeight`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -27,6 +26,7 @@ from pergrad.errors import BatchSizeError, PergradError, ScopeError, Unsupported
 from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import SampleGradients
 from pergrad.rules import DECOMPOSITIONS, RULES
+from pergrad.runtime import internals
 
 __all__ = ["ExpandedWeight", "call_for_per_sample_grads"]
 
@@ -126,7 +126,9 @@ class ExpandedWeight(Tensor):
             raise PergradError(
                 "Can only build ExpandedWeights objects of tensors that requires_grad"
             )
-        made: ExpandedWeight = Tensor._make_subclass(cls, orig_weight.detach(), True)
+        with internals.DisableTorchFunctionSubclass():
+            made = orig_weight.detach().as_subclass(cls)
+            made.requires_grad_()
         return made
 
     def __init__(self, orig_weight: Tensor, batch_size: int, loss_reduction: LossReduction) -> None:
@@ -160,7 +162,7 @@ class ExpandedWeight(Tensor):
         named = {f"ExpandedWeight {k}": w for k, w in enumerate(weights)}
         recorder = Recorder(named)
         sink = GradSampleSink({name: w.orig_weight for name, w in named.items()}, scale)
-        with torch._C.DisableTorchFunctionSubclass():
+        with internals.DisableTorchFunctionSubclass():
             recorder.begin(tracker, UseCounter(), sink)
             with recorder:
                 return func(*args, **kwargs)

@@ -7,12 +7,10 @@ from functools import lru_cache, reduce
 from typing import Any, Literal
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
-from triton.compiler import CompiledKernel
 
-from pergrad.runtime import promoted
+from pergrad.runtime import promoted, triton_internals
 
 __all__ = [
     "INTERPRETED",
@@ -34,7 +32,7 @@ __all__ = [
 Precision = Literal["tf32x3", "ieee"]
 
 # The interpreter multiplies bfloat16 as if it were integers: there, and only there, kernels widen first.
-INTERPRETED = bool(triton.knobs.runtime.interpret)
+INTERPRETED: bool = triton_internals.is_interpreted()
 MULTIPROCESSORS = 132  # of the GPU that costs were fitted on; others have the same order of choices
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
@@ -52,7 +50,7 @@ class Kernel:
 
     def __init__(self, jitted: Any) -> None:
         self._jitted = jitted
-        self._compiled: dict[Hashable, tuple[CompiledKernel, list[Any]]] = {}
+        self._compiled: dict[Hashable, tuple[Any, list[Any]]] = {}
 
     def __call__(
         self, programs: int, first: Tensor, *others: Tensor | int, **settings: Any
@@ -72,12 +70,10 @@ class Kernel:
         known = self._compiled.get(key)
         if known is not None:
             compiled, constants = known
-            stream = torch._C._cuda_getCurrentRawStream(device)
-            of_kernel = compiled.function, compiled.packed_metadata, None, None, None
-            compiled.run(programs, 1, 1, stream, *of_kernel, *arguments, *constants)
+            triton_internals.launch(compiled, device, programs, arguments, constants)
             return
         compiled = self._jitted[(programs,)](*arguments, **settings)
-        if isinstance(compiled, CompiledKernel):
+        if isinstance(compiled, triton_internals.CompiledKernel):
             if len(self._compiled) >= self.most:
                 self._compiled.clear()
             constants = [settings[name] for name in self._jitted.arg_names[len(arguments) :]]

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pergrad.runtime import internals
+
 __all__ = ["Problems", "kept_tables", "problems_of", "table_of"]
 
 _kept: ContextVar[list[Tensor] | None] = ContextVar("tables", default=None)
@@ -47,7 +49,8 @@ def _stream(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     index = torch.cuda.current_device() if device.index is None else device.index
-    return torch._C._cuda_getCurrentRawStream(index)
+    stream: int = internals.current_raw_stream(index)
+    return stream
 
 
 @lru_cache(maxsize=1000)

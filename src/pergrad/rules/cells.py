@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pergrad.runtime import operation
+from pergrad.runtime import internals, operation
 
 __all__ = ["GRU", "LSTM", "RELU", "TANH", "Cell", "Kept", "State"]
 
@@ -61,7 +61,7 @@ def _like_steps(x: Tensor, hidden: Tensor, c: Tensor) -> tuple[Tensor, Tensor, T
 @operation("lstm_step", _like_steps)
 def _lstm_step(x: Tensor, hidden: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """h', c' and (i, f, g, o), in one launch; all of one type."""
-    h, after, gates = torch.ops.aten._thnn_fused_lstm_cell(x, hidden, c)
+    h, after, gates = internals.fused_lstm_cell(x, hidden, c)
     return h, after, gates
 
 
@@ -76,7 +76,7 @@ def _lstm_pull(
     of_h: Tensor, of_c: Tensor, c: Tensor, after: Tensor, gates: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradients of x + W_h h + b_h and of c, in one launch."""
-    pull = torch.ops.aten._thnn_fused_lstm_cell_backward_impl
+    pull = internals.fused_lstm_cell_backward
     of_gates, of_before, _ = pull(of_h, of_c, c, after, gates, False)
     return of_gates, of_before
 

@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from pergrad.factors import ByOwner, OuterProduct, Stacked
 from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
 from pergrad.rules.samples import carry_samples
+from pergrad.runtime import internals
 
 __all__: list[str] = []
 
 
-@decomposes(torch._grouped_mm)
+@decomposes(*internals.present("grouped_mm"))
 def grouped_mm(
     input: Tensor,  # (rows, i)
     weight: Tensor,  # (groups, i, o)
@@ -40,7 +42,7 @@ def rows_by_group(input: Tensor, weight: Tensor, group: Tensor) -> Tensor:
         return handle_torch_function(rows_by_group, given, *given)
     groups = torch.arange(len(weight), device=group.device)
     ends = torch.searchsorted(group, groups, right=True).to(torch.int32)
-    return torch._grouped_mm(input, weight, offs=ends)
+    return F.grouped_mm(input, weight, offs=ends)
 
 
 @implements_per_sample_grads(rows_by_group, weights={"weight": ("input", "group")})

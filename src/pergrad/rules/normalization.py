@@ -14,7 +14,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from pergrad.errors import MixedSamplesError
 from pergrad.factors import Dense, ElementProduct, NormalizedProduct, PositionSum, sums_by_groups
 from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
-from pergrad.runtime import is_for_compiler
+from pergrad.runtime import internals, is_for_compiler
 
 __all__ = ["channel_affine"]
 
@@ -33,7 +33,7 @@ def _samples_are_not_normalized(arguments: Mapping[str, Any], dims: Mapping[str,
     weights={"weight": ("input",), "bias": ()},
     check=_samples_are_not_normalized,
     merges_rows=True,
-    results={"mean": "_saved_result1", "inverse": "_saved_result2"},
+    results=internals.STATISTICS,
 )
 def layer_norm(
     grad_output: Tensor,  # (n, ..., *normalized_shape)
@@ -94,7 +94,7 @@ def _channels_last(x: Tensor) -> Tensor:
 @implements_per_sample_grads(
     F.group_norm,
     weights={"weight": ("input",), "bias": ()},
-    results={"mean": "_saved_result1", "inverse": "_saved_result2"},
+    results=internals.STATISTICS,
 )
 def group_norm(
     grad_output: Tensor,  # (n, r, c, *positions)

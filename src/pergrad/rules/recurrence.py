@@ -20,7 +20,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from pergrad.rules.cells import Cell, Kept, State
 from pergrad.rules.linear import linear
 from pergrad.rules.registry import Gradients, implements_per_sample_grads
-from pergrad.runtime import is_traced, without_autocast
+from pergrad.runtime import internals, is_traced, without_autocast
 
 __all__ = ["Run", "Steps", "Unrolled", "linear_over_steps", "recurrent_states", "unrolled"]
 
@@ -200,7 +200,7 @@ class _Recurrence(torch.autograd.Function):
         each = len(flat) // ctx.count
         kept = [tuple(flat[k : k + each]) for k in range(0, len(flat), each)]
         # Its steps are nothing that a recorder should see.
-        with torch._C.DisableTorchFunction(), without_autocast(w_hh.device):
+        with internals.DisableTorchFunction(), without_autocast(w_hh.device):
             flow = _pulled_back(ctx.cell, ctx.steps, of_output, of_last, kept, w_hh, w_hr)
         return None, None, None, None, None, *flow
 

@@ -1,5 +1,6 @@
 """Runs tensors: precision, memory and tracing, and the only imports of torch's and Triton's private names."""
 
+from pergrad.runtime import internals
 from pergrad.runtime.allocation import empty, is_large
 from pergrad.runtime.precision import (
     aligned,
@@ -23,6 +24,7 @@ __all__ = [
     "bmm",
     "computed_once",
     "empty",
+    "internals",
     "is_for_compiler",
     "is_large",
     "is_traced",

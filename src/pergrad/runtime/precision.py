@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pergrad.runtime import internals
 from pergrad.runtime.allocation import large_result
 
 __all__ = ["aligned", "bmm", "least_trusted", "mm", "promoted", "wide", "without_autocast"]
@@ -40,7 +41,7 @@ class without_autocast:  # noqa: N801  # a context manager, as in contextlib
         self._device = device.type
 
     def __enter__(self) -> None:
-        is_any_on = torch._C._is_any_autocast_enabled()  # not every device has it
+        is_any_on = internals.is_any_autocast_enabled()  # not every device has it
         self._is_on = is_any_on and torch.is_autocast_enabled(self._device)
         if self._is_on:
             torch.set_autocast_enabled(self._device, False)

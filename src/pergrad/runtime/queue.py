@@ -9,6 +9,7 @@ from threading import Lock
 
 import torch
 
+from pergrad.runtime import internals
 from pergrad.runtime.precision import without_autocast
 
 __all__ = ["Queue"]
@@ -100,7 +101,7 @@ class Queue:
 def _current_stream() -> _Stream | None:
     if not torch.cuda.is_initialized():
         return None
-    found: _Stream = torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())
+    found: _Stream = internals.current_stream(internals.current_device())
     return found
 
 

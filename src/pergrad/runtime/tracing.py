@@ -9,7 +9,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from pergrad.runtime import internals
 
 __all__ = ["computed_once", "is_for_compiler", "is_traced", "operation", "without_compiler"]
 
@@ -19,7 +20,7 @@ _library = torch.library.Library("pergrad", "DEF")
 
 def is_traced(t: Tensor) -> bool:
     """Whether the tensor stands for one in a compiled step, and has no values."""
-    return isinstance(t, FakeTensor)
+    return isinstance(t, internals.FakeTensor)
 
 
 # How many steps are being traced that no compiler gets. A second thread that traces one for a compiler takes

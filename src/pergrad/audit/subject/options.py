@@ -97,8 +97,8 @@ def chosen_device(device: str | None, local_rank: int = 0) -> torch.device:
     if found.type == "cuda":
         if not count:
             raise AuditError(
-                f"device {device!r}: torch {torch.__version__} sees no CUDA GPU on this machine; leave "
-                "--device out to run on the CPU"
+                f"device {device!r}: torch {torch.version.__version__} sees no CUDA GPU on this machine; "
+                "leave --device out to run on the CPU"
             )
         if ":" not in device:
             return torch.device("cuda", local_rank % count)

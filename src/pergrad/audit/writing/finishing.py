@@ -73,7 +73,7 @@ def _how(task: Task, ranks: Ranks, batch_size: int, command: str | None) -> dict
     return {
         "format": 2,
         "pergrad": pergrad.__version__,
-        "torch": torch.__version__,
+        "torch": torch.version.__version__,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name(task.device) if is_gpu else task.device.type,
         "threads": torch.get_num_threads(),

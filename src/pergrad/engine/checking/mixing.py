@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from pergrad.engine.checking.trial import TOLERANCE, Trial, noise_floor, relative_error
 from pergrad.errors import PergradError
+from pergrad.runtime import internals
 
 __all__ = ["mixing"]
 
@@ -23,7 +23,7 @@ def mixing(run: Trial, clean: Mapping[str, Tensor], size: int, notes: list[str])
         return []
     tokens = {
         t.data_ptr()
-        for t in pytree.tree_leaves(run.batch)
+        for t in internals.pytree.tree_leaves(run.batch)
         if isinstance(t, Tensor) and t.dim() > run.dim and t.shape[run.dim] == size
     }
     with _poisoned_embeddings(run.model, size, run.dim, tokens) as hooked:

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from pergrad.engine.checking.trial import noise_floor, relative_error, undisturbed
 from pergrad.engine.checking.verification import VerifyReport, spread_out, verdict_on
 from pergrad.engine.recording.options import LossReduction
 from pergrad.errors import PergradError
 from pergrad.quantities import Grads
+from pergrad.runtime import internals
 
 __all__ = ["verified"]
 
@@ -53,7 +53,7 @@ def verified(
             )
             return seen
 
-        return pytree.tree_map(watch, output)
+        return internals.pytree.tree_map(watch, output)
 
     hooks = [
         module.register_forward_pre_hook(before, with_kwargs=True),
@@ -87,7 +87,7 @@ def verified(
     expected = []
     with undisturbed(module):
         for n in chosen:
-            args, kwargs = pytree.tree_map(lambda v, n=n: cut(v, n), calls[0])
+            args, kwargs = internals.pytree.tree_map(lambda v, n=n: cut(v, n), calls[0])
             runs: list[list[Tensor]] = []
             for seed in range(2):
                 with undisturbed(module), autocast[0]:
@@ -126,4 +126,6 @@ def _current_autocast(module: nn.Module) -> AbstractContextManager[Any]:
 
 
 def _differentiable(output: Any) -> list[Tensor]:
-    return [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
+    return [
+        t for t in internals.pytree.tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad
+    ]

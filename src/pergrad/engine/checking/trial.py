@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.recording.options import LossReduction, Options
 from pergrad.engine.recording.running import reduced, run_recorded
 from pergrad.quantities import Grads
+from pergrad.runtime import internals
 
 __all__ = ["TOLERANCE", "Trial", "noise_floor", "relative_error", "undisturbed"]
 
@@ -55,7 +55,7 @@ class Trial:
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
-        self.batch = pytree.tree_map_only(
+        self.batch = internals.pytree.tree_map_only(
             Tensor, Tensor.detach, batch
         )  # no gradient for the caller's
         self.dim = 0 if batch_first else 1
@@ -161,7 +161,7 @@ def _opened(value: Any, apply: Callable[[Any], Any]) -> Any:
             return type(value)({k: _opened(v, apply) for k, v in value.items()})  # type: ignore[call-arg]
         return apply(value)
 
-    return pytree.tree_map(leaf, value)
+    return internals.pytree.tree_map(leaf, value)
 
 
 def noise_floor(grads: Mapping[str, Tensor]) -> float:

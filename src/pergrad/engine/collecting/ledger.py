@@ -12,7 +12,7 @@ from pergrad.errors import ScopeError
 from pergrad.factors import Factor
 from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import SampleGradients, default_bound
-from pergrad.runtime import is_traced, without_autocast
+from pergrad.runtime import internals, is_traced, without_autocast
 from pergrad.runtime.queue import Queue
 
 __all__ = ["Ledger", "Sink", "UseCounter"]
@@ -51,7 +51,7 @@ class UseCounter:
         A use inside of a backward pass is a checkpoint's recomputation. Its first run was counted already,
         or ran without gradients: then its factor is reduced as it arrives.
         """
-        if torch._C._current_graph_task_id() == -1:
+        if internals.current_graph_task_id() == -1:
             expected = self._expected
             for weight in weights:
                 for name in weight.counted:

@@ -17,6 +17,7 @@ from pergrad.engine.compiling.graph import (
     storage,
     undetached,
 )
+from pergrad.runtime import internals
 
 __all__ = ["keep_less"]
 
@@ -78,10 +79,6 @@ def _write_inputs_of_layer_norms(graph: Graph, written: set[int]) -> None:
     Else the compiler adds it up anew wherever it is read; which it finds too much for the backward, and so
     writes (x - mean) / std of all layers in the forward.
     """
-    from torch._inductor.inductor_prims import (  # noqa: PLC0415  # the compiler takes seconds to import
-        force_stride_order,
-    )
-
     for node in calls(graph, _aten.native_layer_norm.default):
         x = undetached(node.all_input_nodes[0])
         if x.target is _aten.add.Tensor and is_on_gpu(x) and storage(x) not in written:
@@ -89,6 +86,8 @@ def _write_inputs_of_layer_norms(graph: Graph, written: set[int]) -> None:
             # reads it, whatever its first summand was made by.
             in_rows = x.meta["val"].contiguous()
             with graph.inserting_after(x):
-                kept = graph.call_function(force_stride_order, (x, list(in_rows.stride())))
+                kept = graph.call_function(
+                    internals.force_stride_order, (x, list(in_rows.stride()))
+                )
             kept.meta["val"] = in_rows
             put_behind(x, kept)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from pergrad.engine.compiling.graph import cast_calls, is_on_gpu, storage, undetached
-from pergrad.runtime import operation
+from pergrad.runtime import internals, operation
 
 __all__ = ["cast_at_once"]
 
@@ -23,7 +23,7 @@ def _alike(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def casts(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Each of them in another type."""
     found = _alike(tensors, dtype)  # no parts of one block: results may not share their memory
-    torch._foreach_copy_(found, tensors)
+    internals.copy_each(found, tensors)
     return found
 
 

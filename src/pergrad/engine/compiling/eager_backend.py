@@ -8,12 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule
 
 from pergrad.engine.compiling.casts import cast_at_once
-from pergrad.engine.compiling.graph import calls, storage, written_in
+from pergrad.engine.compiling.graph import Operator, calls, storage, written_in
 from pergrad.errors import PergradError
+from pergrad.runtime import internals
 
 __all__ = ["straight"]
 
@@ -52,7 +52,7 @@ def straight(graph: GraphModule) -> Callable[..., Sequence[Any]]:
 
     def call(*inputs: Any) -> Sequence[Any]:
         # None of them is asked for a gradient, and none is for a mode to see, such as a default device's.
-        with torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
+        with internals.BelowAutograd(), internals.DisableTorchFunction():
             results: Sequence[Any] = run(*inputs)
             return results
 
@@ -63,9 +63,9 @@ def _call_directly(graph: Graph) -> None:
     """Functions by torch's bindings for Python, where those are for the same."""
     for node in graph.nodes:
         function = node.target
-        if not isinstance(function, OpOverload) or function.namespace != "aten":
+        if not isinstance(function, Operator) or function.namespace != "aten":
             continue
-        name, overload = function._opname, function._overloadname
+        name, _, overload = function.name().removeprefix("aten::").partition(".")
         if name == "_to_copy" and node.kwargs.keys() == {"dtype"}:
             node.args = (*node.args, node.kwargs["dtype"], False, True)  # a copy, whatever it was
             node.kwargs = {}

@@ -5,10 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-__all__ = ["calls", "cast_calls", "is_on_gpu", "put_behind", "storage", "undetached", "written_in"]
+from pergrad.runtime import internals
+
+__all__ = [
+    "Operator",
+    "calls",
+    "cast_calls",
+    "is_on_gpu",
+    "put_behind",
+    "storage",
+    "undetached",
+    "written_in",
+]
+
+Operator: Any = type(torch.ops.aten.detach.default)
 
 
 def calls(graph: Graph, target: Any) -> list[Node]:
@@ -18,7 +30,7 @@ def calls(graph: Graph, target: Any) -> list[Node]:
 
 def cast_calls(graph: Graph) -> list[Node]:
     """Calls that change nothing but the type of a tensor."""
-    found = calls(graph, torch.ops.aten._to_copy.default)
+    found = calls(graph, internals.to_copy)
     return [node for node in found if node.kwargs.keys() == {"dtype"}]
 
 
@@ -30,9 +42,9 @@ def written_in(graph: Graph) -> set[int]:
     """The storages that some call writes to: nothing that reads them may be moved."""
     found: set[int] = set()
     for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        if node.op != "call_function" or not isinstance(node.target, Operator):
             continue
-        for k, argument in enumerate(node.target._schema.arguments):
+        for k, argument in enumerate(internals.schema_of(node.target).arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = node.args[k] if k < len(node.args) else node.kwargs.get(argument.name)
                 found.update(map(storage, given if isinstance(given, list | tuple) else [given]))
@@ -41,7 +53,7 @@ def written_in(graph: Graph) -> set[int]:
 
 def storage(node: Any) -> int:
     """Where its numbers lie."""
-    return node.meta["val"].untyped_storage()._cdata if isinstance(node, Node) else 0
+    return internals.storage_id(node.meta["val"].untyped_storage()) if isinstance(node, Node) else 0
 
 
 def undetached(node: Node) -> Node:

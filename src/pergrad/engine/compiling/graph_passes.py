@@ -13,7 +13,7 @@ from pergrad.engine.compiling.activation_memory import keep_less
 from pergrad.engine.compiling.casts import cast_at_once
 from pergrad.engine.compiling.graph import calls, put_behind, storage, written_in
 from pergrad.engine.compiling.short_attention import spell_out_short_attention
-from pergrad.runtime import is_large
+from pergrad.runtime import internals, is_large
 
 __all__ = ["rewrite"]
 
@@ -192,7 +192,7 @@ def _write_to_kept_memory(graph: Graph) -> None:
 
 def _with_all_rows(node: Node) -> Node:
     """The tensor that this one is a view of, with rows of the same length."""
-    views = (_aten.view.default, _aten._unsafe_view.default)
+    views = (_aten.view.default, internals.unsafe_view)
     while node.target in views:
         (source, _) = node.args
         assert isinstance(source, Node)

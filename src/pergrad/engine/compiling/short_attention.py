@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-__all__ = ["spell_out_short_attention"]
+from pergrad.runtime import internals
 
-_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_KERNEL_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+__all__ = ["spell_out_short_attention"]
 
 # The CPU's kernel goes tile by tile and computes scores twice, so that it never has all of them. Forward and
 # backward of 32 heads of 64 took 4.7 ms by it at 128 positions, where products and softmax, compiled, take
@@ -22,10 +21,10 @@ _FEW_POSITIONS = 128
 
 def spell_out_short_attention(graph: Graph) -> None:
     """Each call of the CPU's kernel for few positions becomes what it computes, in place."""
-    for node in graph.find_nodes(op="call_function", target=_KERNEL):
+    for node in graph.find_nodes(op="call_function", target=internals.cpu_attention):
         if _is_short(*node.args[:3], **_rest(node, 3)):
             node.target = attention
-    for node in graph.find_nodes(op="call_function", target=_KERNEL_BACKWARD):
+    for node in graph.find_nodes(op="call_function", target=internals.cpu_attention_backward):
         if _is_short(*node.args[1:4], **_rest(node, 6)):
             node.target = attention_backward
 

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils import _pytree as pytree
 
 from pergrad.engine.compiling.cuda_graphs import Replayed, check_devices
 from pergrad.engine.compiling.eager_backend import straight
@@ -24,7 +21,7 @@ from pergrad.engine.recording.recording import check_module, check_quantities
 from pergrad.engine.recording.running import run_recorded
 from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
-from pergrad.runtime import without_compiler
+from pergrad.runtime import internals, without_compiler
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -119,7 +116,7 @@ class CompiledStep:
         return sum(graph is not None for graph in self._graphs.values())
 
     def __call__(self, *batch: Any) -> Tensor:
-        flat, spec = pytree.tree_flatten(batch)
+        flat, spec = internals.pytree.tree_flatten(batch)
         state, training = _state(self._model)
         kind = self._kinds.number(state)
         key = (spec, *map(_signature, flat), kind, _autocast(self._kinds.devices), training)
@@ -203,17 +200,18 @@ class CompiledStep:
                 values[k] = t
             quantities = [copy.copy(q) for q in self._quantities]
             with (
-                _reparametrize_module(self._model, own, tie_weights=True),
+                internals.reparametrize(self._model, own, tie_weights=True),
                 _unflattened(self._model),
             ):
-                losses = self._run(self._model, quantities, pytree.tree_unflatten(values, spec))
+                losses = self._run(
+                    self._model, quantities, internals.pytree.tree_unflatten(values, spec)
+                )
             place, results = _taken_apart(self._quantities, quantities, own)
             return [losses, *results]
 
         is_compiled = self._backend == "inductor"
         with _quiet(), _no_autocast_cache(), nullcontext() if is_compiled else without_compiler():
-            trace = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)
-            graph: GraphModule = trace(*_inputs(state, flat))
+            graph: GraphModule = internals.trace(step)(*_inputs(state, flat))
         return graph, place
 
 
@@ -232,11 +230,11 @@ def _quiet() -> Iterator[None]:
 def _by_inductor(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
     rewrite(graph.graph)
     graph.recompile()
-    with _quiet(), torch.no_grad(), torch._C._DisableAutocast():
-        from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes seconds
-
+    with _quiet(), torch.no_grad(), internals.DisableAutocast():
         # In the order in which it was traced: whoever reads a tensor first decides on its layout.
-        call: Any = compile_fx(graph, inputs, config_patches={"reorder_for_locality": False})
+        call: Any = internals.compile_fx(
+            graph, inputs, config_patches={"reorder_for_locality": False}
+        )
     return call
 
 
@@ -269,7 +267,7 @@ class _Graph:
         for quantity, attributes in zip(quantities, self.place, strict=True):
             for name in attributes:  # the last results: what they lie in can be written to again
                 setattr(quantity, name, None)
-        with torch.no_grad(), torch._C._DisableAutocast():  # the graph has its casts
+        with torch.no_grad(), internals.DisableAutocast():  # the graph has its casts
             loss, *results = self.call(*_inputs(state, flat))
         for quantity, attributes in zip(quantities, self.place, strict=True):
             for name, value in attributes.items():
@@ -291,9 +289,9 @@ def _filled(value: Any, results: list[Tensor], state: list[Tensor]) -> Any:
         return {key: _filled(part, results, state) for key, part in value.items()}
     if kind is tuple or kind is list:
         return kind([_filled(part, results, state) for part in value])
-    if pytree.tree_is_leaf(value):
+    if internals.pytree.tree_is_leaf(value):
         return value
-    return pytree.tree_map(lambda part: _filled(part, results, state), value)
+    return internals.pytree.tree_map(lambda part: _filled(part, results, state), value)
 
 
 def _taken_apart(
@@ -315,7 +313,7 @@ def _taken_apart(
     for old, new in zip(before, after, strict=True):
         place.append(
             {
-                name: pytree.tree_map(leaf, value)
+                name: internals.pytree.tree_map(leaf, value)
                 for name, value in vars(new).items()
                 if name not in vars(old) or vars(old)[name] is not value
             }
@@ -331,10 +329,13 @@ def _state(model: nn.Module) -> tuple[list[Tensor], tuple[bool, ...]]:
     seen, modules = {id(model)}, [model]
     found: dict[int, Tensor] = {}
     for module in modules:
-        for t in (*module._parameters.values(), *module._buffers.values()):
+        for t in (
+            *internals.parameters_of(module).values(),
+            *internals.buffers_of(module).values(),
+        ):
             if t is not None:
                 found[id(t)] = t
-        for child in module._modules.values():
+        for child in internals.children_of(module).values():
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 modules.append(child)
@@ -345,7 +346,10 @@ def _names(model: nn.Module) -> list[str]:
     """Of the same parameters and buffers."""
     names: dict[int, str] = {}
     for prefix, module in model.named_modules():
-        for name, t in (*module._parameters.items(), *module._buffers.items()):
+        for name, t in (
+            *internals.parameters_of(module).items(),
+            *internals.buffers_of(module).items(),
+        ):
             if t is not None:
                 names.setdefault(id(t), f"{prefix}.{name}" if prefix else name)
     return [names[id(t)] for t in _state(model)[0]]

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch.autograd import Function
-from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
 from torch.utils.checkpoint import CheckpointFunction
 
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.samples.layouts import Constant
 from pergrad.engine.samples.propagation import refuse_mixed_samples, tensors_in
+from pergrad.runtime import internals
 
 __all__ = ["Applied", "seeing_functions"]
 
@@ -38,7 +38,7 @@ _applied = functools.cache(Applied)
 
 
 def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
-    stack = _get_current_function_mode_stack()
+    stack = internals.function_modes()
     wants = getattr(stack[-1], "wants_function", None) if stack else None
     # Checkpoints that are not reentrant keep their arguments by a function of their own.
     keeps = (
@@ -52,7 +52,7 @@ def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
         if function is CheckpointFunction and tracker is not None:
             _show_no_samples(tracker, output)
         return output
-    with _pop_mode_temporarily() as mode:
+    with internals.pop_mode() as mode:
         return mode.__torch_function__(_applied(function), (), args, kwargs)
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
+from pergrad.runtime import internals
+
 __all__ = ["is_composite", "run_backward", "without_override_check"]
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-_ENGINE = "_engine_run_backward"
 
 
 def is_composite(func: Callable[..., Any]) -> bool:
@@ -32,7 +33,7 @@ def run_backward(
 
     It does not see what torch's Python code does before that.
     """
-    engine = func.__globals__.get(_ENGINE)
+    engine = func.__globals__.get(internals.ENGINE)
     if engine is None:
         with mode:
             return without_override_check(func)(*args, **kwargs)
@@ -41,7 +42,7 @@ def run_backward(
         with mode:
             return engine(*given, **named)
 
-    return _with_globals(func, {_ENGINE: run_engine})(*args, **kwargs)
+    return _with_globals(func, {internals.ENGINE: run_engine})(*args, **kwargs)
 
 
 def _with_globals(func: types.FunctionType, changed: dict[str, Any]) -> Callable[..., Any]:

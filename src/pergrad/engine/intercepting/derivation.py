@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from pergrad.engine.intercepting.weights import Derived, Transformed, Weight, carriers_of
 from pergrad.engine.samples.propagation import name_of
 from pergrad.factors import Factor
+from pergrad.runtime import internals
 
 __all__ = ["derive", "like_another", "transform"]
 
@@ -77,11 +77,13 @@ def derive(
             parents.append(weight)
         return leaves[id(value)]
 
-    args, kwargs = pytree.tree_map(leaf, (args, kwargs))
+    args, kwargs = internals.pytree.tree_map(leaf, (args, kwargs))
     same = lambda t: t  # noqa: E731  # this small graph is none of a checkpoint's business
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(same, same):
         result = func(*args, **kwargs)
-    own = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
+    own = [
+        t for t in internals.pytree.tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad
+    ]
     by_leaf = {id(leaf): parent for leaf, parent in zip(leaves.values(), parents, strict=True)}
     found: dict[int, Weight] = {id(t): by_leaf[id(t)] for t in own if id(t) in by_leaf}
     new = [t for t in own if id(t) not in found]

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from pergrad.engine.intercepting.weights import Weight, quiet_vmap, vjp_of_each
 from pergrad.engine.samples.layouts import Layout, Owners, Samples, samples_back, samples_first
 from pergrad.factors import Dense
+from pergrad.runtime import internals
 
 __all__ = [
     "MixedCall",
@@ -39,7 +39,7 @@ class _Expand(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradients: Tensor) -> tuple[None, Tensor | None]:
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             return None, ctx.weight.take(Dense(gradients))
 
 
@@ -61,7 +61,7 @@ class MixedCall:
         layout_of: Callable[[Tensor], Layout],
     ) -> None:
         self.func = func
-        self.leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self.leaves, self._spec = internals.pytree.tree_flatten((args, kwargs))
         self.weights: dict[int, Weight] = {}  # by position among the leaves
         self.inputs: dict[int, Layout] = {}  # the other tensors
         for k, leaf in enumerate(self.leaves):
@@ -75,7 +75,7 @@ class MixedCall:
     def arguments(self, tensors: dict[int, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, some of them replaced."""
         filled = [tensors.get(k, leaf) for k, leaf in enumerate(self.leaves)]
-        args, kwargs = pytree.tree_unflatten(filled, self._spec)
+        args, kwargs = internals.pytree.tree_unflatten(filled, self._spec)
         return args, kwargs
 
     def run(self, tensors: dict[int, Tensor]) -> Any:
@@ -143,7 +143,7 @@ def by_vmap(call: MixedCall, layouts: Sequence[Layout]) -> list[Tensor] | None:
 
     try:
         with quiet_vmap():
-            mapped = pytree.tree_leaves(torch.vmap(one, in_dims=tuple(dims))(*tensors))
+            mapped = internals.pytree.tree_leaves(torch.vmap(one, in_dims=tuple(dims))(*tensors))
         return [
             samples_back(t, la)
             for t, la in zip(mapped, layouts, strict=True)
@@ -205,20 +205,22 @@ class _MaskedVjp(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         values = {k: w.value for k, w in call.weights.items()}
         outputs = call.run({**values, **dict(zip(call.inputs, inputs, strict=True))})
-        return tuple(t.detach() for t in pytree.tree_leaves(outputs))
+        return tuple(t.detach() for t in internals.pytree.tree_leaves(outputs))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         kept = ctx.saved_tensors
         call: MixedCall = ctx.call
-        with torch._C.DisableTorchFunction(), torch.enable_grad():
+        with internals.DisableTorchFunction(), torch.enable_grad():
             leaves = {k: w.value.detach().requires_grad_() for k, w in call.weights.items()}
             inputs = [t.detach().requires_grad_(t.requires_grad) for t in kept]
             with ctx.autocast():
                 again = call.run({**leaves, **dict(zip(call.inputs, inputs, strict=True))})
             reached = [
                 (t, g, la)
-                for t, g, la in zip(pytree.tree_leaves(again), gradients, ctx.layouts, strict=True)
+                for t, g, la in zip(
+                    internals.pytree.tree_leaves(again), gradients, ctx.layouts, strict=True
+                )
                 if g is not None and t.requires_grad
             ]
             ys, gs = [t for t, _, _ in reached], [g for _, g, _ in reached]

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from pergrad.engine.collecting.ledger import Ledger, Sink, UseCounter
@@ -52,7 +51,7 @@ from pergrad.engine.samples.signatures import Memory
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.errors import PergradError, UnsupportedFunctionError
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
-from pergrad.runtime import is_traced
+from pergrad.runtime import internals, is_traced
 
 __all__ = ["Recorder"]
 
@@ -96,7 +95,7 @@ class Recorder(TorchFunctionMode):
         self._uses = uses
         self._ledger = sink if isinstance(sink, Ledger) else None
         with (
-            torch._C.DisableTorchFunction()
+            internals.DisableTorchFunction()
         ):  # begun inside of the mode, by the module's first call
             self._anchor = torch.zeros((), requires_grad=True)
             for name, p in self._parameters.items():
@@ -162,7 +161,7 @@ class Recorder(TorchFunctionMode):
         if func is Tensor.backward:  # its body, which would come here once more
             func, (args, kwargs) = torch.autograd.backward, _as_function(*args, **kwargs)
         some_only = func is torch.autograd.grad or kwargs.get("inputs") is not None
-        is_nested = torch._C._current_graph_task_id() != -1  # a reentrant checkpoint's own
+        is_nested = internals.current_graph_task_id() != -1  # a reentrant checkpoint's own
         was_paused, ledger.is_paused = ledger.is_paused, some_only or ledger.is_paused
         try:
             if ledger.passes > 1 and not some_only and not is_nested:
@@ -171,7 +170,7 @@ class Recorder(TorchFunctionMode):
         finally:
             ledger.is_paused = was_paused
         if not some_only:
-            with torch._C.DisableTorchFunction():
+            with internals.DisableTorchFunction():
                 if is_nested:
                     ledger.end_recomputation()
                 else:
@@ -283,7 +282,7 @@ class Recorder(TorchFunctionMode):
             self.tracker.mark(t, self.tracker.constant)
             return t
 
-        return pytree.tree_map(marked, result)
+        return internals.pytree.tree_map(marked, result)
 
     def _as_weight(self, weight: Weight) -> Tensor:
         """A tensor for the model to go on with; should an ordinary gradient reach it, that is an error."""
@@ -306,7 +305,7 @@ class Recorder(TorchFunctionMode):
         if name_of(func) == "expand_as":
             args = (args[0], self.tracker.tagged(args[1], args[1].shape))
             func = Tensor.expand
-        sizes = pytree.tree_leaves((args[1:], tuple(kwargs.values())))
+        sizes = internals.pytree.tree_leaves((args[1:], tuple(kwargs.values())))
         sizes = [s for s in sizes if isinstance(s, int)]
         dim = next(d for d, size in enumerate(sizes) if isinstance(size, BatchSize))
         own = [int(s) // count if d == dim else int(s) for d, s in enumerate(sizes)]
@@ -335,8 +334,8 @@ class Recorder(TorchFunctionMode):
             target.copy_(result)
             self.tracker.mark(target, layout)
             return target
-        if id(target) in self.tracker.roots or target._is_view():
-            where = "a view" if target._is_view() else "a parameter"
+        if id(target) in self.tracker.roots or internals.base_of(target) is not None:
+            where = "a parameter" if internals.base_of(target) is None else "a view"
             raise unsupported(pure, [weight], f"it changes {where} in place")
         with torch.no_grad():
             target.copy_(weight.value)
@@ -382,7 +381,7 @@ class Recorder(TorchFunctionMode):
             return self._refused(func, call, output, lost)
         with torch.no_grad():
             plain = self._plain(func, plain_args, plain_kwargs)
-        flat, spec = pytree.tree_flatten(plain)
+        flat, spec = internals.pytree.tree_flatten(plain)
         if not any(isinstance(t, Tensor) and _is_differentiable(t) for t in flat):
             return plain
         layouts = [tracker.layout(t) for t in flat]
@@ -398,7 +397,7 @@ class Recorder(TorchFunctionMode):
         self._note(func, args, kwargs, rung)
         for t, layout in zip(results, layouts, strict=True):
             tracker.mark(t, layout)
-        return pytree.tree_unflatten(results, spec)
+        return internals.pytree.tree_unflatten(results, spec)
 
     def _agree(
         self,
@@ -431,8 +430,8 @@ class Recorder(TorchFunctionMode):
             )
         else:
             error = unsupported(func, weights, lost.reason)
-        flat, spec = pytree.tree_flatten(output)
+        flat, spec = internals.pytree.tree_flatten(output)
         results = refused(error, weights[0].anchor, flat)
         for t in results:
             self.tracker.mark(t, lost)
-        return pytree.tree_unflatten(results, spec)
+        return internals.pytree.tree_unflatten(results, spec)

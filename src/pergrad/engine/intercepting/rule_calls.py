@@ -18,6 +18,7 @@ from pergrad.engine.samples.propagation import name_of
 from pergrad.engine.samples.signatures import Memory, Signature
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.rules import DECOMPOSITIONS, RULES, Rule
+from pergrad.runtime import internals
 
 __all__ = ["call_by_plan", "call_with_rule", "planned", "unsupported", "written"]
 
@@ -73,7 +74,7 @@ def call_by_plan(
         weights.append(weight)
         flows_on = flows_on or not weight.may_hook
         given[place] = weight.value
-    if rule.casts_under_autocast and torch._C._is_any_autocast_enabled():
+    if rule.casts_under_autocast and internals.is_any_autocast_enabled():
         for place in plan.kept.values():
             given[place] = _cast(given[place])
     if rule.check is not None:

@@ -16,12 +16,11 @@ from pergrad.engine.intercepting.weights import Weight
 from pergrad.engine.samples.layouts import ROWS, Layout, Owners, samples_first
 from pergrad.errors import PergradError, ScopeError, UnsupportedFunctionError
 from pergrad.factors import Dense, owned
-from pergrad.runtime import without_autocast
+from pergrad.runtime import internals, without_autocast
 
 __all__ = ["Use", "tap"]
 
 _NOTHING: Mapping[str, Tensor] = {}
-_version = attrgetter("_version")
 _anchor = attrgetter("anchor")
 
 
@@ -60,7 +59,7 @@ class Use:
         results: Mapping[str, Tensor],
         shape: torch.Size | None,
     ) -> None:
-        if versions != list(map(_version, kept)):
+        if versions != list(map(internals.version_of, kept)):
             raise PergradError(
                 f"an argument of `{self.plan.function.__name__}` was changed in place after the "
                 "call, and the gradients need it as it was: use the out-of-place form there"
@@ -76,7 +75,7 @@ class Use:
         results: Mapping[str, Tensor] = _NOTHING,
     ) -> list[Tensor | None]:
         """Runs the rule and gives every weight its factor; returns what flows on to their anchors."""
-        if torch._C._is_any_autocast_enabled():
+        if internals.is_any_autocast_enabled():
             with without_autocast(self.weights[0].value.device):
                 return self._give_factors(grads, kept, results)
         return self._give_factors(grads, kept, results)
@@ -180,16 +179,12 @@ class _Tap(torch.autograd.Function):
                 break
         else:
             return None, None, *flow, *grads
-        with torch._C.DisableTorchFunction():  # the backward itself runs without gradients
+        with internals.DisableTorchFunction():  # the backward itself runs without gradients
             if use.flows_on:
                 flow = use.give_factors(grads, kept)
             else:
-                use.receive(grads, kept, list(map(_version, kept)))
+                use.receive(grads, kept, list(map(internals.version_of, kept)))
         return None, None, *flow, *grads
-
-
-# Past Function.apply's own preparations for functorch, which took half of a tap's time.
-_apply_tap = super(torch.autograd.Function, _Tap).apply
 
 
 class _Hook:
@@ -212,7 +207,7 @@ class _Hook:
         self._use = use
         self._kept: tuple[Tensor, ...] | None = kept
         self._results = results  # nobody else can write to them
-        self._versions = list(map(_version, kept))
+        self._versions = list(map(internals.version_of, kept))
         self._place = place  # of what the function made among the outputs of the node
         self._shape = shape  # that the function gave it, where that is another
 
@@ -228,9 +223,9 @@ class _Hook:
                 "backward through a recorded graph a second time: what it needs is freed; pass "
                 "retain_graph=True to the first backward"
             )
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
+        if not internals.keeps_graph():
             self._kept, self._results = None, _NOTHING
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             self._use.receive((grad,), kept, self._versions, results, self._shape)
 
 
@@ -243,9 +238,9 @@ def _made(use: Use, inputs: Sequence[Tensor], output: Tensor) -> Tensor | None:
     """
     if not use.plan.makes_its_output or not output.requires_grad or use.flows_on:
         return None
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+    if internals.top_saved_tensors_hooks(False) is not None:
         return None
-    made = output._base
+    made = internals.base_of(output)
     if made is None:
         made = output
     else:  # a view, of a linear map's product as a matrix, say
@@ -253,7 +248,7 @@ def _made(use: Use, inputs: Sequence[Tensor], output: Tensor) -> Tensor | None:
         if not is_all or not made.is_contiguous() or not output.is_contiguous():
             return None
     for t in inputs:
-        if t is made or t._base is made:
+        if t is made or internals.base_of(t) is made:
             return None
     return made
 
@@ -281,4 +276,6 @@ def tap(
             results = _results(node, use.plan.results) if use.plan.results else _NOTHING
             node.register_prehook(_Hook(use, kept, results, made.output_nr, shape))
             return outputs
-    return _apply_tap(use, kept, *map(_anchor, use.weights), *outputs)
+    # Past Function.apply's own preparations for functorch, which took half of a tap's time.
+    apply = internals.bind_apply(None, _Tap)
+    return apply(use, kept, *map(_anchor, use.weights), *outputs)

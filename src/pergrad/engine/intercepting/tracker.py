@@ -23,6 +23,7 @@ from pergrad.engine.samples.propagation.elementwise import aligned
 from pergrad.engine.samples.propagation.indexing import layout_after_write
 from pergrad.engine.samples.signatures import PLAIN, Memory, Signature, describe
 from pergrad.engine.samples.sizes import BatchSize
+from pergrad.runtime import internals
 
 __all__ = ["TAG", "Tracker"]
 
@@ -92,7 +93,7 @@ class Tracker:
         if self.strangers_are_constant:
             self._met[id(t)] = t
             return self.constant
-        is_recomputation = torch._C._current_graph_task_id() != -1
+        is_recomputation = internals.current_graph_task_id() != -1
         if is_recomputation and self._met.get(id(t)) is t:
             return self.constant
         return self.by_shape(t, self.batch_dim)
@@ -282,6 +283,6 @@ class Tracker:
 
     def _after_write(self, call: Call, t: Tensor, before: Layout) -> None:
         """What was written in place through a view is in the tensor behind it too."""
-        base = t._base
+        base = internals.base_of(t)
         if base is not None and t.requires_grad and self.layout(t) != before:
             self.mark(base, call.mixed("writes samples through a view"))

@@ -21,7 +21,7 @@ from pergrad.engine.collecting.ledger import Sink, UseCounter
 from pergrad.engine.samples.layouts import Key, Scope
 from pergrad.errors import UnseenUseError
 from pergrad.factors import Dense, Factor
-from pergrad.runtime import without_autocast
+from pergrad.runtime import internals, without_autocast
 
 __all__ = [
     "Derived",
@@ -147,7 +147,7 @@ class _Arrive(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, None, None]:
-        with torch._C.DisableTorchFunction(), without_autocast(gradients.device):
+        with internals.DisableTorchFunction(), without_autocast(gradients.device):
             ctx.sink.add(ctx.name, Dense(gradients))
         return None, None, None, None
 
@@ -162,7 +162,7 @@ class _Back(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradients: Tensor) -> tuple[None, Tensor]:
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             return None, ctx.weight.pull_back(gradients)
 
 
@@ -183,7 +183,7 @@ class _PullBack(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         reached = [(t, g) for t, g in zip(ctx.outputs, gradients, strict=True) if g is not None]
-        with torch._C.DisableTorchFunction():
+        with internals.DisableTorchFunction():
             pulled = vjp_of_each(
                 [t for t, _ in reached], [g.to(t.dtype) for t, g in reached], ctx.leaves, ctx.count
             )
@@ -253,13 +253,14 @@ def refusing_ordinary_gradients(parameters: Mapping[str, Tensor]) -> Iterator[No
     """Within, an ordinary gradient for one of the parameters is an error."""
     key = next(_KEYS)
     for name, p in parameters.items():
-        if p._backward_hooks is None:
+        if internals.hooks_of(p) is None:
             p.register_hook(_refuse).remove()  # leaves a dict of hooks
         # As `register_hook` does, but for the handles: to make and remove them took as long as the rest.
-        p._backward_hooks[key] = functools.partial(_refuse, name)  # type: ignore[index]
+        internals.hooks_of(p)[key] = functools.partial(_refuse, name)
     try:
         yield
     finally:
         for p in parameters.values():
-            if p._backward_hooks is not None:
-                p._backward_hooks.pop(key, None)
+            hooks = internals.hooks_of(p)
+            if hooks is not None:
+                hooks.pop(key, None)

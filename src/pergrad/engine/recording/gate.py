@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from pergrad.engine.recording.recording import Recording
 from pergrad.errors import ScopeError
+from pergrad.runtime import internals
 
 __all__ = ["run_gated"]
 
@@ -64,7 +64,7 @@ class _Gate(torch.autograd.Function):
                 "backward through a call_for_per_sample_grads call a second time: its graph is freed; "
                 "pass retain_graph=True to the first backward"
             )
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        keep = internals.keeps_graph()
         found = inside.backward(grads, keep)
         if not keep:
             ctx.inside = None
@@ -94,7 +94,7 @@ def run_gated(
             inner[id(value)] = own
         return inner[id(value)]
 
-    args, kwargs = pytree.tree_map(enter, (args, kwargs))
+    args, kwargs = internals.pytree.tree_map(enter, (args, kwargs))
     with recording.intercepting():
         recording.enter_forward(args, kwargs)
         try:
@@ -102,13 +102,13 @@ def run_gated(
         finally:
             recording.leave_forward()
             recording.clean_up()
-    flat, spec = pytree.tree_flatten(output)
+    flat, spec = internals.pytree.tree_flatten(output)
     gated = [t for t in flat if isinstance(t, Tensor) and t.requires_grad]
     if not gated:
         return output
     anchor = torch.zeros((), requires_grad=True)
     inside = _Inside(recording, gated, leaves)
     results = iter(_Gate.apply(inside, anchor, *outer))
-    return pytree.tree_unflatten(
+    return internals.pytree.tree_unflatten(
         [next(results) if isinstance(t, Tensor) and t.requires_grad else t for t in flat], spec
     )

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree as pytree
 
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.samples.layouts import Owners
 from pergrad.errors import BatchSizeError
+from pergrad.runtime import internals
 
 __all__ = ["Input", "batch_size_of", "inputs_of", "mark_inputs"]
 
@@ -50,7 +50,7 @@ def _special_arguments(
             return {
                 id(t): dim
                 for name, dim in special.items()
-                for t in pytree.tree_leaves(bound.get(name))
+                for t in internals.pytree.tree_leaves(bound.get(name))
             }
     return {}
 
@@ -71,7 +71,9 @@ def inputs_of(
 
 def _opened(value: Any) -> Iterator[Any]:
     """The leaves of a pytree, and what is in its mappings and dataclasses, which pytrees do not open."""
-    for leaf in pytree.tree_leaves(value, is_leaf=lambda x: isinstance(x, PackedSequence)):
+    for leaf in internals.pytree.tree_leaves(
+        value, is_leaf=lambda x: isinstance(x, PackedSequence)
+    ):
         if isinstance(leaf, Mapping):
             yield from _opened(dict(leaf))
         elif is_dataclass(leaf) and not isinstance(leaf, type):

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
-from torch.overrides import _get_current_function_mode_stack
 
 from pergrad.engine.collecting.ledger import Ledger
 from pergrad.engine.intercepting.autograd_functions import seeing_functions
@@ -22,6 +20,7 @@ from pergrad.engine.recording.options import Options
 from pergrad.engine.samples.layouts import Scope
 from pergrad.errors import PergradError, ScopeError
 from pergrad.quantities import Quantity
+from pergrad.runtime import internals
 
 __all__ = ["Recording", "check_module", "check_quantities", "recorded"]
 
@@ -53,7 +52,7 @@ def _modules(module: nn.Module, prefix: str, seen: set[nn.Module]) -> list[tuple
     """What `module.named_modules()` gives, but as a list: its nested generators took twice as long."""
     seen.add(module)
     found = [(prefix, module)]
-    for name, child in module._modules.items():
+    for name, child in internals.children_of(module).items():
         if child is not None and child not in seen:
             found += _modules(child, f"{prefix}.{name}" if prefix else name, seen)
     return found
@@ -69,7 +68,7 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
                 "nn.DataParallel copies the module to other threads and devices, where its parameters "
                 "cannot be recorded: record its `.module`, on one device"
             )
-        for key, p in m._parameters.items():
+        for key, p in internals.parameters_of(m).items():
             if p is None or id(p) in own:
                 continue
             own[id(p)] = p
@@ -85,7 +84,7 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
                     f"parameter {name!r} is on the meta device and has no values: materialise the module "
                     "first, for example with module.to_empty(device=...) and its weights"
                 )
-        for b in m._buffers.values():
+        for b in internals.buffers_of(m).values():
             if b is not None:
                 own[id(b)] = b
     return weights, list(own.values())
@@ -134,7 +133,7 @@ class Recording:
 
     def enter_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Enters the module's own forward: its arguments carry the samples, other tensors do not."""
-        with torch._C.DisableTorchFunction():  # reading the arguments is no part of the model
+        with internals.DisableTorchFunction():  # reading the arguments is no part of the model
             inputs = inputs_of(self._module, self._options.batch_dim, args, kwargs)
             if self._tracker is None:
                 self.begin(batch_size_of(inputs, args, kwargs))
@@ -165,7 +164,7 @@ class Recording:
     @contextmanager
     def intercepting(self) -> Iterator[None]:
         """Within, the recorder sees every function; parameters that were not asked for are frozen."""
-        for mode in _get_current_function_mode_stack():
+        for mode in internals.function_modes():
             if isinstance(mode, Recorder):
                 raise ScopeError(
                     "recordings cannot be nested: end the outer one first, or record one module that "

@@ -1,0 +1,377 @@
+"""The private names of torch that pergrad uses, each with its purpose and what happens without it.
+
+Nothing is resolved by importing this module: `internals.FakeTensor` is looked up when it is first read, and
+is an attribute of this module from then on. So write `internals.name`, never `from ... import name`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pergrad.runtime.boundary import Entry, find, resolver
+
+__all__ = ["ENGINE", "ENTRIES", "STATISTICS", "present"]
+
+# Attributes of the nodes of layer and group norms that hold 1 / std and the mean. A node without them is
+# not asked: the rule computes both.
+STATISTICS = {"mean": "_saved_result1", "inverse": "_saved_result2"}
+
+# What `torch.autograd.backward` and `grad` call to run the engine, by its name among their globals. Where they
+# have no such name, the mode sees all that they do, which takes longer.
+ENGINE = "_engine_run_backward"
+
+
+# -- public ways, for the names that have one
+
+
+class _Never:
+    """A type without instances; also a function that no graph calls."""
+
+
+def _yes(*_: Any) -> bool:
+    return True
+
+
+def _is_any_autocast_enabled() -> bool:
+    return any(map(torch.is_autocast_enabled, _autocast_devices()))
+
+
+def _autocast_devices() -> tuple[str, ...]:
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+
+
+def _without_autocast() -> AbstractContextManager[object]:
+    off = ExitStack()
+    for device in _autocast_devices():
+        off.enter_context(torch.autocast(device, enabled=False))
+    return off
+
+
+class _Hooks:
+    """The hooks of a tensor by key, as its dictionary of hooks has them, but by `register_hook`."""
+
+    _handles: dict[tuple[int, int], Any] = {}  # noqa: RUF012  # of all tensors, by id and key
+
+    def __init__(self, t: Tensor) -> None:
+        self._tensor = t
+
+    def __setitem__(self, key: int, hook: Callable[[Tensor], None]) -> None:
+        self._handles[id(self._tensor), key] = self._tensor.register_hook(hook)
+
+    def pop(self, key: int, default: None) -> None:
+        handle = self._handles.pop((id(self._tensor), key), default)
+        if handle is not None:
+            handle.remove()
+
+
+def _copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def _current_stream(device: int) -> tuple[int, int, int]:
+    stream = torch.cuda.current_stream(device)
+    return stream.stream_id, stream.device_index, stream.device_type
+
+
+def _current_raw_stream(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def _children(module: nn.Module) -> dict[str, nn.Module | None]:
+    return dict(module.named_children())
+
+
+def _own_parameters(module: nn.Module) -> dict[str, Tensor | None]:
+    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
+def _own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    return dict(module.named_buffers(recurse=False, remove_duplicate=False))
+
+
+def _apply_of(_: None, function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    return function.apply
+
+
+def _as_it_lies(x: Tensor, _: list[int]) -> Tensor:
+    return x
+
+
+# -- what callers use, where it is not the object itself
+
+
+def _reader(attribute: str, owner: Callable[[], Any]) -> Callable[[], Callable[[Any], Any]]:
+    """Makes the getter of an attribute, in C: as fast as to read it by its name."""
+
+    def make() -> Callable[[Any], Any]:
+        getattr(owner(), attribute)
+        return attrgetter(attribute)
+
+    return make
+
+
+def _apply_of_base() -> Callable[..., Any]:
+    bind: Callable[..., Any] = find("torch._C._FunctionBase").__dict__["apply"].__get__
+    return bind
+
+
+def _trace() -> Callable[..., Any]:
+    if "_allow_non_fake_inputs" not in inspect.signature(make_fx).parameters:
+        raise AttributeError
+    return functools.partial(make_fx, tracing_mode="fake", _allow_non_fake_inputs=True)
+
+
+def _tensor() -> type[Tensor]:
+    return Tensor
+
+
+def _operator() -> Any:
+    return torch.ops.aten.detach.default
+
+
+_ERROR = "an error that names it"
+
+# -- the table
+
+ENTRIES: Mapping[str, Entry] = {
+    # Modes and subclasses
+    "DisableTorchFunction": Entry(
+        "torch._C.DisableTorchFunction",
+        "to run functions that no mode and no subclass sees",
+        _ERROR,
+    ),
+    "DisableTorchFunctionSubclass": Entry(
+        "torch._C.DisableTorchFunctionSubclass",
+        "to run functions on an ExpandedWeight's values",
+        _ERROR,
+    ),
+    "function_modes": Entry(
+        "torch.overrides._get_current_function_mode_stack",
+        "to ask whether a recording is open",
+        _ERROR,
+    ),
+    "pop_mode": Entry(
+        "torch.overrides._pop_mode_temporarily",
+        "to handle an autograd.Function as a mode handles functions",
+        _ERROR,
+    ),
+    "FakeTensor": Entry(
+        "torch._subclasses.fake_tensor.FakeTensor",
+        "to tell tensors of a trace from those with values",
+        "nothing counts as traced, so that steps are not compiled",
+        instead=_Never,
+    ),
+    # Autograd
+    "current_graph_task_id": Entry(
+        "torch._C._current_graph_task_id",
+        "to tell a checkpoint's recomputation from a forward",
+        _ERROR,
+    ),
+    "keeps_graph": Entry(
+        "torch._C._autograd._get_current_graph_task_keep_graph",
+        "to free what a backward needed as soon as it has passed",
+        "it is freed with the graph",
+        instead=_yes,
+    ),
+    "top_saved_tensors_hooks": Entry(
+        "torch._C._autograd._top_saved_tensors_default_hooks",
+        "to see whether saved tensors are packed, as in a checkpoint",
+        "each call gets an autograd node of its own, as if they were",
+        instead=_yes,
+    ),
+    "bind_apply": Entry(
+        "torch._C._FunctionBase.apply",
+        "to apply an autograd.Function without functorch's preparations",
+        "it is applied with them",
+        instead=_apply_of,
+        make=_apply_of_base,
+    ),
+    # Tensors
+    "version_of": Entry(
+        "torch.Tensor._version",
+        "to notice that a tensor was written to in place",
+        _ERROR,
+        make=_reader("_version", _tensor),
+    ),
+    "base_of": Entry(
+        "torch.Tensor._base",
+        "to find the tensor behind a view",
+        _ERROR,
+        make=_reader("_base", _tensor),
+    ),
+    "hooks_of": Entry(
+        "torch.Tensor._backward_hooks",
+        "to hook many tensors at once",
+        "one hook after the other",
+        instead=_Hooks,
+        make=_reader("_backward_hooks", _tensor),
+    ),
+    "storage_id": Entry(
+        "torch.UntypedStorage._cdata",
+        "to tell which tensors of a trace share their memory",
+        _ERROR,
+        make=_reader("_cdata", functools.partial(torch.UntypedStorage, 0)),
+    ),
+    "copy_each": Entry(
+        "torch._foreach_copy_",
+        "to copy many tensors in one launch",
+        "one copy after the other",
+        instead=_copy_each,
+    ),
+    # Autocast
+    "is_any_autocast_enabled": Entry(
+        "torch._C._is_any_autocast_enabled",
+        "to ask for autocast without asking each device",
+        "each device is asked",
+        instead=_is_any_autocast_enabled,
+    ),
+    "DisableAutocast": Entry(
+        "torch._C._DisableAutocast",
+        "to run a traced step, which has its casts in it",
+        "autocast is switched off by its own context manager",
+        instead=_without_autocast,
+    ),
+    # Modules
+    "children_of": Entry(
+        "torch.nn.Module._modules",
+        "to walk over a model in less time than its iterators take",
+        "by its iterators",
+        instead=_children,
+        make=_reader("_modules", nn.Module),
+    ),
+    "parameters_of": Entry(
+        "torch.nn.Module._parameters",
+        "to walk over a model in less time than its iterators take",
+        "by its iterators",
+        instead=_own_parameters,
+        make=_reader("_parameters", nn.Module),
+    ),
+    "buffers_of": Entry(
+        "torch.nn.Module._buffers",
+        "to walk over a model in less time than its iterators take",
+        "by its iterators",
+        instead=_own_buffers,
+        make=_reader("_buffers", nn.Module),
+    ),
+    "pytree": Entry(
+        "torch.utils._pytree",
+        "to find the tensors in nested arguments",
+        _ERROR,
+    ),
+    # CUDA
+    "current_device": Entry(
+        "torch._C._cuda_getDevice",
+        "to ask for the current GPU in each call of a backward",
+        "by torch.cuda",
+        instead=torch.cuda.current_device,
+    ),
+    "current_stream": Entry(
+        "torch._C._cuda_getCurrentStream",
+        "to ask for the current stream in each call of a backward",
+        "by torch.cuda",
+        instead=_current_stream,
+    ),
+    "current_raw_stream": Entry(
+        "torch._C._cuda_getCurrentRawStream",
+        "to launch a kernel in the current stream",
+        "by torch.cuda",
+        instead=_current_raw_stream,
+    ),
+    # Compiled steps
+    "trace": Entry(
+        "torch.fx.experimental.proxy_tensor.make_fx(_allow_non_fake_inputs)",
+        "to trace a step that closes over tensors",
+        "a step that does so is not compiled",
+        instead=functools.partial(make_fx, tracing_mode="fake"),
+        make=_trace,
+    ),
+    "reparametrize": Entry(
+        "torch.nn.utils.stateless._reparametrize_module",
+        "to trace a step with its weights as inputs",
+        "steps are not compiled, with a warning",
+    ),
+    "compile_fx": Entry(
+        "torch._inductor.compile_fx.compile_fx",
+        "to compile a traced step",
+        "traced steps run uncompiled, with a warning",
+    ),
+    "force_stride_order": Entry(
+        "torch._inductor.inductor_prims.force_stride_order",
+        "to have the compiler keep the inputs of layer norms",
+        "compiled steps take more memory",
+        instead=_as_it_lies,
+    ),
+    "BelowAutograd": Entry(
+        "torch._C._AutoDispatchBelowAutograd",
+        "to run a traced step past autograd's dispatch",
+        "under no_grad, which takes longer",
+        instead=torch.no_grad,
+    ),
+    "schema_of": Entry(
+        "torch._ops.OpOverload._schema",
+        "to find what a traced step writes to in place",
+        _ERROR,
+        make=_reader("_schema", _operator),
+    ),
+    # Operators
+    "grouped_mm": Entry(
+        "torch._grouped_mm",
+        "to see products of rows with one of several experts",
+        "they are seen by their public name alone",
+    ),
+    "to_copy": Entry(
+        "torch.ops.aten._to_copy.default",
+        "to find casts in a traced step",
+        "casts are not joined",
+        instead=_Never,
+    ),
+    "unsafe_view": Entry(
+        "torch.ops.aten._unsafe_view.default",
+        "to find reshapes in a traced step",
+        "products that are reshaped this way are not rewritten",
+        instead=_Never,
+    ),
+    "cpu_attention": Entry(
+        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default",
+        "to find attention over few positions in a traced step",
+        "it runs as it is, which takes longer",
+        instead=_Never,
+    ),
+    "cpu_attention_backward": Entry(
+        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+        "to find attention over few positions in a traced step",
+        "it runs as it is, which takes longer",
+        instead=_Never,
+    ),
+    "fused_lstm_cell": Entry(
+        "torch.ops.aten._thnn_fused_lstm_cell",
+        "to run a step of an LSTM on a GPU",
+        _ERROR,
+    ),
+    "fused_lstm_cell_backward": Entry(
+        "torch.ops.aten._thnn_fused_lstm_cell_backward_impl",
+        "to run a step of an LSTM's backward on a GPU",
+        _ERROR,
+    ),
+}
+
+__getattr__ = resolver(ENTRIES, globals())
+
+
+def present(alias: str) -> tuple[Any, ...]:
+    """The object of an entry, or nothing where this torch has none; for tables that are made on import."""
+    try:
+        return (ENTRIES[alias].found(),)
+    except (AttributeError, ImportError):
+        return ()
