@@ -21,6 +21,7 @@ from pergrad.audit import AuditOptions, load_spec, run_audit
 from pergrad.audit.streaming.ranks import ranks_from
 from pergrad.audit.streaming.trial import first_batch
 from pergrad.audit.subject.dtypes import Dtype
+from pergrad.cli.malloc import keep_freed_memory
 from pergrad.cli.progress import Progress
 from pergrad.errors import InterruptedAuditError, PergradError, ToldElsewhereError
 from pergrad.reports import overview, write_report
@@ -111,6 +112,7 @@ def audit(
     options = AuditOptions(
         device, batch_size, dtype, subset, seed, sketch_dim, workers, save_every, shown
     )
+    keep_freed_memory()
     ranks = ranks_from(os.environ)
     console = Console(stderr=True, quiet=not ranks.is_first)
     title = "auditing" if ranks.count == 1 else f"auditing, part 1 of {ranks.count}"

@@ -1,5 +1,3 @@
-import platform
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,6 @@ from pergrad.audit.streaming.memory import (
     fitting_batch_size,
     free_bytes,
     is_out_of_memory,
-    keep_freed_memory,
 )
 
 
@@ -43,20 +40,3 @@ def test_out_of_memory_is_told_from_other_errors(error, expected):
 
 def test_something_is_free():
     assert free_bytes(torch.device("cpu")) > 0
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other ways")
-def test_what_a_batch_frees_is_there_for_the_next_one():
-    resource = pytest.importorskip("resource")  # not on Windows
-
-    def batch():
-        held = [torch.ones(2**20) for _ in range(32)]  # of 4 MiB
-        return sum(map(len, held))
-
-    keep_freed_memory()
-    batch()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(10):
-        batch()
-    pages = 10 * 32 * 2**22 // resource.getpagesize()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < pages / 10

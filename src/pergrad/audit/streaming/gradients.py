@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from pergrad.audit.streaming.losses import loss_of_samples
-from pergrad.audit.streaming.memory import keep_freed_memory
 from pergrad.audit.streaming.norms_and_sketch import NormsAndSketch
 from pergrad.audit.subject.dtypes import moved, own_dtype
 from pergrad.audit.subject.spec import Spec
@@ -66,8 +65,6 @@ class Gradients:
         self._dtype = own_dtype(model)
         parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = parameters[0].device
-        if self._device.type == "cpu":
-            keep_freed_memory()
         self._max_bytes = _MAX_BYTES_ON_GPU if self._device.type == "cuda" else _MAX_BYTES
         self._groups = len(groups)
         self._group_of = {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,10 @@ __all__ = [
     "fitting_batch_size",
     "free_bytes",
     "is_out_of_memory",
-    "keep_freed_memory",
 ]
 
 _MOST = 1024  # samples; larger batches are no faster, and make the steps between two saves longer
 _SHARE = 4  # the part of the free memory that one batch's activations may take
-_KEPT = 2**28  # bytes that stay with the process
-_LARGEST_KEPT = 2**25  # bytes of one block; glibc allows no more
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 _TIMES = 4  # what gradients, copies and pieces take at most beside what the forward keeps
 
 
@@ -39,18 +33,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         "CUBLAS_STATUS_ALLOC_FAILED",
     )
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-
-
-def keep_freed_memory() -> None:
-    """Have what one batch frees ready for the next one, and not given back to the system meanwhile.
-
-    To be given it again, page by page, took a sixth of the time of an audit on the CPU. Where the C library
-    is not glibc, this does nothing.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
 def bytes_kept(model: nn.Module, forward: Callable[[], Any]) -> int:
