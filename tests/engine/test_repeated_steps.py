@@ -14,10 +14,11 @@ from torch.utils.checkpoint import checkpoint
 import pergrad
 from pergrad.engine.intercepting import rule_calls, tracker
 from pergrad.engine.samples.layouts import Scope
-from pergrad.engine.samples.signatures import Memory, describe
+from pergrad.engine.samples.signatures import describe
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.errors import PergradError
 from pergrad.rules import RULES
+from pergrad.runtime.caches import Cache
 from pergrad.testing import assert_near as _assert_near
 from pergrad.testing import loop_grads
 
@@ -64,7 +65,7 @@ def agrees(model: nn.Module, x: Tensor, loss: Callable[..., Tensor] = squares) -
 
 def forget() -> None:
     for memory in (tracker._LAYOUTS, tracker._TAGGED, rule_calls._PLANS):
-        memory._known.clear()
+        memory.clear()
 
 
 SHAPES = [(5, 4), (5, 3, 4), (3, 5, 4), (4, 4), (4, 4, 4), (1, 4), (1, 3, 4), (2, 2, 2, 4)]
@@ -261,12 +262,11 @@ def test_check_of_a_rule_is_asked_for_each_call() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    memory: Memory[int] = Memory()
-    memory.most = 10
+    memory: Cache[int] = Cache(__name__, "numbers", most=10)
     for k in range(100):
         memory.put((k,), k)
         assert memory.get((k,)) == k
-        assert len(memory._known) <= 10
+        assert len(memory) <= 10
 
 
 # -- taps that are hooks

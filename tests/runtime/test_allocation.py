@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pergrad.runtime import allocation
 from pergrad.runtime.allocation import _KeptMemory, empty, large_result, zeros
+from pergrad.runtime.caches import clear_caches
 
 pytestmark = pytest.mark.skipif(
     not hasattr(mmap, "MADV_HUGEPAGE"), reason="kept memory is for Linux"
@@ -122,3 +123,27 @@ def test_products_for_compiled_steps_are_those_of_torch(size: int) -> None:
     )
     torch.library.opcheck(torch.ops.pergrad.products.default, (x, g))
     torch.library.opcheck(torch.ops.pergrad.product.default, (x, x))
+
+
+def test_what_is_free_can_be_given_back(memory: _KeptMemory) -> None:
+    kept, dropped = _large(), _large()
+    del dropped
+    gc.collect()
+    clear_caches()  # which has the process's own memory, not this one
+    memory._collect()
+    assert len(memory) == 1
+    memory.clear()
+    assert len(memory) == 0
+    kept.fill_(3)
+    del kept
+    gc.collect()
+    memory._collect()
+    assert len(memory) == 1
+
+
+def test_no_memory_is_kept_where_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERGRAD_KEEP_MEMORY", "0")
+    assert large_result(LARGE, torch.empty(0)) is None
+    assert not allocation.is_large(LARGE, torch.empty(0))
+    monkeypatch.setenv("PERGRAD_KEEP_MEMORY", "1")
+    assert large_result(LARGE, torch.empty(0)) is not None

@@ -7,13 +7,14 @@ another one has written.
 
 from __future__ import annotations
 
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 from torch import Tensor
+
+from pergrad.runtime.caches import cached
 
 __all__ = ["kernels_for"]
 
@@ -29,7 +30,7 @@ def kernels_for(*tensors: Tensor) -> ModuleType | None:
     return _launchers(tensors[0].device)
 
 
-@cache
+@cached("whether kernels run on a device, by device", most=1000)
 def _launchers(device: torch.device) -> ModuleType | None:
     if find_spec("triton") is None or torch.version.hip is not None:
         return None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from functools import lru_cache, reduce
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from pergrad.runtime import promoted, triton_internals
+from pergrad.runtime.caches import Cache, cached
 
 __all__ = [
     "INTERPRETED",
@@ -29,6 +30,8 @@ __all__ = [
     "with_aligned_rows",
 ]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Precision = Literal["tf32x3", "ieee"]
 
 # The interpreter multiplies bfloat16 as if it were integers: there, and only there, kernels widen first.
@@ -50,7 +53,10 @@ class Kernel:
 
     def __init__(self, jitted: Any) -> None:
         self._jitted = jitted
-        self._compiled: dict[Hashable, tuple[Any, list[Any]]] = {}
+        name = getattr(jitted, "__name__", "a kernel")
+        self._compiled: Cache[tuple[Any, list[Any]]] = Cache(
+            __name__, f"what `{name}` was compiled to, by call", most=self.most
+        )
 
     def __call__(
         self, programs: int, first: Tensor, *others: Tensor | int, **settings: Any
@@ -74,10 +80,8 @@ class Kernel:
             return
         compiled = self._jitted[(programs,)](*arguments, **settings)
         if isinstance(compiled, triton_internals.CompiledKernel):
-            if len(self._compiled) >= self.most:
-                self._compiled.clear()
             constants = [settings[name] for name in self._jitted.arg_names[len(arguments) :]]
-            self._compiled[key] = compiled, constants
+            self._compiled.put(key, (compiled, constants))
 
 
 def float32_precision() -> Precision:
@@ -109,7 +113,9 @@ def places(tensors: Sequence[Tensor]) -> tuple[Place, ...]:
 
 
 # A function of places, which are the same from step to step: to make a plan takes longer than to launch it.
-planned = lru_cache(maxsize=1000)
+def planned(function: Callable[P, R]) -> Callable[P, R]:
+    """Keeps the plans that a function of places makes."""
+    return cached("plans of launches, by where their tensors lie", most=1000)(function)
 
 
 def with_aligned_rows(tensors: list[Tensor]) -> tuple[list[Tensor], tuple[Place, ...]]:

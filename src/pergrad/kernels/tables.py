@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pergrad.runtime import internals
+from pergrad.runtime.caches import cached
 
 __all__ = ["Problems", "kept_tables", "problems_of", "table_of"]
 
@@ -53,7 +53,7 @@ def _stream(device: torch.device) -> int:
     return stream
 
 
-@lru_cache(maxsize=1000)
+@cached("tables that lie on a GPU, by their numbers and stream", most=1000)
 def _sent(problems: Problems, device: torch.device, stream: int) -> Tensor:
     """For each stream its own: nobody waits for another's copy."""
     return _table(problems).to(device, non_blocking=True)

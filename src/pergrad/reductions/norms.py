@@ -10,7 +10,7 @@ Entries of a float32 gradient beyond 1e19 have infinite norms: their squares do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, reduce, singledispatch
+from functools import reduce, singledispatch
 from math import prod
 from operator import add
 from typing import Any, Literal, NamedTuple
@@ -39,6 +39,7 @@ from pergrad.reductions.tiles import (
     wide_dtype,
 )
 from pergrad.runtime import aligned, bmm, is_traced, least_trusted, operation, promoted, wide
+from pergrad.runtime.caches import cached
 
 __all__ = [
     "Launch",
@@ -179,7 +180,7 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
     return None if launch is None else (launch, tensors)
 
 
-@lru_cache(maxsize=1000)
+@cached("launches of norms, by shapes, types and precision", most=1000)
 def _launch_for(
     kernels: Any,
     device: torch.device,

@@ -2,12 +2,14 @@
 
 So what a large result lay in is kept when nobody holds it any more, and the next one of about that size is
 written there: from the second step on, a training loop asks the system for no memory. It is the system's to
-take back all the while, should memory be short, and never more than results have needed at once.
+take back all the while, should memory be short, and never more than results have needed at once. With
+PERGRAD_KEEP_MEMORY=0 in the environment nothing is kept, and `clear_caches` gives back what is free.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 import weakref
 from collections import deque
@@ -18,9 +20,10 @@ from math import prod
 import torch
 from torch import Tensor
 
+from pergrad.runtime.caches import CACHES
 from pergrad.runtime.tracing import operation
 
-__all__ = ["empty", "is_large", "large_result", "product", "products", "zeros"]
+__all__ = ["empty", "is_large", "keeps_memory", "large_result", "product", "products", "zeros"]
 
 # Above this, a result is worth the few microseconds in Python. A (64, 512, 512) float32 product took 46 ms in
 # fresh pages, and takes 8 in those that are there.
@@ -58,6 +61,16 @@ class _KeptMemory:
         self._returned: deque[_Block] = deque()  # by whoever lets go of a result, in any thread
         self._free: list[_Block] = []  # the one that has lain there longest first
         self._in_use = self._most_in_use = 0  # bytes
+
+    def clear(self) -> None:
+        """Give all that is free back to the system."""
+        with self._lock:
+            self._collect()
+            self._free.clear()
+            self._most_in_use = self._in_use
+
+    def __len__(self) -> int:
+        return len(self._free)
 
     def take(self, size: int) -> memoryview:
         """As many bytes, that are whatever was written there before; free again when the view is gone."""
@@ -105,12 +118,20 @@ class _KeptMemory:
 
 
 _MEMORY = _KeptMemory()
+CACHES.add(
+    __name__, "memory of large results on the CPU", "the most that was in use at once", _MEMORY
+)
+
+
+def keeps_memory() -> bool:
+    """Whether memory of large results is kept: unless the environment has PERGRAD_KEEP_MEMORY=0."""
+    return os.environ.get("PERGRAD_KEEP_MEMORY", "1") != "0"
 
 
 def is_large(shape: Sequence[int], like: Tensor) -> bool:
     """Whether a result of that shape is worth being written to kept memory."""
     is_there = like.device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE")  # on Linux
-    return is_there and prod(shape) * like.element_size() >= _LARGE
+    return is_there and prod(shape) * like.element_size() >= _LARGE and keeps_memory()
 
 
 def large_result(shape: Sequence[int], like: Tensor) -> Tensor | None:

@@ -25,8 +25,8 @@ __all__ = ["ENGINE", "ENTRIES", "STATISTICS", "present"]
 # not asked: the rule computes both.
 STATISTICS = {"mean": "_saved_result1", "inverse": "_saved_result2"}
 
-# What `torch.autograd.backward` and `grad` call to run the engine, by its name among their globals. Where they
-# have no such name, the mode sees all that they do, which takes longer.
+# The function that runs the engine, among the globals of `torch.autograd.backward` and `grad`. Without it the
+# recorder sees all that they do before, which takes longer.
 ENGINE = "_engine_run_backward"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from pergrad.runtime import internals
+from pergrad.runtime.caches import cached
 
 __all__ = ["is_composite", "run_backward", "without_override_check"]
 
@@ -20,8 +20,8 @@ def is_composite(func: Callable[..., Any]) -> bool:
     return isinstance(func, types.FunctionType)
 
 
-@functools.cache
-def without_override_check(func: types.FunctionType) -> Callable[..., Any]:
+@cached("functions of torch without their override check, by function")
+def without_override_check(func: Any) -> Callable[..., Any]:
     """The function with its own override check answering no; what it calls is still seen."""
     return _with_globals(func, {})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.samples.propagation import name_of
+from pergrad.runtime.caches import cached
 
 __all__ = ["Kind", "kind_of"]
 
@@ -50,7 +50,7 @@ class Kind(Enum):
     ORDINARY = auto()
 
 
-@functools.cache
+@cached("what the recorder does with a function, by function")
 def kind_of(func: Callable[..., Any]) -> Kind:
     if func.__name__ == "__get__":
         attribute = name_of(func)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from pergrad.runtime.caches import cached
 
 __all__ = ["out_of_place", "writes_in_place"]
 
@@ -35,13 +36,13 @@ class _Copied:
 _SPECIAL: dict[Any, Callable[..., Any]] = {Tensor.__setitem__: _Put(), Tensor.copy_: _Copied()}
 
 
-@functools.cache
+@cached("whether a function writes in place, by function")
 def writes_in_place(func: Callable[..., Any]) -> bool:
     name = func.__name__
     return func in _SPECIAL or name.startswith("__i") or (name.endswith("_") and name[-2] != "_")
 
 
-@functools.cache
+@cached("out-of-place forms, by function")
 def out_of_place(func: Callable[..., Any]) -> Callable[..., Any] | None:
     """The function that computes what `func` writes into its first argument; None if it writes nothing."""
     if func in _SPECIAL:

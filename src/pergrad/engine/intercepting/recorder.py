@@ -47,17 +47,17 @@ from pergrad.engine.samples.propagation import (
     sizes_in,
     tensors_in,
 )
-from pergrad.engine.samples.signatures import Memory
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.errors import PergradError, UnsupportedFunctionError
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
 from pergrad.runtime import internals, is_traced
+from pergrad.runtime.caches import Cache
 
 __all__ = ["Recorder"]
 
 _PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
 _BACKWARD, _ORDINARY = Kind.BACKWARD, Kind.ORDINARY
-_AGREED: Memory[bool] = Memory()  # by signature, whether vmap of the call gave its values
+_AGREED: Cache[bool] = Cache(__name__, "whether vmap of a call gave its values, by signature")
 _REPEATS = frozenset("expand expand_as broadcast_to repeat tile".split())
 
 

@@ -15,16 +15,16 @@ from pergrad.engine.intercepting.tracker import TAG, Tracker
 from pergrad.engine.intercepting.weights import Weight
 from pergrad.engine.samples.layouts import Layout, Lost
 from pergrad.engine.samples.propagation import name_of
-from pergrad.engine.samples.signatures import Memory, Signature
+from pergrad.engine.samples.signatures import Signature
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.rules import DECOMPOSITIONS, RULES, Rule
 from pergrad.runtime import internals
+from pergrad.runtime.caches import Cache
 
 __all__ = ["call_by_plan", "call_with_rule", "planned", "unsupported", "written"]
 
 
-# Plans without tensors, by the signatures of their calls.
-_PLANS: Memory[Plan] = Memory()
+_PLANS: Cache[Plan] = Cache(__name__, "plans of calls with a rule, without tensors, by signature")
 
 
 def planned(signature: Signature | None) -> Plan | None:

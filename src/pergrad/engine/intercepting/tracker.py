@@ -21,19 +21,18 @@ from pergrad.engine.samples.propagation import (
 )
 from pergrad.engine.samples.propagation.elementwise import aligned
 from pergrad.engine.samples.propagation.indexing import layout_after_write
-from pergrad.engine.samples.signatures import PLAIN, Memory, Signature, describe
+from pergrad.engine.samples.signatures import PLAIN, Signature, describe
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.runtime import internals
+from pergrad.runtime.caches import Cache
 
 __all__ = ["TAG", "Tracker"]
 
 TAG = "_pergrad_layout"  # the attribute that a tensor carries its layout, or the weight that it is, in
 
 
-# The layouts of a call's outputs, and the shape of a tensor with a size that counts samples in dimension
-# `dim`, by all that they depend on.
-_LAYOUTS: Memory[tuple[Key, ...]] = Memory()
-_TAGGED: Memory[torch.Size] = Memory()
+_LAYOUTS: Cache[tuple[Key, ...]] = Cache(__name__, "the layouts of a call's outputs, by signature")
+_TAGGED: Cache[torch.Size] = Cache(__name__, "shapes that count samples, by dimension and shape")
 _SEQUENCES = (list, tuple)
 _CONSTANT = Constant.key
 _TOTAL = "total"

@@ -7,13 +7,13 @@ of every tensor, and the plain arguments: no tensor, and nothing of the step tha
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 
 from pergrad.engine.samples.sizes import BatchSize
 
-__all__ = ["PLAIN", "Memory", "Signature", "describe"]
+__all__ = ["PLAIN", "Signature", "describe"]
 
 Signature: TypeAlias = tuple[Hashable, ...]
 
@@ -39,21 +39,3 @@ def describe(value: Any, parts: list[Any]) -> bool:
     else:
         return False
     return True
-
-
-V = TypeVar("V")
-
-
-class Memory(Generic[V]):
-    """What was worked out for a signature; bounded, so that shapes that always change do not pile up."""
-
-    most = 10_000
-
-    def __init__(self) -> None:
-        self._known: dict[Signature | None, V] = {}  # never anything for None, no signature
-        self.get = self._known.get
-
-    def put(self, signature: Signature, value: V) -> None:
-        if len(self._known) >= self.most:
-            self._known.clear()
-        self._known[signature] = value

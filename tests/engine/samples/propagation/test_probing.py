@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from pergrad.engine.samples.propagation import probing
+from pergrad.runtime.caches import Cache
 from tests.engine.samples.propagation.dependence import Batched, assert_followed
 
 
@@ -93,8 +94,7 @@ def test_probe_depends_on_the_values_of_its_other_arguments() -> None:
 
 
 def test_answers_kept_from_probes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "_GROWN", {})
-    monkeypatch.setattr(probing, "_MOST_GROWN", 3)
+    monkeypatch.setattr(probing, "_GROWN", Cache(__name__, "answers", most=3))
     for size in range(2, 9):
         assert_followed(3, lambda t: torch.diag_embed(t), Batched((3, size)))
         assert 0 < len(probing._GROWN) <= 3

@@ -12,6 +12,7 @@ from pergrad.engine.samples.layouts import Layout, Owners, Samples
 from pergrad.engine.samples.propagation.table import Call, tensors_in
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.runtime import is_traced
+from pergrad.runtime.caches import Cache
 
 __all__ = ["layouts_by_probe"]
 
@@ -21,8 +22,7 @@ __all__ = ["layouts_by_probe"]
 # floating, and calls with indices of no sample, or with owners, have no signature. Whether one sample
 # reaches another may depend on values only in a function that mixes samples by their values, or by what it
 # closes over; such a one is found out if it does so in the first call that is probed.
-_GROWN: dict[Any, list[list[int] | None] | str] = {}
-_MOST_GROWN = 10_000
+_GROWN: Cache[list[list[int] | None] | str] = Cache(__name__, "answers of probes, by signature")
 _UNTRIED = "has a result whose samples cannot be told"
 
 
@@ -33,7 +33,7 @@ def layouts_by_probe(call: Call) -> list[Layout]:
     if owners and (len(kinds) > 1 or any(la.owner is not owners[0].owner for la in owners)):
         return [call.mixed("moves samples in a way that is not known")] * len(call.outputs)
     signature = _signature(call)
-    grown = _GROWN.get(signature) if signature is not None else None
+    grown = _GROWN.get(signature)
     if grown is None and any(
         map(is_traced, call.tensors)
     ):  # what the model calls is known from a step that was not
@@ -43,9 +43,7 @@ def layouts_by_probe(call: Call) -> list[Layout]:
         if not isinstance(grown, str) and not _keeps_samples_apart(call, grown):
             grown = "mixes or reorders the samples"
         if signature is not None:
-            if len(_GROWN) >= _MOST_GROWN:
-                _GROWN.clear()
-            _GROWN[signature] = grown
+            _GROWN.put(signature, grown)
     if isinstance(grown, str) and grown.startswith(_UNTRIED) and call.flows:
         return [call.lost(grown)] * len(call.outputs)
     if isinstance(grown, str):

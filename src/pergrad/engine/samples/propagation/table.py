@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pergrad.engine.samples.layouts import Layout, Owners, Samples, Scope
 from pergrad.errors import MixedSamplesError
+from pergrad.runtime.caches import cached
 
 __all__ = [
     "BY_VALUE",
@@ -43,7 +44,7 @@ def tensors_in(*values: Any) -> list[Tensor]:
     return found
 
 
-@functools.cache
+@cached("names of operations, by function")
 def name_of(func: Callable[..., Any]) -> str:
     """One name for the function, method, operator, property and in-place forms of an operation."""
     name: str = func.__name__
@@ -191,7 +192,7 @@ HANDLERS: dict[str, Handler] = {}
 BY_VALUE: set[str] = set()
 
 
-@functools.cache
+@cached("how a function moves samples, by function")
 def handler_of(func: Callable[..., Any]) -> Handler | None:
     return HANDLERS.get(name_of(func))
 
