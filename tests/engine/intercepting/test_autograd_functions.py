@@ -1,5 +1,6 @@
 """A user's own torch.autograd.Function, with and without a weight, against the loop."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -256,3 +257,70 @@ def test_weight_used_out_of_sight_is_recorded_or_refused_never_an_ordinary_gradi
     with pytest.raises(PergradError):
         pergrad.grads(model, lambda m, x: total(m(x)), numbers(3, D))
     assert state_of(model) == before
+
+
+# -- `Function.apply` itself
+
+
+def test_other_threads_and_the_time_after_have_the_original_apply() -> None:
+    original, seen = torch.autograd.Function.__dict__["apply"], []
+
+    def look() -> None:
+        seen.append((Sine.apply.__func__, Sine.apply.__self__))
+
+    model, x = nn.Linear(D, D), torch.ones(2, D)
+    with pergrad.record(model, pergrad.Norms()):
+        inside = Sine.apply
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        Sine.apply(model(x)).sum().backward()
+    assert seen == [(original.__func__, Sine)]
+    assert inside.__func__ is not original.__func__
+    assert torch.autograd.Function.__dict__["apply"] is original
+
+
+def test_apply_stays_intercepted_until_the_last_thread_has_closed_its_recording() -> None:
+    original = torch.autograd.Function.__dict__["apply"]
+    opened, close = threading.Event(), threading.Event()
+    x, results = torch.ones(2, D), []
+
+    def open_one() -> None:
+        layer, norms = nn.Linear(D, 1, bias=False), pergrad.Norms()
+        with pergrad.record(layer, norms, batch_size=2):
+            opened.set()
+            assert close.wait(60)
+            Map.apply(x, layer.weight).sum().backward()
+        results.append(norms.result)
+
+    thread = threading.Thread(target=open_one)
+    thread.start()
+    assert opened.wait(60)
+    model = nn.Linear(D, 1)
+    with pergrad.record(model, pergrad.Norms()):
+        model(x).sum().backward()
+    assert torch.autograd.Function.__dict__["apply"] is not original
+    close.set()
+    thread.join()
+    assert torch.autograd.Function.__dict__["apply"] is original
+    torch.testing.assert_close(results, [torch.full((2,), 2.0)])
+
+
+def test_an_error_in_a_recording_gives_the_original_apply_back() -> None:
+    original = torch.autograd.Function.__dict__["apply"]
+    with pytest.raises(ZeroDivisionError), pergrad.record(nn.Linear(2, 2), pergrad.Norms()):
+        raise ZeroDivisionError
+    assert torch.autograd.Function.__dict__["apply"] is original
+
+
+def test_an_apply_that_somebody_has_set_meanwhile_stays() -> None:
+    original = torch.autograd.Function.__dict__["apply"]
+    theirs = classmethod(lambda cls, *args: original.__get__(None, cls)(*args))
+    model = nn.Linear(2, 2)
+    try:
+        with pergrad.record(model, pergrad.Norms()):
+            model(torch.ones(2, 2)).sum().backward()
+            torch.autograd.Function.apply = theirs
+        assert torch.autograd.Function.__dict__["apply"] is theirs
+    finally:
+        torch.autograd.Function.apply = original

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,12 +16,13 @@ from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.samples.layouts import Constant
 from pergrad.engine.samples.propagation import refuse_mixed_samples, tensors_in
 from pergrad.runtime import internals
+from pergrad.runtime.caches import cached
 
 __all__ = ["Applied", "seeing_functions"]
 
-_original: Callable[..., Any] = Function.__dict__["apply"].__func__
 _lock = threading.Lock()
-_users = 0
+_open = 0  # recordings, in all threads
+_original: classmethod = Function.__dict__["apply"]
 
 
 class Applied:
@@ -31,10 +33,32 @@ class Applied:
         self.__name__ = function.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _original(self.function, *args, **kwargs)
+        return _plain(self.function)(*args, **kwargs)
 
 
-_applied = functools.cache(Applied)
+_applied = cached("the `apply` of autograd.Functions, by class")(Applied)
+
+
+def _plain(function: type[Function]) -> Callable[..., Any]:
+    """The function's own `apply`."""
+    return _original.__get__(None, function)
+
+
+class _Apply:
+    """Stands for `Function.apply` while a recording is open; only code that one intercepts sees it.
+
+    Torch hands the stack of modes on to the threads of a backward, so that a recomputation on a GPU is seen.
+    Any other thread, and code outside of the recording, has the original.
+    """
+
+    def __get__(self, _: object, function: type[Function]) -> Callable[..., Any]:
+        for mode in internals.function_modes():
+            if hasattr(mode, "wants_function"):
+                return types.MethodType(_apply, function)
+        return _plain(function)
+
+
+_intercepting = _Apply()
 
 
 def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
@@ -45,9 +69,9 @@ def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
         function.__module__ == CheckpointFunction.__module__ and function is not CheckpointFunction
     )
     if wants is None or keeps:
-        return _original(function, *args, **kwargs)
+        return _plain(function)(*args, **kwargs)
     if not wants(args, kwargs):
-        output = _original(function, *args, **kwargs)
+        output = _plain(function)(*args, **kwargs)
         tracker = getattr(stack[-1], "tracker", None)  # there is none before the batch is known
         if function is CheckpointFunction and tracker is not None:
             _show_no_samples(tracker, output)
@@ -76,15 +100,17 @@ def _show_no_samples(tracker: Tracker, output: Any) -> None:
 
 @contextmanager
 def seeing_functions() -> Iterator[None]:
-    """Within, in any thread, `apply` asks the innermost mode whether it wants to handle the call."""
-    global _users
+    """Within, `apply` asks the innermost mode whether it wants to handle the call."""
+    global _open, _original
     with _lock:
-        _users += 1
-        Function.apply = classmethod(_apply)  # type: ignore[assignment,method-assign]
+        if _open == 0:
+            _original = Function.__dict__["apply"]
+            Function.apply = _intercepting  # type: ignore[assignment]
+        _open += 1
     try:
         yield
     finally:
         with _lock:
-            _users -= 1
-            if _users == 0:
-                Function.apply = classmethod(_original)  # type: ignore[assignment,method-assign]
+            _open -= 1
+            if _open == 0 and Function.__dict__["apply"] is _intercepting:
+                Function.apply = _original  # type: ignore[assignment]
