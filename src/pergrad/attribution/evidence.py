@@ -1,4 +1,4 @@
-"""Why a sample is where it is in the ranking, in words."""
+"""Explains in words why a sample ranks where it does."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pergrad.attribution.samples import Floats, Samples
 
 __all__ = ["evidence", "shares_below"]
 
-_NOTABLE = 0.95  # a value above that of this share of the samples is worth a sentence
-_AGAINST = -0.2  # from which cosine with the mean gradient on
+_NOTABLE = 0.95  # a value higher than this share of the samples' is worth a sentence
+_AGAINST = -0.2  # largest cosine with the mean gradient that is worth a sentence
 
 
 def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tuple[str, ...], ...]:
-    """Short sentences for each sample, what matters most first; none where nothing stands out.
+    """Returns short sentences for each sample, the most important first; none if nothing stands out.
 
     >>> import numpy as np
     >>> norm = np.arange(100.0)
@@ -33,7 +33,7 @@ def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tu
     found: list[tuple[str, ...]] = [()] * len(samples)
     rows = np.flatnonzero(notable)
     columns = (samples.loss, has_loss, has_gradient, losses, influences, norms, alignment)
-    # Numbers of Python: those of NumPy take several times as long to compare and to write.
+    # Python numbers: NumPy scalars take several times as long to compare and to format.
     for row, *values in zip(rows.tolist(), *(c[rows].tolist() for c in columns), strict=True):
         value, is_loss, is_gradient, loss, pull, norm, cosine = values
         words = []
@@ -56,7 +56,7 @@ def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tu
 
 
 def shares_below(values: Floats) -> Floats:  # (n,) -> (n,)
-    """The share of the finite values that are smaller than each; 0 for one that is not finite."""
+    """Returns, for each value, the share of finite values below it; 0 for a value that is not finite."""
     finite = np.isfinite(values)
     known = np.sort(values[finite])
     if len(known) == 0:
@@ -66,5 +66,5 @@ def shares_below(values: Floats) -> Floats:  # (n,) -> (n,)
 
 
 def _share(share: float) -> str:
-    # Rounded down: 99.96% must not become all of them.
+    # Rounded down: 99.96% must not read as 100%.
     return f"{math.floor(share * 1000) / 10:.1f}%"
