@@ -21,8 +21,8 @@ class Directions(NamedTuple):
 def directions(rows: Floats | Directions) -> Directions:
     """Divides each row by its length; returns unit rows in their dtype and lengths in float64.
 
-    Zero rows stay zero. `Directions` are returned unchanged, so that several findings can share them. Each row
-    is scaled by its largest entry before it is squared: a float32 gradient of 1e20 does not overflow.
+    Zero rows stay zero. `Directions` are returned unchanged, so that several findings can share them. Each
+    row is scaled by its largest entry before it is squared: a float32 gradient of 1e20 does not overflow.
 
     >>> import numpy as np
     >>> units, lengths = directions(np.array([[3e30, 4e30], [0.0, 0.0]], dtype=np.float32))

@@ -40,14 +40,14 @@ def near_duplicates(
     block: int = 64,
     limit: int = 10_000,
 ) -> Duplicates:
-    """Returns the pairs whose sketches have cosine >= `threshold` and whose norms have a ratio >= `threshold`.
+    """Returns the pairs with a cosine of their sketches, and a ratio of their norms, of at least `threshold`.
 
     At equal norms a cosine c means |g_a - g_b| / |g| = √(2 - 2c): at 0.99 the two gradients differ by 14% of
-    their length. The error of a sketched cosine near 1 is about (1 - c) √(2 / k), so short sketches are enough
-    to find such pairs. Near-identical gradients have near-identical norms: samples are sorted by norm, and only
-    pairs with a ratio of norms above `threshold` are compared, a small part of the N² / 2 pairs. One product
-    compares `block` samples with at most four times as many. Zero gradients have no direction and are never
-    duplicates.
+    their length. The error of a sketched cosine near 1 is about (1 - c) √(2 / k), so short sketches are
+    enough to find such pairs. Near-identical gradients have near-identical norms: samples are sorted by norm,
+    and only pairs with a ratio of norms above `threshold` are compared, a small part of the N² / 2 pairs. One
+    product compares `block` samples with at most four times as many. Zero gradients have no direction and are
+    never duplicates.
 
     >>> import numpy as np
     >>> rows = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.01], [9.0, 0.0]])

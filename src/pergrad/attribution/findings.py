@@ -25,7 +25,7 @@ _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 @dataclass(frozen=True)
 class Findings:
-    """Findings of an audit: arrays with one row per sample, in order of `index`, and facts about the data set.
+    """Findings of an audit: arrays with a row per sample, in order of `index`, and facts about the data set.
 
     A sample whose loss or gradient is not finite ranks first, with a suspicion of inf; its alignment and
     self-influence are NaN.

@@ -19,11 +19,11 @@ def self_influence(sketch: Floats, *, damping: float = 0.1) -> Floats:  # (n, k)
 
     The matrix is the second moment of the sketched gradients, an estimate of the curvature: a gradient in a
     direction that many samples share counts less than one that stands alone. The sum over the samples is at
-    most N k; a sample that occurs r times has about 1/r of the influence of one that occurs once. λ bounds the
-    inverse in directions that no sample uses.
+    most N k; a sample that occurs r times has about 1/r of the influence of one that occurs once. λ bounds
+    the inverse in directions that no sample uses.
 
-    If the largest entry of a sketch is over 10 times the 99% quantile of these entries, the sketch is shortened
-    to that bound in the matrix: one exploding sample would make all others look alike.
+    If the largest entry of a sketch is over 10 times the 99% quantile of these entries, the sketch is
+    shortened to that bound in the matrix: one exploding sample would make all others look alike.
 
     Rows must be finite. Zero gradients have no influence.
 

@@ -20,9 +20,9 @@ class Noise:
 
     `scale` is None if it cannot be estimated: with fewer than two samples, or if noise outweighs the mean
     gradient so far that the estimate of |G|² is not positive. `low` and `high` are two standard errors away
-    (from a jackknife over blocks of samples, and the error of the sketch): about 95% of such intervals contain
-    the true value. `high` is None if there is no upper bound. `low` may be known when `scale` is not: the noise
-    scale is then at least `low`.
+    (from a jackknife over blocks of samples, and the error of the sketch): about 95% of such intervals
+    contain the true value. `high` is None if there is no upper bound. `low` may be known when `scale` is not:
+    the noise scale is then at least `low`.
     """
 
     trace: float  # tr(Σ), Σ the covariance of one sample's gradient
@@ -40,8 +40,8 @@ class Noise:
 def gradient_noise(norm: Floats, sketch: Floats) -> Noise:  # (n,), (n, k)
     """tr(Σ) = (Σ_n |g_n|² - |Σ_n g_n|² / N) / (N - 1) and |G|² = |Σ_n g_n|² / N² - tr(Σ) / N.
 
-    |g_n|² is exact. |Σ_n s_n|² estimates |Σ_n g_n|² without bias, with a relative error of about √(2 / k). All
-    values must be finite.
+    |g_n|² is exact. |Σ_n s_n|² estimates |Σ_n g_n|² without bias, with a relative error of about √(2 / k).
+    All values must be finite.
 
     >>> import numpy as np
     >>> gradients = np.array([[3.0, 4.0], [1.0, 4.0]])

@@ -34,10 +34,11 @@ class Pushes:
 def pushes(
     index: Integers, sketch: Floats | Directions, rows: Integers, *, each: int = 3
 ) -> Pushes:
-    """Returns, for each of `rows`, the `each` strongest helpers, then the `each` strongest harmers, by cosine.
+    """Returns the `each` strongest helpers, then the `each` strongest harmers of each of `rows`, by cosine.
 
     Ordered by cosine, not by dot product: otherwise the few samples with the largest gradients would come
-    first everywhere. A helper has a positive product, a harmer a negative one; there may be fewer than `each`.
+    first everywhere. A helper has a positive product, a harmer a negative one; there may be fewer than
+    `each`.
 
     >>> import numpy as np
     >>> sketch = np.array([[1.0, 0.0], [2.0, 0.5], [-1.0, 0.0], [0.0, 3.0]])

@@ -11,19 +11,20 @@ __all__ = ["holding_half", "ranks", "suspicion"]
 
 
 def suspicion(loss: Floats, influence: Floats) -> Floats:  # (n,), (n,) -> (n,)
-    """(loss - lowest loss) · √self-influence: high loss, and a gradient in a direction that few samples share.
+    """(loss - lowest loss) · √self-influence: high loss, and a gradient in a direction that few share.
 
     √self-influence is the length of the gradient relative to what is usual in its direction. A sample with a
-    high loss alone may be one of many hard samples. A sample with an unusual gradient alone may be rare but well
-    fitted. Only both together are suspicious. The product has no parameters. The ranking does not change when
-    the loss is shifted or scaled, and negative losses are allowed. A sample whose loss or influence is not
-    finite scores inf.
+    high loss alone may be one of many hard samples. A sample with an unusual gradient alone may be rare but
+    well fitted. Only both together are suspicious. The product has no parameters. The ranking does not change
+    when the loss is shifted or scaled, and negative losses are allowed. A sample whose loss or influence is
+    not finite scores inf.
 
     Average precision on digits with 5% of the labels flipped, against ranking by loss alone, mean of 12 seeds
-    (`python -m benchmarks.ranking`): 0.856 against 0.776 after one epoch of training, 0.994 and 0.993 after 5,
-    0.997 and 0.997 after 12, and 0.942 and 0.925 after 30. It helps early in training, and when the model has
-    begun to memorize the wrong labels. If 15% of the labels are wrong in one systematic way (each class named
-    as the next), wrong samples are not alone, and loss does better: 0.954 against 0.967 after 12 epochs.
+    (`python -m benchmarks.ranking`): 0.856 against 0.776 after one epoch of training, 0.994 and 0.993 after
+    5, 0.997 and 0.997 after 12, and 0.942 and 0.925 after 30. It helps early in training, and when the model
+    has begun to memorize the wrong labels. If 15% of the labels are wrong in one systematic way (each class
+    named as the next), wrong samples are not alone, and loss does better: 0.954 against 0.967 after 12
+    epochs.
 
     >>> import numpy as np
     >>> suspicion(np.array([0.0, 2.0, 2.0, np.nan]), np.array([9.0, 1.0, 9.0, 1.0]))
@@ -49,7 +50,7 @@ def ranks(scores: Floats) -> Integers:  # (n,) -> (n,)
 
 
 def holding_half(scores: Floats) -> int:  # (n,)
-    """Returns how many of the highest scores make up half of the sum: about how many samples to look at first.
+    """Returns how many of the highest scores make up half of the sum: about as many samples to look at first.
 
     Infinite scores are counted on top. Returns 0 if no score is positive.
 
