@@ -101,7 +101,7 @@ def test_the_page_says_what_was_found_and_how(tmp_path) -> None:
         "Look first at 7 of 300 samples.",
         "labelled",
         "Push against it",
-        "Against what is known to be wrong",
+        "Compared with the samples known to be wrong",
         "All 15 samples known to be wrong are among the 10% ranked highest",
         "holds",
         "The gradient noise suggests batches of about",
@@ -119,7 +119,7 @@ def test_parts_that_are_not_known_are_left_out(tmp_path) -> None:
     folder = write_folder(tmp_path, clustered())
     (folder / "pushes.parquet").unlink()
     text = page_of(folder).text
-    assert "Against what is known to be wrong" not in text
+    assert "Compared with the samples known to be wrong" not in text
     assert "Push against it" not in text
     assert "no picture of sample" in text
 
