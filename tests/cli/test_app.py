@@ -126,7 +126,8 @@ def test_no_space_left_is_one_line_and_exit_code_3(command, monkeypatch):
     code, _, err = command("audit", f"{CASES}:mlp")
     assert code == 3
     assert re.fullmatch(
-        r"pergrad: no space left to write pergrad-audit/\S+: free some and run the same command to resume; .*\n",
+        r"pergrad: no space left to write pergrad-audit/\S+: free some "
+        r"and run the same command to resume; .*\n",
         err,
     )
 

@@ -69,7 +69,7 @@ def test_a_folder_that_takes_no_files_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.touch", refuse)
     with pytest.raises(
-        AuditError, match="cannot write to the results folder .*: Permission denied"
+        AuditError, match=r"cannot write to the results folder .*: Permission denied"
     ):
         made_folder(tmp_path / "a")
 
