@@ -127,14 +127,14 @@ def spec_of(model: nn.Module, digits: Digits) -> Spec:
 def grade_table(grade: dict[str, Any]) -> Table:
     """Returns a table of the flips near the top of the ranking, against loss alone and chance."""
     table = Table(title=f"Flipped labels found, of {grade['known']}")
-    for heading in ("looking at", "by suspicion", "by loss alone", "by chance"):
+    for heading in ("in the", "by suspicion", "by loss alone", "by chance"):
         table.add_column(heading, justify="right")
     for row in grade["within"]:
         found, by_loss = (
             f"{n} ({n / grade['known']:.1%})" for n in (row["found"], row["found_by_loss"])
         )
         chance = f"{row['share'] * grade['known']:.1f}"
-        table.add_row(f"the highest {row['share']:.0%} ({row['size']})", found, by_loss, chance)
+        table.add_row(f"top {row['share']:.0%} ({row['size']})", found, by_loss, chance)
     precision = (grade["average_precision"], grade["average_precision_by_loss"])
     table.add_row("average precision", *(f"{value:.4f}" for value in precision), "")
     return table

@@ -108,7 +108,7 @@ def test_the_page_says_what_was_found_and_how(tmp_path) -> None:
         "No two samples have nearly the same gradient",
         "9f2c1ab34e77d0c1",
         "51d0b7e29a3c8846",
-        "5,797 samples a second",
+        "5,797 samples per second",
         "pergrad audit my_project.train:audit_spec",
         "a remark",
     ):

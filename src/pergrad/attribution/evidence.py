@@ -22,7 +22,7 @@ def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tu
     >>> norm = np.arange(100.0)
     >>> samples = Samples(np.arange(100), norm, norm, {}, np.eye(100))
     >>> evidence(samples, np.zeros(100), np.zeros(100))[99]
-    ('loss 99 is higher than that of 99.0% of the samples', 'gradient longer than that of 99.0%')
+    ('loss 99 is higher than that of 99.0% of the samples', 'its gradient is longer than that of 99.0%')
     """
     losses, norms, influences = (shares_below(v) for v in (samples.loss, samples.norm, influence))
     groups = unusual_group(samples.group_norms, len(samples))
@@ -44,13 +44,15 @@ def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tu
         if loss >= _NOTABLE:
             words.append(f"loss {value:.3g} is higher than that of {_share(loss)} of the samples")
         if pull >= _NOTABLE:
-            words.append(f"pulls where few others pull: self-influence above {_share(pull)}")
+            words.append(
+                f"its gradient points where few others do: self-influence above that of {_share(pull)}"
+            )
         if norm >= _NOTABLE:
-            words.append(f"gradient longer than that of {_share(norm)}")
+            words.append(f"its gradient is longer than that of {_share(norm)}")
         if cosine <= _AGAINST:
             words.append(f"points against the mean gradient (cosine {cosine:.2f})")
         if groups[row] is not None:
-            words.append(f"pulls on {groups[row]} more than samples usually do")
+            words.append(f"pulls on {groups[row]} more than most samples do")
         found[row] = tuple(words)
     return tuple(found)
 

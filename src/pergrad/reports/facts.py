@@ -42,7 +42,7 @@ def _counted(value: int | None, noun: str) -> str | None:
 
 
 def _speed(value: float | None) -> str | None:
-    return None if value is None else f"{number(value)} samples a second"
+    return None if value is None else f"{number(value)} samples per second"
 
 
 def _joined(*parts: Any) -> str | None:
