@@ -1,16 +1,20 @@
-# Every target sets up what it needs: Python 3.11+, make and a package index are enough.
+# Every target installs what it needs: Python 3.11+, make and a package index are enough.
 
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; \
 	done)
 VENV := .venv
 BIN := $(VENV)/bin
+# One stamp for everything, and one for each extra that a target can do with alone.
 STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.installed-demo
+DOCS := $(VENV)/.installed-docs
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 WORKERS ?= 2
 PRECISION ?= bf16
 ARGS ?=
 
-# Workers that each start a thread per core slow one another down.
+# One thread per worker: workers with a thread per core each slow one another down.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
@@ -22,13 +26,19 @@ help: ## list the targets
 
 install: $(STAMP) ## set up .venv with the package and its tools
 
-$(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; name one with PYTHON=..." >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[dev]'
 	@# BackPACK asks for torchvision, which only its examples use, and which must fit torch to the build.
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --no-deps backpack-for-pytorch
+	$(INSTALL) --no-deps backpack-for-pytorch
+	@touch $@ $(DEMO) $(DOCS)
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[$*]'
 	@touch $@
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; name one with PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
 
 test: lint types ## lint, type-check and run the tests
 	$(PYTEST) $(ARGS)
@@ -40,18 +50,18 @@ zoo: $(STAMP) ## check every Hugging Face architecture and write its table
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo.table --write tests/zoo/RESULTS.md
 	$(BIN)/python -m tests.support --write docs/support.md
 
-# Its tensors are so small that a second thread only costs.
-demo: $(STAMP) ## find flipped labels in a small data set by their gradients, and write a report
+# One thread: the demo's tensors are too small for a second one to help.
+demo: $(DEMO) ## find flipped labels in a small data set by their gradients, and write a report
 	OMP_NUM_THREADS=1 $(BIN)/python examples/mislabelled_digits.py $(ARGS)
 
 bench: $(STAMP) ## time pergrad against the alternatives
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
-bench-gpu: $(STAMP) ## the same on a GPU, and what it says of the goals
+bench-gpu: $(STAMP) ## time pergrad against the alternatives on a GPU, and check the goals
 	XLA_PYTHON_CLIENT_PREALLOCATE=false $(BIN)/python -m benchmarks.run --size gpu --precision $(PRECISION) --budget 3600 $(ARGS)
 	$(BIN)/python -m benchmarks.targets
 
-bench-tables: $(STAMP) ## put the stored rows into the documentation and its pictures
+bench-tables: $(STAMP) ## write the stored rows into the documentation and its charts
 	$(BIN)/python -m benchmarks.table --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.targets --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.summary --write README.md
@@ -65,14 +75,14 @@ types: $(STAMP) ## type-check
 	$(BIN)/mypy
 
 .PHONY: docs
-docs: $(STAMP) ## build the documentation into site/; a warning is an error
-	@# The variable takes away an advertisement; warnings of the build itself stay, and are errors.
+docs: $(DOCS) ## build the documentation into site/; a warning is an error
+	@# The variable silences an advertisement; warnings of the build itself are still errors.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
-format: $(STAMP) ## put the code into house style
+format: $(STAMP) ## fix style and formatting
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-clean: ## remove everything that make and its tools have made
+clean: ## remove everything that make and its tools create
 	rm -rf $(VENV) build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

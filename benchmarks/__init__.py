@@ -1,11 +1,11 @@
 """Times pergrad and its peers on the same models in one process.
 
-- ``benchmarks.run``: every method on every model; on a GPU a model a call keeps to ten minutes, as in
-  ``--size gpu --precision bf16 --models vit``, and ``--checks timed`` saves the compilation in float64
-- ``benchmarks.table``, ``benchmarks.plot``: the stored rows as markdown and as pictures
-- ``benchmarks.targets``: the stored rows against the goals, and against the best peer
-- ``benchmarks.scaling``, ``benchmarks.switches``: growth with batch, length and width, and what bends it
+- ``benchmarks.run`` times every method on every model. To stay below ten minutes on a GPU, run one model per
+  call, as in ``--size gpu --precision bf16 --models vit``; ``--checks timed`` skips compiling in float64.
+- ``benchmarks.table`` and ``benchmarks.plot`` render the stored rows as markdown and as charts.
+- ``benchmarks.targets`` compares the stored rows with the goals and with the best peer.
+- ``benchmarks.scaling`` and ``benchmarks.switches`` measure growth with batch, length and width.
 
-``pip install backpack-for-pytorch`` adds BackPACK, which needs the torchvision that matches torch; a peer
+``pip install backpack-for-pytorch`` adds BackPACK, which needs the torchvision that matches torch. A peer
 that is not installed is shown as such.
 """

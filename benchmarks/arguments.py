@@ -1,4 +1,4 @@
-"""What every run is asked, whatever it measures: precision, rounds, steps, seed, where to store."""
+"""Defines the options that all benchmarks share: precision, rounds, steps, seed, output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_run_arguments(
     gpu_rounds: int = GPU_ROUNDS,
     gpu_steps: int = GPU_STEPS,
 ) -> None:
-    """The arguments, with the defaults of this kind of run on a CPU and on a GPU."""
+    """Adds the shared options, with defaults for a CPU and for a GPU."""
     parser.set_defaults(default_rounds=(rounds, gpu_rounds), default_steps=(steps, gpu_steps))
     parser.add_argument(
         "--precision",
@@ -30,15 +30,15 @@ def add_run_arguments(
     )
     parser.add_argument("--rounds", type=int, help=f"cpu: {rounds}, gpu: {gpu_rounds}")
     parser.add_argument(
-        "--steps", type=int, help=f"timed steps a visit; cpu: {steps}, gpu: {gpu_steps}"
+        "--steps", type=int, help=f"timed steps per visit; cpu: {steps}, gpu: {gpu_steps}"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="store the rows in this file")
-    parser.add_argument("--commit", help="where the checkout has no .git: the commit it is of")
+    parser.add_argument("--commit", help="commit of the checkout, if it has no .git")
 
 
 def parsed_run(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    """The options, checked, with the precision and the `device` that the size implies."""
+    """Parses and checks the options; adds the precision and the `device` that the size implies."""
     options = parser.parse_args(arguments)
     is_gpu = options.size == "gpu"
     if options.rounds is None:
@@ -48,7 +48,7 @@ def parsed_run(parser: argparse.ArgumentParser, arguments: list[str] | None) -> 
     if options.rounds < 1 or options.steps < 1:
         parser.error(f"--rounds {options.rounds} --steps {options.steps}: both must be at least 1")
     if options.output is not None and options.output.exists():
-        parser.error(f"--output {options.output} is there already; name a new file")
+        parser.error(f"--output {options.output} already exists; choose a new file")
     if is_gpu and not torch.cuda.is_available():
         parser.error("--size gpu needs a CUDA device; use --size cpu on this machine")
     options.device = torch.device("cuda" if is_gpu else "cpu")

@@ -1,15 +1,15 @@
-"""What an audit costs beside a plain training epoch: all of scikit-learn's digits, the demo's convnet.
+"""Times an audit against a plain training epoch, on scikit-learn's digits and the demo's convnet.
 
-Run as ``python -m benchmarks.audit_cost``, with ``--store`` to keep the rows, and with ``--model narrow`` for
-a convnet so small that what an audit costs by itself outweighs it. Epochs and audits take turns,
-so that a slow moment of the machine meets all; of each the fastest counts, in time of this process's own
-CPU. An epoch loads by a `DataLoader`, steps with Adam, and comes at the audit's batch size and at 64, which
-the convnet is trained with. An audit comes in three extents: the pass over the data, with the analysis of its
-rows, and all of it, with the labels, tables and pictures that the demo asks for.
+Run as ``python -m benchmarks.audit_cost``; ``--store`` keeps the rows. ``--model narrow`` uses a convnet so
+small that the fixed costs of an audit dominate. Epochs and audits alternate, so that a slow phase of the
+machine affects all of them; the fastest of each counts, in CPU time of this process. An epoch loads with a
+`DataLoader` and steps with Adam, at the audit's batch size and at 64, the demo's batch size. An audit is
+timed in three parts: the pass over the data, the pass with the analysis of its rows, and a whole audit with
+the labels, tables and pictures of the demo.
 
-From the first audit on a process keeps the memory that a batch frees for the next one, so that epochs are
-faster too, by a third at 1024 samples. So there are epochs timed before it, as training has them, and
-epochs in turns with audits, which ratios are to.
+From the first audit on, a process keeps the memory that a batch frees, which speeds up epochs too, by a third
+at 1024 samples. So some epochs are timed before the first audit, as in training, and some alternate with
+audits; ratios are relative to the latter.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TITLES = {
 
 
 def narrow(seed: int) -> nn.Module:
-    """Two convolutions of 16 and 32 channels, the second on a quarter of the positions; no hidden layer."""
+    """Builds two convolutions of 16 and 32 channels, the second on 1/4 of the positions; no hidden layer."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(
@@ -66,7 +66,7 @@ _MODEL_TITLES = {"demo": "convnet of 32 and 64 channels", "narrow": "convnet of 
 
 
 def trained_spec(model_name: str, seed: int) -> Spec:
-    """The digits with 5% of the labels flipped, and a convnet after a few epochs."""
+    """Returns the digits with 5% of the labels flipped, and a convnet trained for a few epochs."""
     data = digits.digits_with_flips(0.05, seed)
     model = MODELS[model_name](seed)
     for _ in digits.training(model, data, epochs=3, seed=seed):
@@ -75,7 +75,7 @@ def trained_spec(model_name: str, seed: int) -> Spec:
 
 
 def epoch(spec: Spec, model_name: str, batch_size: int) -> None:
-    """What training does, on a model of its own so that the audited one stays."""
+    """Trains a copy of the model for one epoch; the audited model is unchanged."""
     model = MODELS[model_name](0)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for x, y in DataLoader(spec.dataset, batch_size=batch_size, shuffle=True):
@@ -85,7 +85,7 @@ def epoch(spec: Spec, model_name: str, batch_size: int) -> None:
 
 
 def passed(spec: Spec, gradients: Gradients, batch_size: int) -> Samples:
-    """The rows of all samples."""
+    """Computes the rows of all samples."""
     indices = np.arange(len(spec.dataset))
     loader = Loader(spec, indices, 0)
     pieces = batches_in([(0, len(indices))], batch_size)
@@ -98,7 +98,7 @@ def passed(spec: Spec, gradients: Gradients, batch_size: int) -> Samples:
 def steps(
     spec: Spec, model_name: str, folder: Path, batch_size: int, sketch_dim: int
 ) -> dict[str, Callable[[], object]]:
-    """What is timed, by name; each audit has a folder of its own within the one given."""
+    """Returns the timed functions by name; each audit writes to its own folder within `folder`."""
     gradients = Gradients(spec.model, spec, grouped_parameters(spec), sketch_dim=sketch_dim, seed=0)
     options = AuditOptions(batch_size=batch_size, sketch_dim=sketch_dim)
     folders = (folder / str(number) for number in count())
@@ -115,7 +115,7 @@ def steps(
 def rows(
     batch_size: int, sketch_dim: int, rounds: int, seed: int, model_name: str = "demo"
 ) -> list[Row]:
-    """A row for each of what is timed; `ratio` is to the plain epoch at the same batch size."""
+    """Returns a row per timed function; `ratio` is relative to the plain epoch at the same batch size."""
     made = provenance(torch.device("cpu"), of_commit=None, rounds=rounds, steps=1, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         spec = trained_spec(model_name, seed)

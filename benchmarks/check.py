@@ -1,4 +1,4 @@
-"""Says whether a method's results are those of a loop that runs one backward a sample."""
+"""Compares a method's results with a loop that runs one backward per sample."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _training(task: Task, got: dict[str, Tensor], samples: int) -> Pairs:
 def _rows(
     expected: Callable[[Task, int], dict[str, Tensor]],
 ) -> Callable[[Task, dict[str, Tensor], int], Pairs]:
-    """The oracle of what has a row for each sample: a few of them, from the first to the last."""
+    """Returns an oracle for results with a row per sample: compares a few samples, first to last."""
 
     def oracle(task: Task, got: dict[str, Tensor], samples: int) -> Pairs:
         for n in spread(task.inputs.shape[0], samples):
@@ -67,11 +67,11 @@ PER_SAMPLE: tuple[Quantity, ...] = ("floor", "grads", "norms")
 def disagreement(
     task: Task, quantity: Quantity, got: dict[str, Tensor], *, tolerance: float, samples: int
 ) -> str | None:
-    """None where |got - expected| <= tolerance * |expected| for each result, else what is wrong.
+    """Returns None if |got - expected| <= tolerance * |expected| for each result, else the first error.
 
-    `task` must be a fresh one, without the hooks of a method. Where a gradient is 0 in exact
-    arithmetic (the bias of an attention's keys), |expected| is `tolerance` of the whole gradient.
-    Streamed sample by sample: a second (B, *shape) of every parameter may not fit beside the first.
+    `task` must be fresh, without the hooks of a method. If a gradient is 0 in exact arithmetic (the bias of
+    an attention's keys), |expected| is `tolerance` of the whole gradient. The comparison streams sample by
+    sample: a second (B, *shape) of every parameter may not fit into memory.
     """
     batch = task.inputs.shape[0]
     for name, result in got.items():

@@ -1,4 +1,4 @@
-"""Times every exact way to G[n,o,c,i,j] = sum_hw g[n,o,h,w] x[n,c,h+i,w+j] on the CPU, per shape.
+"""Times all exact ways to compute G[n,o,c,i,j] = sum_hw g[n,o,h,w] x[n,c,h+i,w+j] on the CPU, per shape.
 
 Run as ``python -m benchmarks.conv_ways``. Every way accepts stride, padding, dilation and groups,
 and is checked against a float64 loop over the samples before it is timed.
@@ -92,7 +92,7 @@ def unfold_bmm(x: Tensor, g: Tensor, s: Shape) -> Tensor:
 
 
 def _bmm(g: Tensor, columns: Tensor, s: Shape) -> Tensor:
-    """Columns (n, c * k * k, l)."""
+    """Multiplies g with columns of shape (n, c * k * k, l)."""
     batch, length = s.n * s.groups, s.out_size**2
     left = g.reshape(batch, s.o // s.groups, length)
     right = columns.reshape(batch, -1, length)
@@ -100,7 +100,7 @@ def _bmm(g: Tensor, columns: Tensor, s: Shape) -> Tensor:
 
 
 def _windows(x: Tensor, s: Shape) -> Tensor:
-    """A view (n, c, h', w', k, k) on the padded input."""
+    """Returns a view (n, c, h', w', k, k) of the padded input."""
     reach = s.dilation * (s.kernel - 1) + 1
     x = F.pad(x, [s.padding] * 4) if s.padding else x
     view = x.unfold(2, reach, s.stride).unfold(3, reach, s.stride)
@@ -118,7 +118,7 @@ def views_bmm(x: Tensor, g: Tensor, s: Shape) -> Tensor:
 
 
 def tap_bmm_view(x: Tensor, g: Tensor, s: Shape) -> Tensor:
-    """The result keeps its (k, k) outermost: no copy, but strides that are not contiguous."""
+    """Leaves (k, k) outermost in memory: no copy, but a result that is not contiguous."""
     x = F.pad(x, [s.padding] * 4) if s.padding else x
     batch, length, k = s.n * s.groups, s.out_size**2, s.kernel
     left = g.reshape(batch, s.o // s.groups, length)
@@ -167,7 +167,7 @@ def vmap(x: Tensor, g: Tensor, s: Shape) -> Tensor:
 
 
 def forward_conv(x: Tensor, g: Tensor, s: Shape) -> Tensor:
-    """The weight gradient as a forward convolution: channels as batch, grad_output as kernel."""
+    """Computes the weight gradient as a forward convolution: channels as batch, grad_output as kernel."""
     per = s.c // s.groups
     images = x.view(s.n, s.groups, per, s.size, s.size).permute(2, 0, 1, 3, 4).flatten(1, 2)
     kernels = g.reshape(s.n * s.o, 1, s.out_size, s.out_size)
@@ -229,7 +229,7 @@ OTHERS = [
 
 
 def measure(shape: Shape, *, seconds: float, seed: int) -> dict[str, float | None]:
-    """Median milliseconds a way, None for a wrong one; the ways are interleaved in random order."""
+    """Returns median milliseconds per way, None for a wrong one; interleaves the ways in random order."""
     torch.manual_seed(seed)
     x = torch.randn(shape.n, shape.c, shape.size, shape.size)
     g = torch.randn(shape.n, shape.o, shape.out_size, shape.out_size)
@@ -254,9 +254,9 @@ def measure(shape: Shape, *, seconds: float, seed: int) -> dict[str, float | Non
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print a markdown row a shape, the fastest exact way in bold."""
+    """Prints a markdown row per shape, the fastest exact way in bold."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=3.0, help="time spent on a shape")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds per shape")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     names = list(WAYS)

@@ -1,8 +1,8 @@
-"""What recording costs where the arithmetic costs next to nothing: the Python of a step of tiny models.
+"""Measures the Python overhead of recording, on models so tiny that arithmetic costs almost nothing.
 
-Run as ``python -m benchmarks.eager_cost``, with ``--store`` to keep the rows. Plain and recorded steps
-take turns, so that a slow moment of the machine meets both; of each the fastest counts, in time of this
-thread's own CPU, which what else runs there does not lengthen. The ratio is of these two.
+Run as ``python -m benchmarks.eager_cost``; ``--store`` keeps the rows. Plain and recorded steps alternate, so
+that a slow phase of the machine affects both. The fastest of each counts, in CPU time of this thread, which
+other processes do not lengthen. The ratio is of these two.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def gpt2() -> Made:
 
 
 def deep_transformer() -> Made:
-    """As many calls as the transformer of the GPU's benchmark makes, of next to nothing each."""
+    """Makes as many calls as the transformer of the GPU benchmark, each with almost no arithmetic."""
     task = transformer(2, 4, vocabulary=16, width=16, depth=12, heads=2)
     return task.model, lambda: task.loss(task.model(task.inputs), task.targets)
 
@@ -91,7 +91,7 @@ QUANTITIES: dict[str, Callable[[], pergrad.Quantity]] = {
 def steps(
     model: nn.Module, loss: Callable[[], Tensor], quantity: Callable[[], pergrad.Quantity]
 ) -> dict[str, Callable[[], None]]:
-    """A plain step and a recorded one."""
+    """Returns a plain step and a recorded step."""
 
     def plain() -> None:
         loss().backward()
@@ -105,7 +105,7 @@ def steps(
 
 
 def rows(rounds: int, seed: int) -> list[Row]:
-    """Plain and pergrad for each quantity of each model."""
+    """Returns rows of plain training and pergrad for each quantity of each model."""
     found: list[Row] = []
     made = provenance(torch.device("cpu"), of_commit=None, rounds=rounds, steps=1, seed=seed)
     for name, (title, make) in MODELS.items():

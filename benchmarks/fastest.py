@@ -1,4 +1,4 @@
-"""The fastest of many runs, where what else the machine does only ever lengthens them; and its rows."""
+"""Times the fastest of many runs: other load on the machine only ever makes a run slower."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def fastest(
     warm_up: int,
     clock: Callable[[], float],
 ) -> dict[str, float]:
-    """Seconds of the fastest of `rounds` runs of each, in turns, after some to warm up."""
+    """Returns the seconds of the fastest of `rounds` alternating runs of each, after a warm-up."""
     best = dict.fromkeys(functions, float("inf"))
     for number in range(-warm_up, rounds):
         for name, function in functions.items():
@@ -37,7 +37,7 @@ def fastest_rows(
     note: str,
     provenance: Provenance,
 ) -> list[Row]:
-    """A row for each method; `ratio` is of the fastest to that of "plain"."""
+    """Returns a row per method; `ratio` is the fastest run relative to the fastest of "plain"."""
     return [
         Row(
             size=size,

@@ -1,7 +1,7 @@
-"""The models of ``benchmarks.models`` in plain jax.numpy, for one sample, with torch's own weights.
+"""Implements the models of ``benchmarks.models`` in plain jax.numpy, for one sample, with torch's weights.
 
-Structure (heads, strides, groups) is read off the torch model and weights have its names, so that the
-results are compared with the same loop as everybody's. Import this only where JAX is installed.
+Structure (heads, strides, groups) and names of weights come from the torch model, so that results are
+compared with the same loop as for all methods. Import this only if JAX is installed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import nn
 
 from benchmarks.models import MLP, Block, Recurrent, Residual, ResNet18, Transformer, ViT
 
-Array = Any  # jax.Array: JAX need not be there for types to be checked
-EPS = 1e-5  # of torch's norm modules
+Array = Any  # jax.Array: types are checked without JAX
+EPS = 1e-5  # default of torch's norm modules
 
 
 @dataclass(frozen=True)
 class Net:
-    """The weights by their torch names; products are computed in `compute`, all else as it comes."""
+    """Weights by their torch names; products are computed in the dtype `compute`."""
 
     weights: dict[str, Array]
     compute: Any
@@ -171,10 +171,10 @@ FORWARDS: dict[type[nn.Module], Callable[[Any], Forward]] = {
 
 
 def forward_of(model: nn.Module) -> Forward:
-    """The model's forward for one sample, in JAX."""
+    """Returns the model's forward for one sample, in JAX."""
     if type(model) not in FORWARDS:
         known = ", ".join(kind.__name__ for kind in FORWARDS)
         raise NotImplementedError(
-            f"{type(model).__name__} is not written in JAX; there are {known}"
+            f"{type(model).__name__} has no JAX version; the models with one are {known}"
         )
     return FORWARDS[type(model)](model)

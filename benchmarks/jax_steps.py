@@ -1,4 +1,4 @@
-"""JAX's vmap(grad), jitted, as a step of the benchmark. Import this only where JAX is installed."""
+"""Runs JAX's jitted vmap(grad) as a step of the benchmark. Import this only if JAX is installed."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def _norms(gradients: Gradients) -> Array:
 
 
 def whole(gradients: Gradients) -> Gradients:
-    """The gradients themselves."""
+    """Returns the gradients unchanged."""
     return gradients
 
 
 def only_norms(gradients: Gradients) -> Gradients:
-    """(B,) of (B, *shape) for each parameter."""
+    """Reduces (B, *shape) of each parameter to norms (B,)."""
     return {"norms": _norms(gradients)}
 
 
 def clipped(bound: float) -> Callable[[Gradients], Gradients]:
-    """The sum of the gradients, those longer than the bound cut to it."""
+    """Returns a function that computes Σ_n min(1, bound / |g_n|) g_n."""
 
     def clip(gradients: Gradients) -> Gradients:
         weights = jnp.minimum(1, bound / _norms(gradients))
@@ -43,7 +43,7 @@ def clipped(bound: float) -> Callable[[Gradients], Gradients]:
 
 
 def _compute_type(task: Task) -> Any:
-    """What products are computed in: as torch's autocast has it where that is on."""
+    """Returns the dtype of products: that of torch's autocast if it is on."""
     device = task.inputs.device.type
     weight = next(task.model.parameters())
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -51,13 +51,13 @@ def _compute_type(task: Task) -> Any:
 
 
 def array(tensor: Tensor) -> Array:
-    """A copy on JAX's own device."""
+    """Copies a tensor to JAX's device."""
     return jnp.asarray(tensor.detach().cpu().numpy())
 
 
 def vmapped(task: Task, reduce: Callable[[Gradients], Gradients]) -> SelfCounted:
-    """vmap(grad) and what is made of it in one compiled function; its memory is XLA's own count."""
-    jax.config.update("jax_enable_x64", True)  # else float64 is silently float32
+    """Compiles vmap(grad) and `reduce` into one function; its memory is XLA's own count."""
+    jax.config.update("jax_enable_x64", True)  # otherwise float64 is silently float32
     forward, compute = forward_of(task.model), _compute_type(task)
 
     def loss(weights: Gradients, x: Array, y: Array) -> Array:

@@ -1,9 +1,8 @@
-"""Times each Triton kernel beside torch's own functions for the same, on the shapes of known models.
+"""Times each Triton kernel against the equivalent torch functions, on the shapes of known models.
 
-``python -m benchmarks.kernels`` prints, for each kernel and shape, the microseconds that the GPU is busy with
-the kernel and with torch's way, what the kernel's cost function says, and the error against float64.
-``--tiny`` runs small shapes, also in the interpreter on a CPU (``TRITON_INTERPRET=1``), where times say
-nothing.
+``python -m benchmarks.kernels`` prints, for each kernel and shape, the GPU time of the kernel and of torch in
+microseconds, the estimate of the kernel's cost function, and the error against float64. ``--tiny`` runs small
+shapes, also in the interpreter on a CPU (``TRITON_INTERPRET=1``), where times mean nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ IMAGES = {  # (n, channels, outputs, side, taps, stride)
 
 @dataclass(frozen=True)
 class Pair:
-    """One kernel on one shape: its launcher, torch's way to the same, and what the kernel should cost."""
+    """One kernel on one shape: its launcher, the torch equivalent, and its estimated cost."""
 
     name: str
     shape: str
@@ -101,7 +100,7 @@ def outer_products(
             ]
         ).sum(0),
     )
-    rows = torch.randn(n, o * i, device=device)  # gradients are kept in float32
+    rows = torch.randn(n, o * i, device=device)  # kept gradients are float32
     yield Pair(
         "weighted rows",
         shape,
@@ -167,7 +166,7 @@ def convolutions(
 
 
 def microseconds(run: Callable[[], object], repeats: int = 5) -> float:
-    """How long the GPU is busy with it, a run; on a CPU, how long it takes."""
+    """Returns the GPU time of one run in microseconds; on a CPU, the wall time."""
     run()
     if not torch.cuda.is_available():
         start = time.perf_counter()
@@ -187,7 +186,7 @@ def _device() -> torch.device:
 
 
 def pairs(dtype: torch.dtype, *, is_tiny: bool) -> Iterator[Pair]:
-    """All kernels on all shapes, one after the other."""
+    """Yields all kernels on all shapes."""
     for shape, sizes in ({"tiny": (2, 20, 24, 16)} if is_tiny else OUTER).items():
         yield from outer_products(shape, sizes, dtype)
         yield from tables(shape, sizes, dtype)
@@ -196,13 +195,13 @@ def pairs(dtype: torch.dtype, *, is_tiny: bool) -> Iterator[Pair]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print a line for each kernel and shape."""
+    """Prints a line for each kernel and shape."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args(arguments)
     if not options.tiny and not torch.cuda.is_available():
-        parser.error("no CUDA device here; --tiny runs in the interpreter, with TRITON_INTERPRET=1")
+        parser.error("no CUDA device; --tiny with TRITON_INTERPRET=1 runs in the interpreter")
     torch.manual_seed(0)
     print(
         f"{'kernel':20} {'shape':20} {'kernel us':>10} {'torch us':>10} {'cost us':>10} {'error':>8}"

@@ -1,4 +1,4 @@
-"""From a method on a model to its figures: compared with the loop, memory counted, timed in rounds."""
+"""Measures a method on a model: compares it with the loop, counts its memory, times it in rounds."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from benchmarks.precision import PRECISIONS
 from benchmarks.timing import middle, orders, settled_heap, visit
 from benchmarks.turns import Turns
 
-EXACT = 1e-6  # relative, in float64: far over rounding, far under any mistake
-CHECKED = 32  # samples in float64; ExpandedWeights takes another path below 32 than from there on
-PREPARATION = 0.75  # of the time for a model; the rest is for the rounds
+EXACT = 1e-6  # relative error in float64: far above rounding, far below any mistake
+CHECKED = 32  # samples in float64; ExpandedWeights takes another path below 32 samples
+PREPARATION = 0.75  # share of the time for a model; the rest is for the rounds
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same for all pairs of a run."""
+    """Settings of a run that all (model, method) pairs share."""
 
     size: Size
     precision: str
@@ -39,13 +39,13 @@ class Setting:
         return build(model, self.size, seed=self.seed, device=self.device)
 
     def exact_task(self, entry: Entry) -> Task:
-        """In float64; the tiny one of a method to compile, which would be compiled for nothing else."""
+        """Returns the task in float64; the tiny one for a compiled method, to save compile time."""
         size: Size = "tiny" if entry.method.compiled else self.size
         return build(entry.model, size, seed=self.seed, device=self.device).double().head(CHECKED)
 
 
 def prepared(method: Method, task: Task, precision: str) -> tuple[Step, int | None]:
-    """The method's step, all of it within the precision, and its own count of its memory if it has one."""
+    """Returns the method's step within the precision, and its own memory count if it has one."""
     device, context = task.inputs.device, PRECISIONS[precision].context
     with context(device):
         inner = method.prepare(task)
@@ -59,7 +59,7 @@ def prepared(method: Method, task: Task, precision: str) -> tuple[Step, int | No
 
 @dataclass
 class Entry:
-    """One (model, method) on its way through the run."""
+    """State of one (model, method) pair during a run."""
 
     model: str
     method: Method
@@ -78,18 +78,18 @@ class Entry:
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is a row to store: figures, or the reason why there are none."""
+        """Returns whether there is a row to store: figures, or the reason for their absence."""
         return self.status != "ok" or len(self.visits) > 0
 
 
 def first_line(error: Exception) -> str:
-    """The error's type and the first line of its text."""
+    """Returns the error's type and the first line of its text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
 
 
 def exactness(entry: Entry, setting: Setting) -> str | None:
-    """What is wrong with the method in float64, if anything."""
+    """Returns the method's error in float64, if any."""
     got = entry.method.prepare(setting.exact_task(entry))()
     fresh = setting.exact_task(entry)
     wrong = disagreement(fresh, entry.method.quantity, got, tolerance=EXACT, samples=4)
@@ -97,7 +97,7 @@ def exactness(entry: Entry, setting: Setting) -> str | None:
 
 
 def agreement(entry: Entry, setting: Setting, got: dict[str, Tensor]) -> str | None:
-    """What is wrong with results as they are timed, if anything."""
+    """Returns the error of results at the timed precision, if any."""
     tolerance = PRECISIONS[setting.precision].tolerance
     fresh = setting.task(entry.model)
     wrong = disagreement(fresh, entry.method.quantity, got, tolerance=tolerance, samples=4)
@@ -105,13 +105,13 @@ def agreement(entry: Entry, setting: Setting, got: dict[str, Tensor]) -> str | N
 
 
 def check(entry: Entry, setting: Setting) -> str | None:
-    """What is wrong with the method on this model, if anything: exactly, then as it is timed."""
+    """Returns the method's error on this model, if any: first in float64, then at the timed precision."""
     step, _ = prepared(entry.method, setting.task(entry.model), setting.precision)
     return exactness(entry, setting) or agreement(entry, setting, step())
 
 
 def prepare(entry: Entry, setting: Setting) -> None:
-    """Check the method, count its memory, and leave it ready to be timed or stopped."""
+    """Checks the method and counts its memory; leaves it ready for timing, or stopped."""
     missing = entry.method.missing(setting.device)
     if missing is not None:
         entry.stop("skipped", missing)
@@ -121,7 +121,7 @@ def prepare(entry: Entry, setting: Setting) -> None:
         if wrong is None:
             task = setting.task(entry.model)
             step, counted = prepared(entry.method, task, setting.precision)
-            wrong = agreement(entry, setting, step())  # what is timed is what is checked
+            wrong = agreement(entry, setting, step())  # checks the step that is timed
             clear(task.model)
         if wrong is not None:
             entry.stop("wrong", wrong)
@@ -130,7 +130,7 @@ def prepare(entry: Entry, setting: Setting) -> None:
             counted = task.resident_bytes() + step_peak_bytes(step, setting.device)
         entry.peak = counted
         clear(task.model)
-    except Exception as error:  # a peer may fail in any way; it is shown, not hidden
+    except Exception as error:  # a peer may fail in any way; the table shows its error
         entry.stop("failed", first_line(error))
         return
     entry.step, entry.clear = step, lambda: clear(task.model)
@@ -146,10 +146,10 @@ def measure(
     seconds: float | None = None,
     turns: Turns | None = None,
 ) -> Iterator[list[Entry]]:
-    """Check all methods on the model, then time them; gives what there is after each round.
+    """Checks all methods on the model, then times them; yields the results after each round.
 
-    Past three quarters of `seconds` no further method is prepared, past all of them no round is begun;
-    plain training and one round are there at least.
+    After three quarters of `seconds` it prepares no further method, and after `seconds` it starts no further
+    round. Plain training and one round always run.
     """
     entries = {name: Entry(model, METHODS[name]) for name in methods}
     turns = turns or Turns(None)
@@ -161,7 +161,7 @@ def measure(
                 entry.stop("skipped", f"past the time for {model}, {seconds:.0f} s")
                 continue
             prepare(entry, setting)
-            if setting.device.type == "cuda":  # other runs prepare on it too
+            if setting.device.type == "cuda":  # other runs use the GPU to prepare
                 torch.cuda.empty_cache()
             said = entry.status if entry.status == "ok" else f"{entry.status}: {entry.note}"
             progress(f"{model}, {name}: {said} ({time.monotonic() - start:.1f} s)")
@@ -175,14 +175,14 @@ def measure(
                 progress(f"{model}: round {number + 1} of {rounds}")
                 yield list(entries.values())
     finally:
-        for entry in entries.values():  # else the models of all methods live on
+        for entry in entries.values():  # otherwise the models of all methods stay alive
             entry.step, entry.clear = None, lambda: None
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()
 
 
 def _urgency(name: str) -> tuple[bool, bool, bool]:
-    """In what order to prepare: where time runs out, peers that take long to compile are left out first."""
+    """Returns the sort key for preparation: peers that compile slowly come last, and are dropped first."""
     method = METHODS[name]
     is_base, is_own = method.quantity in BASES, method.requires == "pergrad"
     return (name != "plain", not (is_base or is_own), method.compiled)
@@ -199,12 +199,12 @@ def _round(number: int, entries: list[Entry], steps: int, device: torch.device) 
 
 
 def progress(text: str) -> None:
-    """A line for who waits, apart from the results."""
+    """Prints a progress line on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def result(entry: Entry, base: Entry, setting: Setting, provenance: rows.Provenance) -> rows.Row:
-    """The row of one pair; `base` is plain training on the same model."""
+    """Returns the row of one pair; `base` is plain training on the same model."""
     good = entry.status == "ok"
     seconds = middle([entry.seconds(n) for n in entry.visits]) if good else (None, None)
     ratios: tuple[float | None, tuple[float, float] | None] = (None, None)
@@ -234,7 +234,7 @@ def result(entry: Entry, base: Entry, setting: Setting, provenance: rows.Provena
 
 
 def results(entries: list[Entry], setting: Setting, provenance: rows.Provenance) -> list[rows.Row]:
-    """The rows of one model, as far as they are known."""
+    """Returns the rows of one model that are known so far."""
     (base,) = (entry for entry in entries if entry.method.name == "plain")
     settled = [entry for entry in entries if entry.is_settled]
     return [result(entry, base, setting, provenance) for entry in settled]

@@ -1,8 +1,8 @@
-"""Counts the peak of a step's live bytes, by the events of torch's allocators.
+"""Counts the peak of a step's live bytes from the events of torch's allocators.
 
-Peak RSS was not chosen for the CPU: it keeps what malloc kept from earlier methods and counts code
-pages. The allocator's events are exact and repeat from run to run; what they leave out are scratch
-buffers inside MKL and oneDNN, which do not pass through torch's allocator.
+Peak RSS is not used on the CPU: it includes memory that malloc kept from earlier methods, and code pages. The
+allocator's events are exact and reproducible. They miss the scratch buffers of MKL and oneDNN, which do not
+use torch's allocator.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from benchmarks.methods import Step
 
 
 def _peak(changes: Iterable[tuple[int, int]]) -> int:
-    """The most bytes alive at once, of addresses and bytes in order; bytes are negative where they go.
+    """Returns the peak of live bytes from (address, bytes) events in order; bytes are negative for a free.
 
-    What was there before the step, such as the last one's results, makes no room for it.
+    Freeing memory from before the step, such as the last step's results, does not count.
     """
-    sizes: dict[int, int] = {}  # of what the step has allocated
+    sizes: dict[int, int] = {}  # of blocks that the step has allocated
     live = peak = 0
     for address, size in changes:
         if size > 0:
@@ -59,7 +59,7 @@ def _cuda_peak(step: Step, device: torch.device) -> int:
 
 
 def _torchs_own_memory() -> AbstractContextManager[object]:
-    """Within, pergrad takes large results from torch's allocator, where their bytes are counted."""
+    """Makes pergrad allocate large results with torch's allocator, where their bytes are counted."""
     if "pergrad" not in sys.modules:
         return nullcontext()
     return patch("pergrad.runtime.allocation._LARGE", sys.maxsize)
@@ -90,7 +90,7 @@ def _cpu_peak(step: Step) -> int:
 
 
 def step_peak_bytes(step: Step, device: torch.device) -> int:
-    """The most bytes alive at once in a step, over those alive before it, results included."""
+    """Returns the peak of live bytes in a step above those alive before it, results included."""
     gc.collect()
     if device.type == "cuda":
         return _cuda_peak(step, device)

@@ -1,10 +1,9 @@
-"""Models that every peer can run: only nn.Linear, nn.Conv2d, nn.Embedding and norm modules; and an LSTM.
+"""Defines models that every peer can run: only nn.Linear, nn.Conv2d, nn.Embedding and norms; and an LSTM.
 
-No raw parameters, no tied weights, no in-place activations, no (1, T) position index: each of these
-stops at least one peer, and a benchmark compares speed where everybody is right. ExpandedWeights
-runs the ViT's convolution at 32 samples and above only (below, it takes a view of a gradient that
-is not contiguous), so every ViT here has a batch of 32. The LSTM is the
-exception: most peers fail on it, and the table says so.
+There are no raw parameters, tied weights, in-place activations or (1, T) position indices: each of these
+breaks at least one peer, and a benchmark compares speed where all results are right. ExpandedWeights runs the
+ViT's convolution only from 32 samples on (below, it takes a view of a gradient that is not contiguous), so
+every ViT here has a batch of 32. The LSTM is the exception: most peers fail on it, and the table says so.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Block(nn.Module):
 
 def _positions(x: Tensor) -> Tensor:  # (n, t, ...) -> (n, t)
     rows = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-    return rows.contiguous()  # Opacus's ghost norms take a view of the index
+    return rows.contiguous()  # Opacus's ghost norms call view() on the index
 
 
 class Transformer(nn.Module):
@@ -157,7 +156,7 @@ class Recurrent(nn.Module):
 
 @dataclass(frozen=True)
 class Task:
-    """A model and one batch; the loss of a batch is the sum of its samples' losses."""
+    """A model and one batch; the loss of the batch is the sum of its samples' losses."""
 
     model: nn.Module
     inputs: Tensor
@@ -167,16 +166,16 @@ class Task:
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
 
     def double(self) -> Task:
-        """The same task in float64; the model is converted in place."""
+        """Returns the task in float64; converts the model in place."""
         inputs = self.inputs.double() if self.inputs.is_floating_point() else self.inputs
         return replace(self, model=self.model.double(), inputs=inputs)
 
     def head(self, count: int) -> Task:
-        """The same model on the first `count` samples."""
+        """Returns a task with this model and the first `count` samples."""
         return replace(self, inputs=self.inputs[:count], targets=self.targets[:count])
 
     def resident_bytes(self) -> int:
-        """Bytes that are there before the step: parameters, buffers and the batch."""
+        """Returns the bytes allocated before the step: parameters, buffers and the batch."""
         tensors = [*self.model.parameters(), *self.model.buffers(), self.inputs, self.targets]
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
@@ -219,7 +218,7 @@ def _lstm(
 
 @dataclass(frozen=True)
 class Case:
-    """One model at one size; `title` says the shape as the table shows it."""
+    """One model at one size; `title` describes its shape in the table."""
 
     title: str
     build: Callable[[], Task]
@@ -280,13 +279,13 @@ MODELS: dict[str, dict[Size, Case]] = {
 
 @contextmanager
 def drawn_on(device: torch.device, seed: int) -> Iterator[None]:
-    """Within, weights and batches are drawn by the seed, where they are to be."""
+    """Seeds and draws weights and batches directly on the device within the block."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
         yield
 
 
-# A model and its tiny one: every method wants them, and to draw their weights takes seconds.
+# Caches a model and its tiny version: every method needs them, and drawing weights takes seconds.
 @lru_cache(maxsize=2)
 def _built(name: str, size: Size, seed: int, device: torch.device) -> Task:
     with drawn_on(device, seed):
@@ -294,6 +293,6 @@ def _built(name: str, size: Size, seed: int, device: torch.device) -> Task:
 
 
 def build(name: str, size: Size, *, seed: int, device: torch.device) -> Task:
-    """The task of that name and size: the same weights and batch for the same seed, in a copy."""
+    """Returns a copy of the task of that name and size; equal seeds give equal weights and batches."""
     task = _built(name, size, seed, device)
     return replace(task, model=copy.deepcopy(task.model))

@@ -1,8 +1,8 @@
-"""Draws the stored rows: for each table the ratios to plain training as bars, for each sweep curves.
+"""Draws the stored rows: the ratios of each table as bars, and each sweep as curves.
 
-``python -m benchmarks.plot`` writes SVGs under docs/assets/. Same rows, same bytes. The ground is
-transparent and the text a grey that reads on white and on black alike; pergrad is told from its peers by
-lightness as well as by hue.
+``python -m benchmarks.plot`` writes SVGs under docs/assets/. Equal rows give equal bytes. The background is
+transparent and the text a grey that is readable on white and on black; pergrad differs from its peers in
+lightness as well as in hue.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _wrapped(title: str) -> str:
 
 
 def bars(table: Table, path: Path) -> None:
-    """A panel for each model, a bar for each method; the line is plain training."""
+    """Draws a panel for each model and a bar for each method; the line is plain training."""
     methods = [name for name in table.methods if name != "plain"]
     columns = [column.rows for column in table.columns.values()]
     with mpl.rc_context(STYLE):
@@ -102,7 +102,7 @@ def _panel(panel: Any, found: dict[str, Row], methods: list[str]) -> None:
 
 
 def _reason(row: Row) -> str:
-    """Why there is no bar: the kind of the error; the table has all of it."""
+    """Returns the reason for a missing bar: the kind of error; the table has the full text."""
     kind = row.note.split(":")[0]
     shown = {"failed": f"fails ({kind})" if kind else "fails", "wrong": "WRONG"}
     if row.status == "skipped":
@@ -111,7 +111,7 @@ def _reason(row: Row) -> str:
 
 
 def _neighbours(found: Iterable[Switch]) -> list[list[Switch]]:
-    """In their order; those of the same layers that no curve could tell apart are together."""
+    """Groups switches of the same layers that are too close to tell apart in a curve, in order."""
     together: list[list[Switch]] = []
     for switch in sorted(found, key=lambda switch: switch.value):
         for others in together:
@@ -125,7 +125,7 @@ def _neighbours(found: Iterable[Switch]) -> list[list[Switch]]:
 
 
 def _mark(panel: Any, some: list[Switch], *, is_above: bool) -> None:
-    """A line where pergrad changes its way, with what changes; the next one's text is at the other end."""
+    """Draws a labelled line where pergrad switches its algorithm; labels alternate between both ends."""
     panel.axvline(some[0].value, color=FAINT, linewidth=0.6, linestyle=(0, (2, 2)))
     panel.text(
         some[0].value,
@@ -140,9 +140,9 @@ def _mark(panel: Any, some: list[Switch], *, is_above: bool) -> None:
 
 
 def curves(points: list[scaling.Point], path: Path) -> None:
-    """Time above, peak memory below, against each size that was varied; both axes logarithmic.
+    """Draws time above and peak memory below, against each varied size; both axes are logarithmic.
 
-    Dashed lines are where pergrad's cost functions choose another way.
+    Dashed lines show where pergrad's cost functions choose another algorithm.
     """
     axes = list(dict.fromkeys(point.axis for point in points))
     with mpl.rc_context(STYLE):
@@ -198,9 +198,9 @@ def _pictures(folder: Path, results: Path, sweeps: Path) -> Iterable[Path]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw all that is stored."""
+    """Draws all stored rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plot", description=__doc__)
-    parser.add_argument("--folder", type=Path, default=ASSETS, help="where the pictures go")
+    parser.add_argument("--folder", type=Path, default=ASSETS, help="output folder")
     parser.add_argument("--results", type=Path, default=rows.RESULTS)
     parser.add_argument("--scaling", type=Path, default=scaling.RESULTS)
     options = parser.parse_args(arguments)

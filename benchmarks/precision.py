@@ -1,4 +1,4 @@
-"""The number formats a run can use: one context manager each, entered around every step."""
+"""Defines the precisions of a run: one context manager each, entered around every step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 def _matmul(precision: str) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     cudnn = torch.backends.cudnn.allow_tf32
-    on_gpu = torch.backends.cuda.matmul.fp32_precision  # which the one before sets too
+    on_gpu = torch.backends.cuda.matmul.fp32_precision  # the setting above changes it too
     torch.set_float32_matmul_precision(precision)
     torch.backends.cudnn.allow_tf32 = precision != "highest"
     try:
@@ -27,10 +27,10 @@ def _matmul(precision: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Precision:
-    """`tolerance`: the largest accepted relative error of a method at the precision it is timed in.
+    """A precision; `tolerance` is the largest accepted relative error of a method timed at it.
 
-    Coarse, because one ReLU that rounds to the other side of zero moves a convnet's gradient by
-    1e-2; that a method is exact is decided in float64.
+    It is coarse, because one ReLU that rounds to the other side of zero changes a convnet's gradient by 1e-2.
+    Exactness is checked in float64.
     """
 
     context: Callable[[torch.device], AbstractContextManager[Any]]

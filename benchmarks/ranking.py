@@ -1,9 +1,9 @@
-"""How well suspicion finds flipped labels beside loss alone, over stages of training.
+"""Measures how well suspicion finds flipped labels, against loss alone, at several stages of training.
 
-Run as ``python -m benchmarks.ranking``, with ``--epochs`` and ``--seeds`` for a part of it. The convnet of
-the demo is trained on scikit-learn's digits with a share of the labels flipped, at random or each to the
-class after its own, which is harder: then wrong samples resemble each other. The seeds are others than those
-the demo is graded by, as the formula was chosen with these.
+Run as ``python -m benchmarks.ranking``; ``--epochs`` and ``--seeds`` select a part. The demo's convnet is
+trained on scikit-learn's digits with some labels flipped: at random, or each to the next class, which is
+harder because wrong samples then resemble each other. The seeds differ from those that grade the demo,
+because the formula was chosen with these.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SKETCH = 256
 
 
 def digits_named_next(share: float, seed: int) -> demo.Digits:
-    """The digits, round(share * n) of them, drawn by seed, with the label after their own."""
+    """Returns the digits with round(share * n) random labels changed to the next class."""
     digits = demo.digits_with_flips(0.0, seed)
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(digits), generator=generator)[: round(share * len(digits))]
@@ -41,7 +41,7 @@ FLIPS = {"random": demo.digits_with_flips, "next": digits_named_next}
 
 
 def graded(digits: demo.Digits, *, epochs: int, seed: int) -> Grade:
-    """The grade of a convnet that was trained on the given labels for so many epochs."""
+    """Grades a convnet trained on the given labels for `epochs` epochs."""
     model = demo.convnet(seed)
     for _ in demo.training(model, digits, epochs=epochs, seed=seed):
         pass
@@ -60,7 +60,7 @@ def graded(digits: demo.Digits, *, epochs: int, seed: int) -> Grade:
 
 
 def row_of(epochs: int, grades: Sequence[Grade]) -> list[str]:
-    """Means over the seeds, and in how many of them suspicion is no worse than loss."""
+    """Returns means over the seeds, and the number of seeds where suspicion is no worse than loss."""
     ours = np.array([found.average_precision for found in grades])
     by_loss = np.array([found.average_precision_by_loss for found in grades])
     least = min(found.within[1].found / found.known for found in grades)
@@ -72,8 +72,10 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--epochs", type=int, nargs="+", default=[1, 5, 12, 30])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(100, 112)))
-    parser.add_argument("--share", type=float, default=0.05, help="of the labels to flip")
-    parser.add_argument("--flips", choices=FLIPS, default="random", help="which label they get")
+    parser.add_argument("--share", type=float, default=0.05, help="share of labels to flip")
+    parser.add_argument(
+        "--flips", choices=FLIPS, default="random", help="how flipped labels are chosen"
+    )
     return parser.parse_args(argv)
 
 

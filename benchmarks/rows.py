@@ -1,4 +1,4 @@
-"""A result is one JSON line: what was run, what came out, on which code and which machine."""
+"""Stores results as JSON lines: the method, its figures, the commit and the machine."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PACKAGES = ("pergrad", "opacus", "backpack-for-pytorch", "fastDP", "jax", "trito
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where and on what a run was made; no host name and no path.
+    """Code and machine of a run; no host name and no path.
 
-    `checks`: "exact" where every method was compared with the loop in float64 and as it was timed, "timed"
-    where only the latter.
+    `checks` is "exact" if every method was compared with the loop in float64 and at the timed precision, and
+    "timed" if only at the latter.
     """
 
     commit: str
@@ -42,10 +42,10 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Row:
-    """One (model, method) of one run; figures are None unless `status` is "ok".
+    """One (model, method) pair of one run; figures are None unless `status` is "ok".
 
-    `seconds` is the median over the rounds, `ratio` the median of the rounds' own ratios to plain,
-    each with its interquartile range beside it; `fastest` is the fastest single step.
+    `seconds` is the median over the rounds, `ratio` the median of the rounds' ratios to plain, each with its
+    interquartile range; `fastest` is the fastest single step.
     """
 
     size: str
@@ -79,7 +79,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def commit() -> tuple[str, bool]:
-    """The commit of the checkout and whether anything but stored results differs from it."""
+    """Returns the commit of the checkout, and whether anything but stored results differs from it."""
     head = _git("rev-parse", "--short=12", "HEAD")
     if head is None:
         return "unknown", True
@@ -88,7 +88,7 @@ def commit() -> tuple[str, bool]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, torch and those peers that are installed."""
+    """Returns the versions of Python, torch and the installed peers."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
     for name in PACKAGES:
         try:
@@ -106,7 +106,7 @@ def _cpu() -> str:
 
 
 def machine(device: torch.device) -> str:
-    """The device in words: the GPU's name, or the CPU's with its cores and memory."""
+    """Describes the device: the GPU's name, or the CPU's with its cores and memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -122,7 +122,7 @@ def provenance(
     seed: int,
     checks: Checks = "exact",
 ) -> Provenance:
-    """Of a run that begins now; `of_commit` where the checkout itself cannot tell."""
+    """Returns the provenance of a run that starts now; `of_commit` replaces the checkout's commit."""
     head, dirty = (of_commit, False) if of_commit is not None else commit()
     return Provenance(
         commit=head,
@@ -138,24 +138,24 @@ def provenance(
 
 
 def file_name(size: str, precision: str, run: Provenance, *, part: str = "") -> str:
-    """Where the rows of a run are stored, by what it was and when it began."""
+    """Returns the file name for the rows of a run: its settings and start time."""
     date = datetime.datetime.fromisoformat(run.date)
     return "-".join([size, precision, *([part] if part else []), f"{date:%Y%m%dT%H%M%S}.jsonl"])
 
 
 def write(path: Path, rows: list[Row]) -> None:
-    """Store the rows, a JSON line each; a file that is there is refused, never replaced."""
+    """Stores the rows, one JSON line each; refuses to replace an existing file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x") as file:
         file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
 
 
 def update(path: Path, rows: list[Any]) -> None:
-    """Store the rows, or any dataclass, of a run that goes on, in place of those it stored before."""
+    """Stores the rows, or any dataclass, of a running benchmark, replacing its earlier rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
-    partial.replace(path)  # at once: a run that is killed here leaves the old file or the new one
+    partial.replace(path)  # atomic: a killed run leaves the old file or the new one
 
 
 def _pair(values: list[float] | None) -> tuple[float, float] | None:
@@ -163,7 +163,7 @@ def _pair(values: list[float] | None) -> tuple[float, float] | None:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of one stored run."""
+    """Reads the rows of one stored run."""
     rows = []
     for line in path.read_text().splitlines():
         stored = json.loads(line)

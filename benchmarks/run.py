@@ -1,11 +1,10 @@
 """Times every method on every model in one process and stores a row per result.
 
-``python -m benchmarks.run --size cpu`` prints a table of ratios to plain training for each quantity,
-``--quantity norms`` that of one. A method is first compared with a loop over the samples; a wrong one
-is shown as WRONG and not timed, a failing one as failing with its error, and one whose package is
-missing is left out with a note. A run of all models and of all methods to its quantities is stored
-under benchmarks/results/; any other only where ``--output`` names a file. The file is written anew after
-each round, so that a run that is stopped keeps what it has.
+``python -m benchmarks.run --size cpu`` prints a table of ratios to plain training for each quantity;
+``--quantity norms`` prints only one. Each method is first compared with a loop over the samples. A wrong
+method is shown as WRONG and not timed, a failing one with its error, and one whose package is missing with a
+note. A run of all models and all methods of its quantities is stored under benchmarks/results/; any other run
+only with ``--output``. The file is rewritten after each round, so a stopped run keeps its results.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ GPU_BUDGET = 540.0  # seconds
 
 
 def methods_of(quantities: list[Quantity], device: torch.device, *, is_compiled: bool) -> list[str]:
-    """The methods to those quantities, and those that every table shows."""
+    """Returns the methods of those quantities, and the baselines that every table shows."""
     return [
         method.name
         for quantity in (*BASES, *quantities)
@@ -44,28 +43,30 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--quantity", nargs="+", choices=TITLES, default=list(TITLES))
-    chosen.add_argument("--methods", nargs="+", choices=METHODS, help="these alone, beside plain")
+    chosen.add_argument(
+        "--methods", nargs="+", choices=METHODS, help="only these methods, and plain"
+    )
     parser.add_argument(
         "--compiled",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="what is compiled too: a minute for each of them on a large model",
+        help="include compiled methods: a minute for each of them on a large model",
     )
     parser.add_argument(
         "--checks",
         choices=["exact", "timed"],
         default="exact",
-        help="compare with the loop in float64 and as it is timed, or only as it is timed",
+        help="compare with the loop in float64 and at the timed precision, or only at the latter",
     )
     parser.add_argument(
         "--budget",
         type=float,
-        help=f"seconds, in equal shares for the models (gpu: {GPU_BUDGET:.0f}, cpu: without end)",
+        help=f"seconds, shared equally by the models (gpu: {GPU_BUDGET:.0f}, cpu: unlimited)",
     )
     parser.add_argument(
         "--turns",
         type=Path,
-        help="a file, the same for several runs on one machine: all prepare before the first is timed",
+        help="lock file shared by several runs on one machine: all prepare before the first is timed",
     )
     parser.add_argument("--size", choices=["tiny", "cpu", "gpu"], default="cpu")
     add_run_arguments(parser, rounds=15, steps=3)
@@ -84,9 +85,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, print the table, store the rows."""
+    """Runs the benchmark, prints the tables and stores the rows."""
     options = parse(arguments)
-    # of each step of every peer that hooks modules; what they compute is checked
+    # Raised in each step of every peer that hooks modules; the results are checked.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     setting = Setting(options.size, options.precision, options.device, options.seed, options.checks)
     provenance = rows.provenance(

@@ -1,9 +1,9 @@
-"""Time and peak memory of a step against batch size, sequence length and width of the transformer.
+"""Measures time and peak memory of a step against batch size, sequence length and width of the transformer.
 
-``python -m benchmarks.scaling --size cpu`` varies one of them at a time from small to large, prints
-what it finds and stores it under benchmarks/results/scaling/; ``python -m benchmarks.plot`` draws it.
-``--axes`` varies some of them, which are drawn beside the others of an earlier run. Where a quantity
-does not fit, the points after it on that axis are not tried.
+``python -m benchmarks.scaling --size cpu`` varies one of them at a time from small to large, prints the
+results and stores them under benchmarks/results/scaling/; ``python -m benchmarks.plot`` draws them.
+``--axes`` varies only some; the others are drawn from an earlier run. If a quantity does not fit into memory,
+larger points on that axis are skipped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ AXES = {"batch": "batch size", "length": "sequence length", "width": "width"}
 
 @dataclass(frozen=True)
 class Shape:
-    """One transformer and its batch; heads have 64 channels each where the width allows."""
+    """One transformer and its batch; heads have 64 channels each if the width allows."""
 
     batch: int
     length: int
@@ -70,7 +70,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The shape in the middle, and the values that one of its sizes takes while the others stay."""
+    """A base shape, and the values of the one size that varies."""
 
     base: Shape
     values: dict[str, list[int]]
@@ -116,7 +116,7 @@ class Point:
 
 @dataclass
 class _Run:
-    """One quantity of one shape while it is measured."""
+    """State of one quantity of one shape during its measurement."""
 
     status: Literal["ok", "failed", "skipped"] = "ok"
     note: str = ""
@@ -139,12 +139,12 @@ def _prepare(run: _Run, quantity: str, make: Callable[[], Task], precision: str)
             run.status, run.note = "skipped", missing
             return
         step, _ = prepared(method, task, precision)
-        step()  # what the first step alone does is no part of the peak
+        step()  # warm-up: one-time allocations do not count
         clear(task.model)
         run.peak = task.resident_bytes() + step_peak_bytes(step, task.inputs.device)
         clear(task.model)
         run.step, run.clear = step, lambda: clear(task.model)
-    except Exception as error:  # out of memory, most of all
+    except Exception as error:  # usually out of memory
         run.fail(error)
 
 
@@ -155,7 +155,7 @@ def measure(
     device: torch.device,
     plan: rows.Provenance,
 ) -> dict[str, _Run]:
-    """All quantities of one shape, interleaved in random order, as often as the plan says."""
+    """Measures all quantities of one shape, interleaved in random order."""
     runs = {quantity: _Run() for quantity in quantities}
     if not runs:
         return runs
@@ -190,15 +190,15 @@ def sweep(
     axes: list[str],
     budget: float,
 ) -> Iterator[list[Point]]:
-    """The points so far, after each value, from small to large on each of the axes.
+    """Yields the points so far after each value, from small to large on each axis.
 
-    Those past the budget in seconds are left out.
+    Skips points after the budget in seconds.
     """
     chosen = SWEEPS[size]
     points: list[Point] = []
     end = time.monotonic() + budget
     for axis in axes:
-        stopped: dict[str, str] = {}  # quantity -> why it went no further
+        stopped: dict[str, str] = {}  # quantity -> reason
         for value in chosen.values[axis]:
             shape = replace(chosen.base, **{axis: value})
             if time.monotonic() > end:
@@ -231,7 +231,7 @@ def sweep(
 
 
 def line(points: list[Point]) -> str:
-    """One value of an axis: plain's time and memory, and the multiples of them."""
+    """Formats one value of an axis: plain's time and memory, and the ratios to them."""
     by = {point.quantity: point for point in points}
     first, cells = points[0], []
     base = by["plain"]
@@ -247,7 +247,7 @@ def line(points: list[Point]) -> str:
 
 
 def read(path: Path) -> list[Point]:
-    """The points of one stored run."""
+    """Reads the points of one stored run."""
     points = []
     for text in path.read_text().splitlines():
         found = json.loads(text)
@@ -261,7 +261,7 @@ def read(path: Path) -> list[Point]:
 
 
 def newest(folder: Path) -> list[list[Point]]:
-    """Of each size and precision all axes, each from the newest run that has come to it."""
+    """Returns all axes of each size and precision, each from the newest run that measured it."""
     latest: dict[tuple[str, str], dict[str, list[Point]]] = defaultdict(dict)
     runs = [read(path) for path in folder.glob("*.jsonl")]
     for points in sorted(runs, key=lambda points: points[0].provenance.date):
@@ -275,7 +275,7 @@ def newest(folder: Path) -> list[list[Point]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Sweep, print and store."""
+    """Runs the sweep, prints and stores it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
     parser.add_argument("--size", choices=SWEEPS, default="cpu")
     parser.add_argument("--axes", nargs="+", choices=AXES, default=list(AXES), help="in this order")
@@ -299,7 +299,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     for points in steps:
         if path is not None:
-            rows.update(path, points)  # after each value: a run that is stopped keeps what it has
+            rows.update(path, points)  # after each value: a stopped run keeps its points
     if path is not None:
         print(f"stored {len(points)} points in {path}")
     return 0

@@ -1,7 +1,7 @@
-"""Pergrad's best beside the best peer's, of every quantity and model, for the README.
+"""Compares pergrad's best with the best peer for every quantity and model, for the README.
 
-``python -m benchmarks.summary`` prints the table of the newest stored rows; ``--write FILE`` puts it between
-the two markers in the file; ``--check FILE`` exits 1 where the file differs.
+``python -m benchmarks.summary`` prints the table of the newest stored rows; ``--write FILE`` writes it
+between the two markers in the file; ``--check FILE`` exits with 1 if the file differs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MODELS = {
 
 
 def render(found: list[Table]) -> str:
-    """A line for each quantity on each machine, a column for each model."""
+    """Renders a line for each quantity on each machine, and a column for each model."""
     cells: dict[str, dict[str, str]] = {}
     for table, model, own, peer in leads(found):
         machine = own.provenance.machine if table.size == "gpu" else "CPU"
@@ -33,7 +33,7 @@ def render(found: list[Table]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print, write or check the table."""
+    """Prints, writes or checks the table."""
     options = parser_of("benchmarks.summary", __doc__).parse_args(arguments)
     text = render(tables(stored(options.results)))
     return settle(text, options.write, options.check, markers=MARKERS, module="benchmarks.summary")

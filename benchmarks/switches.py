@@ -1,7 +1,7 @@
-"""Where along a sweep pergrad changes its way, told by the cost functions that it decides with.
+"""Finds where along a sweep pergrad's cost functions choose another algorithm.
 
-``python -m benchmarks.switches --size gpu`` lists them; ``benchmarks.plot`` marks them in the curves. A step
-or a bend of a curve is explained where one of them lies, and is to be looked into where none does.
+``python -m benchmarks.switches --size gpu`` lists these switches; ``benchmarks.plot`` marks them in the
+curves. A step or bend of a curve without a switch needs another explanation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pergrad.reductions import gradients, norms, tiles
 
 @dataclass(frozen=True)
 class Place:
-    """Where a step runs, and the type of what flows through its linear layers."""
+    """Device of a step, and the dtype of its linear layers."""
 
     device: str
     dtype: torch.dtype
@@ -36,7 +36,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Switch:
-    """From `value` on, along the axis, the layers go the way `after`."""
+    """A change of algorithm: from `value` on along the axis, the layers use `after`."""
 
     axis: str
     value: int
@@ -52,7 +52,7 @@ class Switch:
 
 
 def layers(shape: Shape) -> dict[str, tuple[int, int]]:
-    """The linear layers of the transformer: (outputs, inputs)."""
+    """Returns the linear layers of the transformer: (outputs, inputs)."""
     w = shape.width
     return {
         "attention": (w, w),
@@ -63,7 +63,7 @@ def layers(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def _factor(shape: Shape, layer: str, place: Place) -> OuterProduct:
-    """What the layer's gradients are made of, without values: costs are told by shapes, types and device."""
+    """Returns the layer's factor without values: costs depend on shapes, dtypes and device only."""
     device = "meta" if place.device == "cuda" else "cpu"
     grad_output, input = (
         torch.empty((), dtype=place.dtype, device=device).expand(shape.batch, shape.length, width)
@@ -73,7 +73,7 @@ def _factor(shape: Shape, layer: str, place: Place) -> OuterProduct:
 
 
 def norm_way(shape: Shape, layer: str, place: Place) -> str:
-    """How the squared norms of the layer's gradients are found."""
+    """Returns how the squared norms of the layer's gradients are computed."""
     outputs, inputs = layers(shape)[layer]
     if shape.length == 1:
         return "rank one"
@@ -91,7 +91,7 @@ def norm_way(shape: Shape, layer: str, place: Place) -> str:
 
 
 def norm_pieces(shape: Shape, layer: str, place: Place) -> str:
-    """Whether the gradients whose norms are taken are all there at once."""
+    """Returns whether norms are computed from all gradients at once or in pieces."""
     outputs, inputs = layers(shape)[layer]
     bound = tiles._ENOUGH if place.device == "cpu" else tiles._ENOUGH_ON_GPU
     is_cut = shape.batch > tiles.at_once(4 * outputs * inputs, bound)
@@ -99,7 +99,7 @@ def norm_pieces(shape: Shape, layer: str, place: Place) -> str:
 
 
 def kept_way(shape: Shape, layer: str, place: Place) -> str:
-    """What a clipped sum keeps of the layer until all norms are known."""
+    """Returns what a clipped sum keeps of the layer until all norms are known."""
     is_dense = gradients._is_worth_keeping_dense(_factor(shape, layer, place))
     return "kept gradients" if is_dense else "kept factors"
 
@@ -118,10 +118,10 @@ def _way_at(way: Way, base: Shape, axis: str, layer: str, place: Place, value: i
 
 
 def switches(base: Shape, axis: str, values: list[int], place: Place) -> Iterator[Switch]:
-    """The changes of way from each value to the next, at their place between the two.
+    """Yields the changes of algorithm between each value and the next, where they happen.
 
-    Where it changes back and forth between two values, only the last change, which the curve shows, is told.
-    Layers that change together are one.
+    If it changes back and forth between two values, only the last change is reported, which the curve shows.
+    Layers that change together are one switch.
     """
     for quantities, way in WAYS:
         found: dict[tuple[int, str, str], list[str]] = {}
@@ -137,7 +137,7 @@ def switches(base: Shape, axis: str, values: list[int], place: Place) -> Iterato
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """List the switches of a sweep."""
+    """Lists the switches of a sweep."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.switches", description=__doc__)
     parser.add_argument("--size", choices=SWEEPS, default="cpu")
     parser.add_argument("--precision", choices=PRECISIONS, default="float32")

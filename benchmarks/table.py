@@ -1,9 +1,8 @@
 """Renders the stored rows as markdown, and keeps the tables in a document equal to them.
 
-``python -m benchmarks.table`` prints a table for each size, precision and quantity. Every method is from
-the newest run that has timed it on the model, and a ratio is one to plain training in that same run.
-``--write FILE`` puts the tables between the two markers in the file; ``--check FILE`` exits 1 where the file
-differs.
+``python -m benchmarks.table`` prints a table for each size, precision and quantity. Each method is from the
+newest run that timed it on the model, and its ratio is to plain training in that run. ``--write FILE`` writes
+the tables between the two markers in the file; ``--check FILE`` exits with 1 if the file differs.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ LONGEST = 130  # characters of an error
 
 @dataclass(frozen=True)
 class Column:
-    """What is known of one quantity on one model."""
+    """Stored runs of one quantity on one model."""
 
     runs: list[tuple[str, list[Row]]]  # file name, rows; the newest first
 
     def run_of(self, method: str) -> tuple[str, list[Row]] | None:
-        """The newest run that has tried the method, or else the newest that names it."""
+        """Returns the newest run that tried the method, or else the newest that names it."""
         naming = [run for run in self.runs if method in [row.method for row in run[1]]]
         for run in naming:
             if any(row.method == method and row.status != "skipped" for row in run[1]):
@@ -41,7 +40,7 @@ class Column:
 
     @property
     def rows(self) -> list[Row]:
-        """One for each method, in the order of the methods; those that are not known come last."""
+        """Returns one row per method, in the order of the methods; unknown methods come last."""
         found = []
         for name in dict.fromkeys(row.method for _, run in self.runs for row in run):
             run = self.run_of(name)
@@ -51,7 +50,7 @@ class Column:
 
     @property
     def sources(self) -> dict[str, Row]:
-        """The files that the rows are from, with one of them each."""
+        """Returns the files of the rows, with one row each."""
         named = [(self.run_of(row.method), row) for row in self.rows]
         return {run[0]: row for run, row in named if run is not None}
 
@@ -67,18 +66,18 @@ class Table:
 
     @property
     def rows(self) -> list[Row]:
-        """Of all columns."""
+        """Returns the rows of all columns."""
         return [row for column in self.columns.values() for row in column.rows]
 
     @property
     def methods(self) -> dict[str, str]:
-        """The titles of the methods by their names, without what the whole table is called."""
+        """Returns the titles of the methods by name, without the title of the table."""
         titles = {row.method: row.method_title.removeprefix(f"{self.title}: ") for row in self.rows}
         return {name: titles[name] for name in sorted(titles, key=_place)}
 
 
 def _place(method: str) -> tuple[bool, int]:
-    """Where a method stands in a table: plain training first, what is not known last."""
+    """Returns the sort key of a method: plain training first, unknown methods last."""
     known = METHODS.get(method)
     is_base = known is not None and known.quantity in BASES
     return not is_base, list(METHODS).index(method) if known is not None else len(METHODS)
@@ -100,7 +99,7 @@ def _cell(row: Row | None) -> str:
 
 
 def _notes(table: Table) -> list[str]:
-    """A line per reason: an error that several methods or models share is said once, shortened."""
+    """Returns one shortened line per error, shared by all methods and models that have it."""
     where: dict[tuple[str, str], dict[str, list[str]]] = {}
     for row in table.rows:
         if row.status != "ok" and _cell(row) != "not installed":
@@ -116,13 +115,13 @@ def _notes(table: Table) -> list[str]:
 
 
 def shortened(note: str) -> str:
-    """An error in one short line, as markdown shows it: classes by their own names, an end that fits."""
+    """Shortens an error to one line of markdown: class names without modules, cut at the end."""
     text = re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", note)
     return text if len(text) <= LONGEST else text[: LONGEST - 1].rstrip() + "…"
 
 
 def render(table: Table) -> str:
-    """A markdown table, models as columns: the ratio to plain training (and of its peak memory)."""
+    """Renders a markdown table with models as columns: the ratio to plain training (and of peak memory)."""
     models = {row.model: row.model_title for row in table.rows}
     cells = {(row.method, row.model): row for row in table.rows}
     lines = [
@@ -146,7 +145,7 @@ def render(table: Table) -> str:
 
 
 def caption(row: Row) -> str:
-    """One line: machine, versions, commit and rounds of the run that a row is from."""
+    """Returns one line with machine, versions, commit and rounds of a row's run."""
     run = row.provenance
     versions = ", ".join(f"{package} {version}" for package, version in run.versions.items())
     commit = run.commit[:12] + (" with local changes" if run.dirty else "")
@@ -158,7 +157,7 @@ def caption(row: Row) -> str:
 
 
 def spread(results: list[Row]) -> str:
-    """How far the rounds lie apart: seconds and ratio with their interquartile ranges."""
+    """Formats the spread of the rounds: seconds and ratio with their interquartile ranges."""
     lines = [""]
     for row in results:
         if row.seconds is None or row.seconds_iqr is None:
@@ -174,7 +173,7 @@ def spread(results: list[Row]) -> str:
 
 
 def _columns(results: list[Row]) -> Iterator[tuple[str, str, list[Row]]]:
-    """(title of a quantity, model, rows of that and of plain training), of those that were run."""
+    """Yields (title of a quantity, model, its rows and those of plain training) of a run."""
     for model in dict.fromkeys(row.model for row in results):
         own = [row for row in results if row.model == model]
         found = {row.quantity for row in own}
@@ -186,7 +185,7 @@ def _columns(results: list[Row]) -> Iterator[tuple[str, str, list[Row]]]:
 
 
 def tables(runs: list[tuple[str, list[Row]]]) -> list[Table]:
-    """One for each size, precision and quantity."""
+    """Returns a table for each size, precision and quantity."""
     found: dict[tuple[str, str, str], dict[str, list[tuple[str, list[Row]]]]] = {}
     for name, results in sorted(runs, key=lambda run: run[1][0].provenance.date, reverse=True):
         first = results[0]
@@ -211,12 +210,12 @@ def tables(runs: list[tuple[str, list[Row]]]) -> list[Table]:
 
 
 def stored(folder: Path) -> list[tuple[str, list[Row]]]:
-    """(file name, rows) of every run in the folder."""
+    """Reads (file name, rows) of every run in the folder."""
     return [(path.name, rows.read(path)) for path in sorted(folder.glob("*.jsonl"))]
 
 
 def document(found: list[Table]) -> str:
-    """All tables, and under those of a size and precision a caption for each kind of run they come from."""
+    """Renders all tables; below those of one size and precision, a caption for each kind of run."""
     parts = []
     for _, group in groupby(found, key=lambda table: (table.size, table.precision)):
         some = list(group)
@@ -237,7 +236,7 @@ def document(found: list[Table]) -> str:
 
 
 def placed(text: str, content: str, markers: tuple[str, str]) -> str:
-    """The text with the content between its markers."""
+    """Returns the text with the content between its markers."""
     start, end = markers
     if text.count(start) != 1 or text.count(end) != 1:
         raise SystemExit(f"expected the markers {start} and {end} once each")
@@ -250,7 +249,7 @@ def placed(text: str, content: str, markers: tuple[str, str]) -> str:
 def settle(
     text: str, write: Path | None, check: Path | None, *, markers: tuple[str, str], module: str
 ) -> int:
-    """Print the text, or write it to a file between the markers, or return 1 where it is not there."""
+    """Prints the text, or writes it between the markers of a file, or returns 1 if the file differs."""
     path = write or check
     if path is None:
         print(text)
@@ -261,16 +260,16 @@ def settle(
         path.write_text(wanted)
         return 0
     if before != wanted:
-        print(f"{path}: the table is not the one of the stored rows; ", end="", file=sys.stderr)
+        print(f"{path}: the table differs from the stored rows; ", end="", file=sys.stderr)
         print(f"run python -m {module} --write {path}", file=sys.stderr)
         return 1
     return 0
 
 
 def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
-    """Of a command that prints, writes or checks what it makes of the stored rows."""
+    """Returns the parser of a command that prints, writes or checks a rendering of the stored rows."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
-    parser.add_argument("--results", type=Path, default=rows.RESULTS, help="where the rows are")
+    parser.add_argument("--results", type=Path, default=rows.RESULTS, help="folder of stored rows")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--write", type=Path, metavar="FILE")
     action.add_argument("--check", type=Path, metavar="FILE")
@@ -278,9 +277,11 @@ def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print, write or check the tables."""
+    """Prints, writes or checks the tables."""
     parser = parser_of("benchmarks.table", __doc__)
-    parser.add_argument("--rows", type=Path, nargs="+", help="these files, not the newest ones")
+    parser.add_argument(
+        "--rows", type=Path, nargs="+", help="use these files instead of the newest"
+    )
     options = parser.parse_args(arguments)
     if options.rows is not None:
         runs = [(path.name, rows.read(path)) for path in options.rows]

@@ -1,8 +1,9 @@
 """Compares the newest stored GPU rows with the project's goals, and pergrad with its peers in every cell.
 
-``python -m benchmarks.targets`` prints, for each goal and model, the limit, what was measured and by how much
-it is met or missed; then, for every table and model, pergrad's best against the best peer. ``--write FILE``
-puts both between the two markers in the file; ``--check FILE`` exits 1 where the file differs.
+``python -m benchmarks.targets`` prints, for each goal and model, the limit, the measured value and by how
+much the goal is met or missed; then, for every table and model, pergrad's best against the best peer.
+``--write FILE`` writes both between the two markers in the file; ``--check FILE`` exits with 1 if the file
+differs.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ MODELS = {"transformer": "transformer", "vit": "ViT-B/16", "resnet": "ResNet-18-
 
 @dataclass(frozen=True)
 class Target:
-    """One goal: a method's figure over its base's, at most `limits` for each model."""
+    """One goal: a method's figure relative to its base, at most `limits` for each model."""
 
     sentence: str
     method: str
     base: str
     figure: Literal["ratio", "peak_bytes"]  # a time counts by its ratio to plain in the same round
-    limits: tuple[float, float, float]  # of the models, in their order
+    limits: tuple[float, float, float]  # in the order of the models
 
 
 TARGETS = [
@@ -135,7 +136,7 @@ TARGETS = [
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target on one model; `measured` is None where there are no rows, with the reason in `note`."""
+    """A target on one model; `measured` is None without rows, with the reason in `note`."""
 
     limit: float
     measured: float | None
@@ -152,7 +153,7 @@ class Verdict:
 
 
 def judged(target: Target, model: str, limit: float, found: list[Table]) -> Verdict:
-    """Both figures from one run: the newest that has tried the method on the model."""
+    """Judges a target by both figures of one run, the newest that tried the method on the model."""
     title = TITLES[METHODS[target.method].quantity]
     for table in found:
         if (table.size, table.precision, table.title) != (SIZE, PRECISION, title):
@@ -174,7 +175,7 @@ def judged(target: Target, model: str, limit: float, found: list[Table]) -> Verd
 
 
 def render_targets(found: list[Table]) -> str:
-    """A line for each target, a column for each model."""
+    """Renders a line for each target and a column for each model."""
     lines = [f"| goal | {' | '.join(MODELS.values())} |", "|---" * (len(MODELS) + 1) + "|"]
     for target in TARGETS:
         cells = [
@@ -192,7 +193,7 @@ def _best(column: list[Row], *, is_pergrad: bool) -> Row | None:
 
 
 def leads(found: list[Table]) -> Iterator[tuple[Table, str, Row, Row]]:
-    """(table, model, pergrad's fastest, the fastest peer), of every cell that has both."""
+    """Yields (table, model, pergrad's fastest, the fastest peer) for every cell that has both."""
     for table in found:
         for model, column in table.columns.items():
             own, peer = (_best(column.rows, is_pergrad=mine) for mine in (True, False))
@@ -201,7 +202,7 @@ def leads(found: list[Table]) -> Iterator[tuple[Table, str, Row, Row]]:
 
 
 def render_leads(found: list[Table]) -> str:
-    """A line for each cell: how much faster pergrad is than the best peer, or slower."""
+    """Renders a line for each cell: how much faster or slower pergrad is than the best peer."""
     lines = ["| | pergrad | best peer | |", "|---|---|---|---|"]
     for table, model, own, peer in leads(found):
         assert own.ratio is not None
@@ -217,12 +218,12 @@ def render_leads(found: list[Table]) -> str:
 
 
 def document(found: list[Table]) -> str:
-    """Both tables."""
+    """Renders both tables."""
     return f"{render_targets(found)}\n\n{render_leads(found)}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print, write or check both tables."""
+    """Prints, writes or checks both tables."""
     options = parser_of("benchmarks.targets", __doc__).parse_args(arguments)
     text = document(tables(stored(options.results)))
     return settle(text, options.write, options.check, markers=MARKERS, module="benchmarks.targets")

@@ -1,13 +1,12 @@
-"""Order-randomised rounds: what the machine does to one method it does to all of them.
+"""Times methods in rounds of random order, so that changes of the machine's speed affect all of them.
 
-A round visits the methods on a model in a fresh random order: a method and its plain base are then
-seconds apart, and no method always follows the same other. A visit is one step to warm up and `steps`
-timed ones, of which the median counts. A method's ratio is the median over the rounds of its time over
-plain's time in the same round, so that a machine which slows down for a while slows both; the
-interquartile range says how much it moved.
+A round visits the methods on a model in a fresh random order: a method and its plain base are then seconds
+apart, and no method always follows the same other one. A visit is one warm-up step and `steps` timed ones;
+their median counts. A method's ratio is the median over the rounds of its time over plain's time in the same
+round, so that a slow phase of the machine slows both. The interquartile range shows the spread.
 
-On a GPU the timed steps of a visit follow one another without waiting, as in training: Python then runs
-ahead of the device, and what is measured is the slower of the two. Their mean is the visit's one figure.
+On a GPU the timed steps of a visit run without synchronizing between them, as in training: Python runs ahead
+of the device, and the slower of the two is measured. Their mean is the visit's figure.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from benchmarks.methods import Step
 
 @contextmanager
 def settled_heap() -> Iterator[None]:
-    """Within, collecting garbage passes over what was there before: torch's own objects take 0.1 s."""
+    """Excludes existing objects from garbage collection within the block: torch's own take 0.1 s."""
     gc.collect()
     gc.freeze()
     try:
@@ -37,21 +36,21 @@ def settled_heap() -> Iterator[None]:
 
 
 def orders(methods: Sequence[str], *, rounds: int, seed: int) -> Iterator[list[str]]:
-    """The methods of each round, each of them once."""
+    """Yields the methods of each round in random order."""
     generator = random.Random(seed)
     for _ in range(rounds):
         yield generator.sample(methods, len(methods))
 
 
 def _release_freed_memory(device: torch.device) -> None:
-    """Each visit starts from the same heap, whatever the last method has left free in it.
+    """Makes each visit start from the same heap, whatever the last method left free in it.
 
-    On the CPU that is worth up to 10% either way: what fits into pages that are there need not be mapped.
+    On the CPU this matters by up to 10% either way: memory that is already mapped need not be mapped again.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
 
@@ -59,9 +58,9 @@ def _release_freed_memory(device: torch.device) -> None:
 def visit(
     step: Step, clear: Callable[[], None], *, steps: int, device: torch.device
 ) -> list[float]:
-    """Seconds of a step, by the timed ones; the first of all warms up and is not among them."""
+    """Returns the seconds of a step over the timed steps, after one warm-up step."""
     gc.collect()
-    _release_freed_memory(device)  # the warm-up step allocates anew what this method needs
+    _release_freed_memory(device)  # the warm-up step allocates the memory of this method again
     _once(step, clear)
     if device.type == "cuda":
         return [_cuda_seconds(step, clear, steps, device)]
@@ -69,7 +68,7 @@ def visit(
 
 
 def _once(step: Step, clear: Callable[[], None]) -> float:
-    """Clearing the results is outside of the timing."""
+    """Times one step, without clearing the results."""
     start = time.perf_counter()
     result = step()
     seconds = time.perf_counter() - start
@@ -79,7 +78,7 @@ def _once(step: Step, clear: Callable[[], None]) -> float:
 
 
 def _cuda_seconds(step: Step, clear: Callable[[], None], steps: int, device: torch.device) -> float:
-    """The mean of steps in a row; clearing is host work between them, which the device need not wait for."""
+    """Returns the mean of consecutive steps; clearing between them is host work that overlaps the device."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize(device)
     begin.record()
@@ -92,7 +91,7 @@ def _cuda_seconds(step: Step, clear: Callable[[], None], steps: int, device: tor
 
 
 def middle(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """The median and the interquartile range."""
+    """Returns the median and the interquartile range."""
     if len(values) == 1:
         return values[0], (values[0], values[0])
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")

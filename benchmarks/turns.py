@@ -1,7 +1,7 @@
-"""Several runs on one machine: they prepare side by side, and are timed one after the other.
+"""Coordinates several runs on one machine: they prepare in parallel and are timed one after the other.
 
-Compiling takes minutes on one core each, and timing must have the machine for itself. A run that prepares
-holds a share of a lock on a file; a run that times holds all of it, which it gets once nobody prepares.
+Compiling takes minutes on one core per run, and timing needs the machine to itself. A preparing run holds a
+shared lock on a file; a timing run holds an exclusive lock, which it gets once no run prepares.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Turns:
-    """The lock of one run; without a path, the run is alone and never waits."""
+    """The lock of one run; without a path the run never waits."""
 
     path: Path | None
 
@@ -34,6 +34,6 @@ class Turns:
         if self.path is None:
             yield
             return
-        with self.path.open("a") as file:  # closing it lets go of the lock
+        with self.path.open("a") as file:  # closing the file releases the lock
             fcntl.flock(file, lock)
             yield

@@ -1,7 +1,7 @@
-"""Docstrings as the reference shows them: their doctests as code, their inner products as text.
+"""Converts docstrings to markdown for the reference: doctests become code blocks, < is escaped.
 
-The docstrings are written to be read in a terminal. Markdown would make quotations of their examples and
-take ⟨g, h⟩, written with the signs of a keyboard, for a tag.
+The docstrings are written for a terminal. Markdown would turn their examples into block quotes, and read <g,
+h> as a tag.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Docstrings", "as_markdown"]
 
 
 def as_markdown(text: str) -> str:
-    r"""The docstring with each doctest in a block of code and no tags in its prose.
+    r"""Returns the docstring with each doctest in a code block and no tags in its prose.
 
     >>> print(as_markdown("<a, b> by `<c>`:\n\n>>> 1 + 1\n2\n\nDone."))
     &lt;a, b> by `<c>`:
@@ -37,7 +37,7 @@ def as_markdown(text: str) -> str:
 
 
 def _without_tags(prose: str) -> str:
-    """Less-than signs outside of code, so that they are shown."""
+    """Escapes less-than signs outside of code."""
     parts = prose.split("`")
     return "`".join(
         part if k % 2 else part.replace("<", "&lt;") for k, part in enumerate(parts)
@@ -45,7 +45,7 @@ def _without_tags(prose: str) -> str:
 
 
 class Docstrings(griffe.Extension):  # type: ignore[misc, unused-ignore]
-    """Puts `as_markdown` between the source and the pages."""
+    """Applies `as_markdown` to every docstring."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
         if obj.docstring is not None:

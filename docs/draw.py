@@ -1,8 +1,8 @@
 """Draws the pictures of "How it works": ``python docs/draw.py`` writes them to docs/assets/.
 
-Their ground is transparent, and they must read on white and on black alike: what is written in a box is
-white on a dark colour, what is written outside of one is a grey halfway between. They are narrow, so that a
-phone shows them at nearly their own size.
+The background is transparent, and the text must be readable on white and on black: it is white on a dark
+colour inside of a box, and medium grey outside. The pictures are narrow, so that a phone shows them at nearly
+full size.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def text(
 def box(
     x: float, y: float, w: float, h: float, colour: str, *lines: str, size: int = 14
 ) -> str:
-    """A filled box with centred lines, the first of them bold, others as code where they begin with `."""
+    """Draws a filled box with centred lines: the first bold, lines that begin with ` as code."""
     parts = [
         f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="6" fill="{colour}"/>'
     ]
@@ -82,7 +82,7 @@ def cells(
     w: float = 22,
     h: float = 22,
 ) -> str:
-    """A grid, a colour for each cell."""
+    """Draws a grid with a colour for each cell."""
     return "".join(
         f'<rect x="{x + c * w:g}" y="{y + r * h:g}" width="{w - 2:g}" height="{h - 2:g}" rx="3" '
         f'fill="{colour}"/>'
@@ -104,12 +104,12 @@ def picture(height: int, title: str, parts: Iterable[str]) -> str:
 
 
 def pipeline() -> str:
-    """From a call to a result."""
+    """Draws the way from a call to a result."""
     stages = [
         (GREY, "call", "`F.linear(x, W)`"),
-        (BLUE, "rule", "of the function: what is each sample's gradient?"),
+        (BLUE, "rule", "per function: the gradient of each sample"),
         (GREEN, "factor", "`OuterProduct(g, x)`"),
-        (BROWN, "reduction", "of the kind of factor: |G|², a sum, an inner product"),
+        (BROWN, "reduction", "per kind of factor: |G|², sums, inner products"),
         (VIOLET, "quantity", "`Norms, ClippedSum, Gram, ...`"),
     ]
     dark = {GREY: "#4a4f5a"}
@@ -125,15 +125,15 @@ def pipeline() -> str:
 
 
 def factor() -> str:
-    """One gradient of a linear layer, held and not held."""
+    """Draws the gradient of a linear layer as a product, and its norm from the factors."""
     parts = [
         text(240, 20, "one sample, a linear layer, three positions", size=15),
         box(92, 62, 46, 116, BLUE, "g"),
         text(115, 54, "out × 3"),
         box(156, 62, 176, 46, BROWN, "x"),
         text(244, 54, "3 × in"),
-        text(156, 140, "the factor: what came back to", anchor="start"),
-        text(156, 159, "the layer, and what it saw", anchor="start"),
+        text(156, 140, "the factor: output gradients", anchor="start"),
+        text(156, 159, "and inputs of the layer", anchor="start"),
         arrow(240, 192, 130, 232),
         arrow(240, 192, 350, 232),
         box(
@@ -146,17 +146,17 @@ def factor() -> str:
             "out × in numbers",
             "for each sample",
         ),
-        text(130, 380, "made for Grads only"),
+        text(130, 380, "computed for Grads only"),
         text(350, 252, "(gᵀ g) ⊙ (x xᵀ)"),
         box(313, 264, 74, 74, GREEN, "3 × 3"),
         text(350, 361, "its sum is |G|²:"),
-        text(350, 380, "Norms hold no more"),
+        text(350, 380, "Norms need only this"),
     ]
     return picture(394, "The gradient of a linear layer as two factors", parts)
 
 
 def step() -> str:
-    """What happens in the forward and in the backward."""
+    """Draws the forward and the backward of a recorded step."""
     parts = [
         text(120, 22, "forward", size=16, bold=True),
         text(360, 22, "backward", size=16, bold=True),
@@ -169,7 +169,7 @@ def step() -> str:
             parts.append(text(120, top + 62, "a tap keeps the input", size=13))
             parts.append(arrow(120, top + 68, 120, top + 88))
             parts.append(box(280, top, 160, 44, BLUE, "tap: rule, factor"))
-            parts.append(text(360, top + 62, "reduced, and freed", size=13))
+            parts.append(text(360, top + 62, "reduced, then freed", size=13))
             parts.append(arrow(360, top + 88, 360, top + 68))
         else:
             parts.append(box(280, top, 160, 44, "#4a4f5a", "loss.backward()"))
@@ -182,10 +182,10 @@ def step() -> str:
             f'stroke-dasharray="5 4"{end}/>'
         )
     lines = [
-        "PyTorch's own kernels give",
+        "PyTorch's kernels compute",
         "the gradients of the inputs;",
-        "the summed gradients of the",
-        "weights are never made",
+        "summed weight gradients",
+        "are never computed",
     ]
     for k, line in enumerate(lines):
         parts.append(text(40, 312 + 18 * k, line, size=13, anchor="start"))
@@ -193,7 +193,7 @@ def step() -> str:
 
 
 def layouts() -> str:
-    """Which rows belong to which sample."""
+    """Draws which entries of a tensor belong to which sample."""
     a, b, c = SAMPLES
     lost = "#4a4f5a"
     parts = [
@@ -203,7 +203,7 @@ def layouts() -> str:
         text(
             200,
             22,
-            "x.flatten(): i is of sample i // 4",
+            "x.flatten(): sample of i is i // 4",
             anchor="start",
             mono=True,
             size=12,
@@ -232,14 +232,14 @@ def layouts() -> str:
 
 
 def ladder() -> str:
-    """How a weight's gradients come about."""
+    """Draws the ladder of ways to a weight's gradients."""
     rungs = [
         (BLUE, "rule", "closed form: linear, convolution, norm, table"),
-        (BLUE, "derived", "a slice, a cast, weight_norm: pulled back"),
+        (BLUE, "derived", "a slice, a cast, weight_norm: by one VJP"),
         (GREEN, "broadcast, expanded", "arithmetic with a weight"),
         (BROWN, "vmap", "of that one function, checked against it"),
-        (BROWN, "masked VJP", "one backward of that function a sample"),
-        (RED, "error", "names parameter, function and next step"),
+        (BROWN, "masked VJP", "one backward of that function per sample"),
+        (RED, "error", "names the parameter, function and next step"),
     ]
     parts = []
     for k, (colour, name, line) in enumerate(rungs):

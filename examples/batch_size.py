@@ -1,15 +1,15 @@
-"""Pick a batch size by the noise of the gradients, at several stages of training.
+"""Choose a batch size by the gradient noise scale, at several stages of training.
 
-The noise scale tr(Σ) / |G|² (McCandlish et al., 2018) says how many samples it takes until their mean
-gradient is more signal than noise: a step on B samples gets about B / (B + noise scale) of what a step
-on all of them would. Much smaller batches waste steps, much larger ones waste samples. It is small
-while the samples still agree on what is to be learned, and grows as they stop to.
+The noise scale tr(Σ) / |G|² (McCandlish et al., 2018) is about the number of samples from which their mean
+gradient is more signal than noise: a step on B samples makes about B / (B + noise scale) of the progress of a
+step on all of them. Much smaller batches waste steps, much larger ones waste samples. It is small while the
+samples agree on the direction, and grows as they disagree.
 
 This script trains a small classifier on scikit-learn's digits with `pergrad.NoiseScale` in the loop.
-`.running`, from small batches, is what one has in real training; beside it stands the noise scale of all
-samples at once, by `+=`. The two agree well while the noise scale is not much larger than the batch. Late in
-training the mean gradient is all but lost in the noise and changes from step to step: then the estimate
-is good for an order of magnitude, or negative, which says no more than that larger batches are needed.
+`.running` is the estimate from small batches, as in real training; the noise scale of all samples at once, by
+`+=`, is printed for comparison. The two agree well while the noise scale is not much larger than the batch.
+Late in training the mean gradient nearly vanishes in the noise and changes from step to step: the estimate is
+then good for an order of magnitude, or negative, which only means that larger batches are needed.
 
 Run it with `python examples/batch_size.py`; it takes a few seconds.
 """
@@ -43,7 +43,7 @@ def losses(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:  # (n,)
 
 
 def whole_noise(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    """(Mean loss, noise scale) of all samples, at the present weights."""
+    """Returns (mean loss, noise scale) of all samples at the current weights."""
     noise, total = pergrad.NoiseScale(), 0.0
     for some_images, some_labels in zip(images.split(256), labels.split(256), strict=True):
         with pergrad.record(model, pergrad.NoiseScale()) as some:
@@ -57,7 +57,7 @@ def whole_noise(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float
 def training(
     images: Tensor, labels: Tensor, *, batch_size: int, steps: Sequence[int], seed: int
 ) -> Iterator[Stage]:
-    """SGD on batches drawn at random; what was measured after each of the given steps."""
+    """Trains by SGD on random batches; yields the measurements after each of the given steps."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05 / batch_size)
@@ -65,7 +65,7 @@ def training(
     running = pergrad.NoiseScale(decay=0.98)
     for step in range(1, max(steps) + 1):
         rows = torch.randint(len(labels), (batch_size,), generator=generator)
-        # In the block no parameter gets its `.grad`: the plain sum, weights of one, is for the step.
+        # Parameters get no `.grad` in the block, so the plain sum (all weights one) is computed for the step.
         plain_sum = pergrad.ClippedSum(weighting=torch.ones_like)
         with pergrad.record(model, running, plain_sum):
             losses(model, images[rows], labels[rows]).sum().backward()
@@ -77,7 +77,7 @@ def training(
 
 
 def power_of_two(noise_scale: float) -> int | None:
-    """The power of two nearest to the noise scale; none where the batches were too small to tell."""
+    """Returns the power of two nearest to the noise scale; None if the batches were too small."""
     if noise_scale <= 0:
         return None
     return 2 ** max(0, round(torch.tensor(noise_scale).log2().item()))
@@ -85,9 +85,9 @@ def power_of_two(noise_scale: float) -> int | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--batch-size", type=int, default=64, help="of the training itself")
+    parser.add_argument("--batch-size", type=int, default=64, help="batch size of the training")
     parser.add_argument("--steps", type=int, nargs="+", default=[20, 100, 200, 400, 800])
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     chosen = parser.parse_args(arguments)
     bunch = load_digits()
     images, labels = (
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     console.print(table)
     console.print("Batch size: the power of two nearest to the running noise scale.")
-    console.print("Last column: of the progress of a step on all samples, by the formula.")
+    console.print("Last column: progress relative to a step on all samples, by the formula.")
     return 0
 
 

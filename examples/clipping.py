@@ -1,13 +1,13 @@
-"""Train with clipped per-sample gradients, so that a few wild samples cannot spoil the fit.
+"""Train with clipped per-sample gradients, so that a few outliers cannot spoil the fit.
 
-A linear model is fitted to data in which a few samples have a huge, wrong target. In plain SGD each
-of them pulls as hard as its target is wrong. Here the gradient of every sample is cut to a norm of at
-most `--max-norm` before the gradients are added up, so that no sample weighs more than any other may:
-`pergrad.ClippedSum` in the training loop, `assign()`, and an ordinary optimizer. Both are graded on
-clean samples that neither has seen.
+A linear model is fitted to data in which a few samples have a huge, wrong target. In plain SGD the pull of
+each of them grows with its error. Here the gradient of every sample is clipped to a norm of at most
+`--max-norm` before the gradients are added up, which bounds the effect of each sample: `pergrad.ClippedSum`
+in the training loop, `assign()`, and an ordinary optimizer. Both fits are graded on clean samples that
+neither has seen.
 
-This alone is not differential privacy: that needs noise added to the sum, batches drawn at random as
-its proofs assume, and an account of what is spent.
+This alone is not differential privacy: that needs noise added to the sum, batches drawn at random as its
+proofs assume, and an accountant for the privacy budget.
 
 Run it with `python examples/clipping.py`; it takes a few seconds.
 """
@@ -28,7 +28,7 @@ from torch.nn import functional as F
 import pergrad
 
 FEATURES = 10
-NOISE = 0.1  # of the clean targets: no fit has a smaller loss than its square
+NOISE = 0.1  # standard deviation of clean targets: its square is the smallest possible loss
 
 
 class Data(NamedTuple):
@@ -43,7 +43,7 @@ class Epoch(NamedTuple):
 
 
 def regression(samples: int, corrupted: int, seed: int) -> tuple[Data, Data]:
-    """(Training data with so many huge targets, as much clean test data) of one true line."""
+    """Returns (training data with `corrupted` huge targets, clean test data of the same size)."""
     generator = torch.Generator().manual_seed(seed)
     truth = torch.randn(FEATURES, 1, generator=generator)
     x = torch.randn(2 * samples, FEATURES, generator=generator)
@@ -57,11 +57,11 @@ def regression(samples: int, corrupted: int, seed: int) -> tuple[Data, Data]:
 def training(
     train: Data, test: Data, *, max_norm: float | None, epochs: int, batch_size: int, seed: int
 ) -> Iterator[Epoch]:
-    """SGD from zero weights, on clipped gradients or, without a bound, on plain ones."""
+    """Runs SGD from zero weights, on clipped gradients or, without a bound, on plain ones."""
     model = nn.Linear(FEATURES, 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    # The gradients are sums over the batch: the rate makes means of them.
+    # Gradients are sums over the batch: dividing the learning rate makes them means.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1 / batch_size)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
@@ -84,13 +84,13 @@ def training(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--samples", type=int, default=512)
-    parser.add_argument("--corrupted", type=int, default=10, help="of them, with a huge target")
+    parser.add_argument("--corrupted", type=int, default=10, help="samples with a huge target")
     parser.add_argument(
         "--max-norm", type=float, default=1.0, help="bound on each sample's gradient"
     )
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=0, help="of data and batches")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     chosen = parser.parse_args(arguments)
     train, test = regression(chosen.samples, chosen.corrupted, chosen.seed)
 

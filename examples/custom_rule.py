@@ -1,10 +1,10 @@
-"""A layer with a function of its own, and a rule for its per-sample gradients.
+"""Write a rule for the per-sample gradients of a custom function.
 
-The layer is one of radial basis functions: y_k = exp(-gamma_k |x - c_k|²), with centres c_k and widths
-gamma_k to learn. It needs no rule: pergrad sees the functions that it calls, and finds a way for those
-that have none. `explain` says which way that is, and what it costs. With a rule the gradients come in
-closed form. `check_rule` compares the rule with one backward pass per sample, `explain` shows the
-change, and the clock says whether it was worth it.
+The layer computes radial basis functions: y_k = exp(-gamma_k |x - c_k|²), with learned centres c_k and widths
+gamma_k. It works without a rule: pergrad sees the torch functions that it calls, and falls back to slower
+ways for functions without a rule. `explain` shows the way and its cost. A rule gives the gradients in closed
+form. `check_rule` compares the rule with one backward pass per sample, `explain` shows the change, and a
+timing shows whether it is worth it.
 
 Run it with `python examples/custom_rule.py`; it takes a few seconds.
 """
@@ -30,7 +30,7 @@ def plain_rbf(x: Tensor, centers: Tensor, gamma: Tensor) -> Tensor:  # (..., i),
 
 
 def rbf(x: Tensor, centers: Tensor, gamma: Tensor) -> Tensor:
-    """The same, and visible to pergrad as one function: a rule can be given for it."""
+    """Computes `plain_rbf` as one function that pergrad sees, so that it can have a rule."""
     arguments = (x, centers, gamma)
     if has_torch_function(arguments):
         found: Tensor = handle_torch_function(rbf, arguments, *arguments)
@@ -40,20 +40,20 @@ def rbf(x: Tensor, centers: Tensor, gamma: Tensor) -> Tensor:
 
 @pergrad.implements_per_sample_grads(rbf)
 def rbf_rule(
-    grad_output: Tensor,  # (n, 1, ..., k): of each sample what the function gives for it alone
+    grad_output: Tensor,  # (n, 1, ..., k): for each sample, the shape of the output for it alone
     x: Tensor,  # (n, 1, ..., i)
     centers: Tensor,
     gamma: Tensor,
 ) -> dict[str, Any]:
     grad_output, x = grad_output.flatten(1, -2), x.flatten(1, -2)  # (n, t, k), (n, t, i)
     squares = torch.cdist(x, centers).square()
-    slope = grad_output * torch.exp(-gamma * squares)  # of the exponent
+    slope = grad_output * torch.exp(-gamma * squares)  # derivative with respect to the exponent
 
     def of_centers() -> Tensor:  # Σ_t 2 gamma slope (x - c)
         pull = 2 * gamma * slope
         return torch.einsum("ntk,nti->nki", pull, x) - pull.sum(1).unsqueeze(-1) * centers
 
-    # A function is called only where that argument is recorded: a frozen one costs nothing.
+    # A function is called only if that argument is recorded: a frozen one costs nothing.
     return {"centers": of_centers, "gamma": lambda: -(slope * squares).sum(1)}
 
 
@@ -77,7 +77,7 @@ def losses(model: nn.Module, x: Tensor) -> Tensor:  # (n,)
 
 
 def seconds(model: nn.Module, x: Tensor, repeats: int) -> float:
-    """The fastest of several runs, after one that warms up."""
+    """Returns the time of the fastest of several runs, after a warm-up."""
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
@@ -90,8 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--inputs", type=int, default=32)
-    parser.add_argument("--outputs", type=int, default=64, help="how many centres")
-    parser.add_argument("--repeats", type=int, default=30, help="of the timing")
+    parser.add_argument("--outputs", type=int, default=64, help="number of centres")
+    parser.add_argument("--repeats", type=int, default=30, help="timed runs")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
     x = torch.randn(

@@ -1,11 +1,11 @@
-"""Which training samples push the prediction for one test sample, and which way.
+"""Find the training samples that push the prediction for one test sample, and their direction.
 
-A step of SGD on training sample n changes the loss of a test sample by -rate * <g_n, g_test>, to first
-order: what has a large inner product helps, what has a negative one harms (TracIn, Pruthi et al., 2020,
-at a single checkpoint). This script trains a small classifier on scikit-learn's digits, takes the test
-digit that it gets most wrong, and lists the training digits that push it hardest. `pergrad.Dots` gives
-the inner products of a batch without holding any sample's gradient; `+=` joins the batches. Beside
-each estimate stands what one real step on that sample alone does.
+A step of SGD on training sample n changes the loss of a test sample by -rate * <g_n, g_test>, to first order:
+a positive inner product helps, a negative one harms (TracIn, Pruthi et al., 2020, at a single checkpoint).
+This script trains a small classifier on scikit-learn's digits, takes the test digit with the largest loss,
+and lists the training digits that push it hardest. `pergrad.Dots` computes the inner products of a batch
+without holding any sample's gradient; `+=` joins the batches. Each estimate is compared with a real step on
+that sample alone.
 
 Run it with `python examples/influence.py`; it takes a few seconds.
 """
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 import pergrad
 
-RATE = 1e-3  # of the step that an estimate is about
+RATE = 1e-3  # learning rate of the step
 
 
 class Digits(NamedTuple):
@@ -36,7 +36,7 @@ class Digits(NamedTuple):
 
 
 def split(samples: int, seed: int) -> tuple[Digits, Digits]:
-    """(So many digits to train on, all the others)."""
+    """Returns (`samples` digits for training, the other digits)."""
     bunch = load_digits()
     images, labels = (
         torch.from_numpy(bunch.data).float() / 16,
@@ -64,7 +64,7 @@ def trained(train: Digits, *, epochs: int, seed: int) -> nn.Module:
 
 
 def influences(model: nn.Module, train: Digits, sample: Digits, *, batch_size: int) -> Tensor:
-    """<g_n, g_test> for every training sample n, (n,)."""
+    """Returns <g_n, g_test> for every training sample n, (n,)."""
     parameters = dict(model.named_parameters())
     test_loss = losses(model, *sample).sum()
     grads = torch.autograd.grad(test_loss, list(parameters.values()))
@@ -78,7 +78,7 @@ def influences(model: nn.Module, train: Digits, sample: Digits, *, batch_size: i
 
 
 def drop_after_step(model: nn.Module, one: Digits, sample: Digits) -> float:
-    """By how much the test loss falls in one real step of SGD on one training sample."""
+    """Returns the decrease of the test loss in one real step of SGD on one training sample."""
     stepped = copy.deepcopy(model)
     optimizer = torch.optim.SGD(stepped.parameters(), lr=RATE)
     optimizer.zero_grad()
@@ -90,11 +90,13 @@ def drop_after_step(model: nn.Module, one: Digits, sample: Digits) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--samples", type=int, default=1200, help="to train on")
+    parser.add_argument("--samples", type=int, default=1200, help="training samples")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=256, help="of the inner products")
+    parser.add_argument(
+        "--batch-size", type=int, default=256, help="batch size of the inner products"
+    )
     parser.add_argument("--top", type=int, default=6, help="samples to list on each side")
-    parser.add_argument("--seed", type=int, default=0, help="of split, weights and batches")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     chosen = parser.parse_args(arguments)
     train, test = split(chosen.samples, chosen.seed)
     model = trained(train, epochs=chosen.epochs, seed=chosen.seed)

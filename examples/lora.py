@@ -1,10 +1,10 @@
-"""Per-sample gradient norms of a language model's LoRA adapters.
+"""Compute per-sample gradient norms of a language model's LoRA adapters.
 
-A tiny Llama of Hugging Face with random weights gets adapters from PEFT; its own weights are frozen, as in
-any fine-tuning. pergrad takes the model as it is, and records what requires gradients: the adapters
-alone. `pergrad.Norms` gives the norm of each text's gradient and never holds a gradient; `pergrad.verify`
-runs a few texts alone and compares. The texts, random tokens, differ in length: padding is masked out of
-the loss and the attention, and so it is not in the gradients either.
+A tiny Hugging Face Llama with random weights gets adapters from PEFT; its own weights are frozen, as in LoRA
+fine-tuning. pergrad needs no change to the model and records only the adapters, which require gradients.
+`pergrad.Norms` computes the norm of each text's gradient without holding a gradient; `pergrad.verify`
+compares with a few texts run alone. The texts are random tokens of different lengths: padding is masked in
+the loss and in the attention, so it does not affect the gradients.
 
 Run it with `python examples/lora.py`; it needs transformers and peft, downloads nothing, and takes a few
 seconds.
@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the weights are random: nothing is looked up
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the weights are random, so nothing is downloaded
 
 import peft
 import torch
@@ -47,7 +47,7 @@ def adapted_llama(rank: int, seed: int) -> nn.Module:
     lora = peft.LoraConfig(
         r=rank,
         target_modules=["q_proj", "v_proj", "down_proj"],
-        # By default B is zero, and so then is the gradient of A: true, but nothing to look at.
+        # By default B is zero, and then the gradient of A is zero too.
         init_lora_weights=False,
     )
     model: nn.Module = peft.get_peft_model(transformers.LlamaForCausalLM(config), lora)
@@ -55,7 +55,7 @@ def adapted_llama(rank: int, seed: int) -> nn.Module:
 
 
 def random_texts(samples: int, longest: int, seed: int) -> tuple[Tensor, Tensor]:
-    """(Tokens, mask), both (n, longest): lengths from 2 up, padded on the right."""
+    """Returns (tokens, mask), both (n, longest): random lengths from 2 on, padded on the right."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(2, longest + 1, (samples,), generator=generator)
     tokens = torch.randint(1, VOCABULARY, (samples, longest), generator=generator)
@@ -64,7 +64,7 @@ def random_texts(samples: int, longest: int, seed: int) -> tuple[Tensor, Tensor]
 
 
 def losses(model: nn.Module, tokens: Tensor, mask: Tensor) -> Tensor:  # (n,)
-    """The mean loss of each text over the tokens that it has to predict."""
+    """Returns the mean loss of each text over its predicted tokens."""
     logits = model(input_ids=tokens, attention_mask=mask).logits[:, :-1]
     targets, is_text = tokens[:, 1:], mask[:, 1:]
     by_token = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
@@ -75,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--longest", type=int, default=24, help="tokens in the longest text")
-    parser.add_argument("--rank", type=int, default=4, help="of the adapters")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and texts")
+    parser.add_argument("--rank", type=int, default=4, help="rank of the adapters")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     chosen = parser.parse_args(arguments)
     model = adapted_llama(chosen.rank, chosen.seed)
     tokens, mask = random_texts(chosen.samples, chosen.longest, chosen.seed)
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with pergrad.record(model, pergrad.Norms()) as norms:
         by_text = losses(model, tokens, mask)
         by_text.sum().backward()
-    table = Table(title="Gradients of the adapters, a text each")
+    table = Table(title="Gradients of the adapters, one row per text")
     for heading in ("text", "tokens", "loss", "gradient norm"):
         table.add_column(heading, justify="right")
     for row in norms.result.argsort(descending=True).tolist():

@@ -1,10 +1,10 @@
 """Find mislabelled training samples: train, audit, and open the report.
 
-A sample that the model is far off on, and whose gradient pulls where few others pull, is one that the rest
-of the data set contradicts: often its label is wrong. This script flips a known share of the labels of
-scikit-learn's digits, trains a small convnet on them, and audits it: one pass that gives the loss and the
-gradient of every training sample, a ranking, and a report to open. The flips are known, so that it can
-grade itself: against chance, and against ranking by the loss alone, which needs no gradients.
+A sample with a high loss, and with a gradient in a direction that few others share, contradicts the rest of
+the data set: often its label is wrong. This script flips a known share of the labels of scikit-learn's
+digits, trains a small convnet on them, and audits it: one pass computes the loss and the gradient of every
+training sample, a ranking and a report. Because the flips are known, it grades the ranking against chance and
+against ranking by loss alone, which needs no gradients.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OUTPUT = Path("build/demo")
 
 @dataclass(frozen=True)
 class Digits:
-    """Images, the labels that training sees, and the labels that are right."""
+    """Images, the labels used in training, and the right labels."""
 
     images: Tensor  # (n, 1, 8, 8)
     given: Tensor  # (n,)
@@ -55,21 +55,21 @@ class Digits:
 
 
 def digits_with_flips(share: float, seed: int) -> Digits:
-    """Load the digits and give round(share * n) of them, drawn by seed, another label."""
+    """Loads the digits and flips round(share * n) random labels."""
     bunch = load_digits()
     images = torch.from_numpy(bunch.images).float().unsqueeze(1) / 16
     true = torch.from_numpy(bunch.target).long()
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(true), generator=generator)[: round(share * len(true))]
     given = true.clone()
-    # An offset of 1 to 9 never leads back to the label itself.
+    # An offset of 1 to 9 modulo 10 always changes the label.
     offsets = torch.randint(1, CLASSES, (len(chosen),), generator=generator)
     given[chosen] = (true[chosen] + offsets) % CLASSES
     return Digits(images, given, true)
 
 
 def convnet(seed: int) -> nn.Module:
-    """The layers of PyTorch's MNIST example, with GroupNorm: unlike BatchNorm, it keeps the samples apart."""
+    """Builds the layers of PyTorch's MNIST example, with GroupNorm: unlike BatchNorm, it mixes no samples."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers: dict[str, nn.Module] = OrderedDict(
@@ -93,9 +93,9 @@ def losses(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:  # (n,)
 
 
 def training(model: nn.Module, digits: Digits, *, epochs: int, seed: int) -> Iterator[float]:
-    """Train on the given labels and yield the mean loss of each epoch as it ends."""
+    """Trains on the given labels and yields the mean loss of each epoch."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    # A falling rate settles the weights: at a constant one the ranking jumps from epoch to epoch.
+    # With a constant learning rate the ranking would change much from epoch to epoch.
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
@@ -111,7 +111,7 @@ def training(model: nn.Module, digits: Digits, *, epochs: int, seed: int) -> Ite
 
 
 def spec_of(model: nn.Module, digits: Digits) -> Spec:
-    """What is audited: the model, the data as training has seen them, and how to show a sample."""
+    """Returns the spec of the audit: the model, the training data, and how to show a sample."""
     flipped = digits.flipped.nonzero()[:, 0].tolist()
     return Spec(
         model=model,
@@ -125,23 +125,23 @@ def spec_of(model: nn.Module, digits: Digits) -> Spec:
 
 
 def grade_table(grade: dict[str, Any]) -> Table:
-    """The flips near the top of the ranking, beside what the loss alone and chance find."""
+    """Returns a table of the flips near the top of the ranking, against loss alone and chance."""
     table = Table(title=f"Flipped labels found, of {grade['known']}")
-    for heading in ("looking at", "by suspicion", "by loss alone", "by chance"):
+    for heading in ("in the", "by suspicion", "by loss alone", "by chance"):
         table.add_column(heading, justify="right")
     for row in grade["within"]:
         found, by_loss = (
             f"{n} ({n / grade['known']:.1%})" for n in (row["found"], row["found_by_loss"])
         )
         chance = f"{row['share'] * grade['known']:.1f}"
-        table.add_row(f"the highest {row['share']:.0%} ({row['size']})", found, by_loss, chance)
+        table.add_row(f"top {row['share']:.0%} ({row['size']})", found, by_loss, chance)
     precision = (grade["average_precision"], grade["average_precision_by_loss"])
     table.add_row("average precision", *(f"{value:.4f}" for value in precision), "")
     return table
 
 
 def labels_named(folder: Path, digits: Digits) -> tuple[int, int]:
-    """(Flipped samples whose opponents name the right label, flipped samples that the report shows)."""
+    """Counts (flipped samples whose opponents have the right label, flipped samples in the report)."""
     results = read_results(folder)
     shown = sorted({int(index) for index in results.pushes["index"]})
     flipped = [index for index in shown if digits.flipped[index]]
@@ -165,19 +165,17 @@ def count(text: str) -> int:
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=0, help="of flips, weights and batches")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     parser.add_argument("--flipped", type=share, default=0.05, help="share of labels to flip")
     parser.add_argument(
-        "--epochs", type=count, default=EPOCHS, help="many of them memorise the flips"
+        "--epochs", type=count, default=EPOCHS, help="training epochs; too many memorize the flips"
     )
-    parser.add_argument(
-        "--output", type=Path, help=f"results folder, by default {OUTPUT}, made anew"
-    )
+    parser.add_argument("--output", type=Path, help=f"results folder; default: {OUTPUT}, replaced")
     return parser.parse_args(argv)
 
 
 def trained(digits: Digits, *, epochs: int, seed: int, console: Console) -> nn.Module:
-    """A convnet trained on the given labels, with its progress on the console."""
+    """Returns a convnet trained on the given labels; shows progress on the console."""
     model = convnet(seed)
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
     loss_column = TextColumn("mean loss {task.fields[loss]:.3f}")
@@ -193,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     folder = chosen.output or OUTPUT
     if chosen.output is None and (folder / "audit.json").exists():
-        shutil.rmtree(folder)  # of an earlier demo; a folder that was asked for is never removed
+        shutil.rmtree(folder)  # from an earlier demo; a folder given by --output is never removed
     digits = digits_with_flips(chosen.flipped, chosen.seed)
     model = trained(digits, epochs=chosen.epochs, seed=chosen.seed, console=console)
     given = sys.argv[1:] if argv is None else argv
@@ -206,13 +204,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     named, shown = labels_named(folder, digits)
     if shown:
         console.print(
-            f"Of the {shown} flipped labels that the report shows, the samples that push against them name "
-            f"the right one for {named}.\n"
+            f"The report shows {shown} flipped labels; for {named} of them, the samples that push against "
+            "them have the right label.\n"
         )
     console.print(overview(folder))
-    console.print(
-        f"\nThe report, to be opened in a browser: {report.resolve().as_uri()}", soft_wrap=True
-    )
+    console.print(f"\nOpen the report in a browser: {report.resolve().as_uri()}", soft_wrap=True)
     return 0
 
 

@@ -1,12 +1,12 @@
-"""What is timed: one function a method, from a task to a step that returns what it computed.
+"""Defines the timed methods: one function per method, from a task to a step that returns its results.
 
-To add a peer or a variant, write one function under ``@method`` in the file of its quantity; a new
-quantity needs its title in ``registry`` and its oracle in ``benchmarks.check`` too. A step leaves
-its results on the parameters' ``grad`` or ``grad_sample`` or nowhere: both are cleared between
-steps, outside of the timing. What needs a compiler is ``compiled=True``; ``--no-compiled`` leaves it out.
+To add a peer or a variant, write one function under ``@method`` in the file of its quantity; a new quantity
+also needs its title in ``registry`` and its oracle in ``benchmarks.check``. A step may leave its results on
+the parameters' ``grad`` or ``grad_sample``: both are cleared between steps, outside of the timing. Methods
+that need a compiler have ``compiled=True``; ``--no-compiled`` leaves them out.
 """
 
-from benchmarks.methods import clipped, grads, norms, training  # they register their methods
+from benchmarks.methods import clipped, grads, norms, training  # importing registers the methods
 from benchmarks.methods.registry import (
     BASES,
     METHODS,

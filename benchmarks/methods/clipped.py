@@ -1,4 +1,4 @@
-"""Σ_n min(1, C / |g_n|) g_n, where C is about the median norm: half of the samples are clipped."""
+"""Σ_n min(1, C / |g_n|) g_n, with C near the median norm: half of the samples are clipped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.models import Task
 
 
 def clip_by_hand(bound: float) -> Callable[[Gradients], Gradients]:
-    """From (B, *shape) of each parameter to the sum of the clipped ones."""
+    """Returns a function from (B, *shape) of each parameter to the sum of the clipped gradients."""
 
     def clip(gradients: Gradients) -> Gradients:
         weights = (bound / norms_of(gradients)).clamp(max=1)
@@ -81,7 +81,7 @@ register_compiled(
 
 @method("opacus-ghost", "Opacus ghost, two passes", quantity="clipped", requires="opacus")
 def opacus_ghost(task: Task) -> Step:
-    """As `DPLossFastGradientClipping` does it; noise is what its optimizer would add after."""
+    """Clips as `DPLossFastGradientClipping` does, without the noise that its optimizer would add."""
     samplers = importlib.import_module("opacus.grad_sample")
     optimizers = importlib.import_module("opacus.optimizers")
     losses = importlib.import_module("opacus.utils.fast_gradient_clipping_utils")
@@ -112,7 +112,7 @@ def opacus_ghost(task: Task) -> Step:
 
 @method("fastdp", "fastDP", quantity="clipped", requires="fastDP")
 def fastdp(task: Task) -> Step:
-    """Book-keeping in one pass; on no package index, so it is timed where somebody has put it."""
+    """Clips by book-keeping in one pass; fastDP is on no package index, so it must be installed by hand."""
     bound = clip_bound(task)
     batch = task.inputs.shape[0]
     first = next(name for name, _ in task.model.named_parameters())
@@ -135,7 +135,7 @@ def fastdp(task: Task) -> Step:
         found = {}
         for name, parameter in task.model.named_parameters():
             attributes = vars(parameter)
-            for attribute in ("summed_clipped_grad", "private_grad"):  # by version
+            for attribute in ("summed_clipped_grad", "private_grad"):  # depends on the version
                 if attribute in attributes:
                     found[name] = attributes.pop(attribute)  # the next step would add to it
         return found

@@ -1,4 +1,4 @@
-"""Full gradients: (B, *shape) for every parameter."""
+"""Computes full gradients: (B, *shape) for every parameter."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def register_compiled(
     ways: Iterable[str] = _COMPILED,
     with_option: str = "",
 ) -> None:
-    """Methods by `pergrad.compiled`, of the quantity object that `made` gives; its options are in titles."""
+    """Registers methods by `pergrad.compiled` for the quantity from `made`; titles name the options."""
     for way in ways:
         title, options = _COMPILED[way]
 
@@ -90,9 +90,9 @@ def register_compiled(
 
 
 def _compiled_by_pergrad(task: Task, quantity: Any, options: dict[str, Any]) -> Callable[[], Any]:
-    """A step of `pergrad.compiled`, which gives the quantity's result; it is compiled when this returns.
+    """Returns a compiled step of `pergrad.compiled` that returns the quantity's result.
 
-    A step that cannot be compiled would go on as it is, with a warning: here that is an error.
+    A step that cannot be compiled would run uncompiled with a warning; here this is an error.
     """
     pergrad = importlib.import_module("pergrad")
     loss = lambda model, x, y: task.loss(model(x), y)  # noqa: E731
@@ -132,7 +132,7 @@ def expanded_weights(task: Task) -> Step:
 def vmapped(
     task: Task, *, reduce: Callable[[Gradients], Gradients] = _unchanged, is_compiled: bool = False
 ) -> Step:
-    """vmap(grad), and what is made of the gradients, in one function that can be compiled."""
+    """Returns vmap(grad) and a reduction of the gradients as one function that can be compiled."""
 
     def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         logits = functional_call(task.model, weights, (x.unsqueeze(0),))
@@ -144,7 +144,7 @@ def vmapped(
         return reduce(per_sample(weights, x, y))
 
     call = whole_graph(reduced) if is_compiled else reduced
-    # the CPU's fused attention has no batching rule and would run as a loop; measured as fast
+    # Fused attention on the CPU has no batching rule and would run as a loop; this is as fast.
     on_cpu = task.inputs.device.type == "cpu"
 
     def step() -> dict[str, Tensor]:
@@ -179,7 +179,7 @@ def opacus_hooks(task: Task) -> Step:
 
 
 def by_backpack(task: Task, extension: str) -> Callable[[], None]:
-    """A backward pass in which BackPACK writes what the extension computes to the parameters."""
+    """Returns a backward pass in which BackPACK stores the extension's results on the parameters."""
     backpack = importlib.import_module("backpack")
     chosen = getattr(importlib.import_module("backpack.extensions"), extension)()
     model = backpack.extend(task.model)
@@ -189,7 +189,7 @@ def by_backpack(task: Task, extension: str) -> Callable[[], None]:
         logits = model(task.inputs)
         loss = criterion(logits.flatten(0, -2), task.targets.flatten())
         with warnings.catch_warnings(), backpack.backpack(chosen):
-            # it only warns where it leaves a layer out, and also of modules that merely hold layers
+            # BackPACK only warns when it skips a layer, and also for modules that merely contain layers.
             warnings.filterwarnings("ignore", message=r".*have an extension for Module <class")
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             warnings.filterwarnings("error", message=r".*extension for Module <class 'torch\.")

@@ -1,4 +1,4 @@
-"""The L2 norm of each sample's gradient over all parameters: {"norms": (B,)}."""
+"""Computes the L2 norm of each sample's gradient over all parameters: {"norms": (B,)}."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.models import Task
 
 
 def norms_of(gradients: Gradients) -> Tensor:
-    """(B, *shape) of each parameter -> (B,)."""
+    """Reduces (B, *shape) of each parameter to norms (B,)."""
     each = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]
     return torch.linalg.vector_norm(torch.stack(each), dim=0)
 

@@ -1,4 +1,4 @@
-"""The table of methods: a function from a task to a step that returns what it computed."""
+"""Registers methods: functions from a task to a step that returns its results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks.models import Task
 
 Quantity = Literal["training", "floor", "grads", "norms", "clipped"]
-BASES: tuple[Quantity, ...] = ("training", "floor")  # beside every other quantity
+BASES: tuple[Quantity, ...] = ("training", "floor")  # shown with every other quantity
 TITLES: dict[Quantity, str] = {
     "grads": "full gradients",
     "norms": "norms",
@@ -25,7 +25,7 @@ Step = Callable[[], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class SelfCounted:
-    """A step of a runtime whose memory torch does not see, with that runtime's own count of it."""
+    """A step of another runtime, with that runtime's own memory count, which torch does not see."""
 
     run: Step
     peak_bytes: int  # weights and batch included
@@ -36,10 +36,10 @@ class SelfCounted:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to one quantity; skipped with a note where the package `requires` is missing.
+    """One way to compute one quantity; skipped with a note if the package `requires` is missing.
 
-    `prepare` is called as the step is: within the context of the run's precision. A `compiled` one can be
-    left out of a run: to compile takes far longer than everything else.
+    `prepare` is called within the context of the run's precision, as the step is. A run can leave `compiled`
+    methods out: compiling takes far longer than everything else.
     """
 
     name: str
@@ -48,10 +48,10 @@ class Method:
     prepare: Callable[[Task], Step]
     requires: str | None = None
     compiled: bool = False
-    graphs: bool = False  # by CUDA graphs: on a GPU alone, and its memory is not that of one step
+    graphs: bool = False  # uses CUDA graphs: needs a GPU, and holds memory between steps
 
     def missing(self, device: torch.device) -> str | None:
-        """The note to show where this method cannot be run, else None."""
+        """Returns a note if this method cannot run, else None."""
         if self.graphs and device.type != "cuda":
             return "needs a GPU"
         if self.requires is None or importlib.util.find_spec(self.requires) is not None:
@@ -60,7 +60,7 @@ class Method:
 
 
 METHODS: dict[str, Method] = {}
-BACKPACK = ("grad_batch", "batch_l2")  # where its extensions leave their results
+BACKPACK = ("grad_batch", "batch_l2")  # attributes that hold the results of its extensions
 
 
 def method(
@@ -85,21 +85,21 @@ def method(
 
 
 def clear(model: nn.Module) -> None:
-    """Drop what the last step left on the parameters."""
+    """Clears the results that the last step left on the parameters."""
     for parameter in model.parameters():
         parameter.grad = None
         for attribute in BACKPACK:
             vars(parameter).pop(attribute, None)
         if hasattr(parameter, "grad_sample"):
-            # Opacus reads the attribute before it is filled, so it may not be deleted
+            # Opacus reads the attribute before it fills it, so it must not be deleted.
             parameter.grad_sample = None
 
 
 def whole_graph(function: Callable[..., Any], mode: str | None = None) -> Callable[..., Any]:
-    """The function by torch.compile, each shape for itself and whole, or an error.
+    """Compiles the function with torch.compile as one graph per static shape, or raises.
 
-    All models share the code that is compiled: past the default limit of 8 versions of it torch would run the
-    rest uncompiled, and by default it would compile the second model's for sizes that vary.
+    All models share the compiled code: after the default limit of 8 versions torch would run the rest
+    uncompiled, and by default it would compile the second model with dynamic shapes.
     """
     torch._dynamo.config.recompile_limit = 64
     return torch.compile(function, dynamic=False, fullgraph=True, mode=mode)

@@ -1,4 +1,4 @@
-"""What every ratio is to: plain training, and the least that any exact method must do."""
+"""Defines the baselines: plain training, and input gradients, the least that any exact method must do."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def plain_graphs(task: Task) -> Step:
 
 @method("inputs", "input gradients only", quantity="floor")
 def input_gradients(task: Task) -> Step:
-    """All that plain training does but the weights' gradients: from the loss to the first layer."""
+    """Does all of plain training except the weights' gradients: from the loss to the first layer."""
     task.model.requires_grad_(False)
     name, layer = first_layer(task.model)
     outputs: list[Tensor] = []
@@ -77,7 +77,7 @@ def input_gradients(task: Task) -> Step:
 
 @method("inputs-compiled", "input gradients only, torch.compile", quantity="floor", compiled=True)
 def input_gradients_compiled(task: Task) -> Step:
-    """The same of compiled training; the gradient is that of zeros added to the first output."""
+    """Does so for compiled training; takes the gradient of zeros added to the first layer's output."""
     task.model.requires_grad_(False)
     name, layer = first_layer(task.model)
     shapes: list[Tensor] = []

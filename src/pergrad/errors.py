@@ -1,4 +1,4 @@
-"""The exception tree: everything pergrad raises on purpose is a `PergradError`, itself a RuntimeError."""
+"""Defines the exceptions: every error that pergrad raises on purpose is a `PergradError`, a RuntimeError."""
 
 __all__ = [
     "AuditError",
@@ -14,36 +14,36 @@ __all__ = [
 
 
 class PergradError(RuntimeError):
-    """The root of all errors that pergrad raises."""
+    """Base class of all errors that pergrad raises."""
 
 
 class BatchSizeError(PergradError):
-    """The batch size is missing, contradictory, or not what a tensor shows."""
+    """Raised when the batch size is missing, ambiguous, or does not match a tensor's shape."""
 
 
 class ScopeError(PergradError):
-    """Recording was used out of order: nested, without a backward, or after its scope had closed."""
+    """Raised when a recording is nested, has no backward, or is used after its scope has closed."""
 
 
 class UnsupportedFunctionError(PergradError):
-    """A function uses a recorded parameter in a way that no rule covers."""
+    """Raised when a function uses a recorded parameter in a way that no rule covers."""
 
 
 class MixedSamplesError(PergradError):
-    """A function mixes the samples of a batch, so that per-sample gradients do not exist."""
+    """Raised when a function mixes the samples of a batch, so that per-sample gradients do not exist."""
 
 
 class UnseenUseError(PergradError):
-    """An ordinary, summed gradient reached a recorded parameter: some use of it was not seen."""
+    """Raised when an ordinary, summed gradient reaches a recorded parameter: a use of it was not seen."""
 
 
 class AuditError(PergradError):
-    """An audit cannot begin or go on: its reference, data, options or results folder are not right."""
+    """Raised when an audit cannot start or continue: bad reference, data, options or results folder."""
 
 
 class InterruptedAuditError(AuditError):
-    """An audit had to stop for want of space or memory; what it has written stays, and it can resume."""
+    """Raised when an audit runs out of disk space or memory; its rows are kept, and it can resume."""
 
 
 class ToldElsewhereError(AuditError):
-    """An audit in several processes has failed in another one, which says why."""
+    """Raised when an audit has failed in another process, which reports the reason."""

@@ -14,7 +14,7 @@ def test_a_share_is_never_rounded_up_to_all() -> None:
     norm = np.arange(10_000.0)
     samples = Samples(np.arange(10_000), np.zeros(10_000), norm, {}, np.ones((10_000, 1)))
     words = evidence(samples, np.zeros(10_000), np.zeros(10_000))
-    assert words[-1] == ("gradient longer than that of 99.9%",)
+    assert words[-1] == ("its gradient is longer than that of 99.9%",)
     assert words[5000] == ()
 
 
@@ -45,5 +45,5 @@ def test_an_unusual_layer_is_said_beside_other_evidence_alone() -> None:
     words = evidence(
         Samples(np.arange(40), loss, np.ones(40), groups, np.ones((40, 1))), loss * 0, loss * 0
     )
-    assert words[0][-1] == "pulls on body more than samples usually do"
+    assert words[0][-1] == "pulls on body more than most samples do"
     assert words[1] == ()

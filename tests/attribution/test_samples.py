@@ -29,8 +29,8 @@ def fields(**changes: object) -> dict[str, object]:
         ({"sketch": np.eye(4)}, "sketch has 4 rows"),
         ({"sketch": np.ones(3)}, "sketch must be (n, k)"),
         ({"sketch": np.ones((3, 0))}, "at least one column"),
-        ({"index": np.array([0, 2, 1])}, "index must rise"),
-        ({"index": np.array([0, 1, 1])}, "index must rise"),
+        ({"index": np.array([0, 2, 1])}, "index must increase"),
+        ({"index": np.array([0, 1, 1])}, "index must increase"),
         ({"index": np.empty(0, dtype=np.int64)}, "no samples"),
     ],
 )

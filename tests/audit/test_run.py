@@ -113,7 +113,7 @@ def test_a_finished_audit_is_not_run_again(tmp_path):
     before = contents(tmp_path)
     watch = Said()
     assert run_audit(mlp(), tmp_path, FLOAT64, watch=watch) == summary
-    assert watch.words == [f"this audit is finished already in {tmp_path}: nothing to compute"]
+    assert watch.words == [f"this audit is already finished in {tmp_path}: nothing to compute"]
     assert contents(tmp_path) == before
     shutil.rmtree(tmp_path / "chunks")  # which are for resuming alone
     assert run_audit(mlp(), tmp_path, FLOAT64) == summary
@@ -190,7 +190,7 @@ def test_nothing_is_kept_of_an_audit_that_failed_before_its_first_rows(tmp_path)
 
 def test_a_bad_item_stops_the_audit_and_keeps_the_batches_before_it(tmp_path):
     options = AuditOptions(batch_size=16)
-    with pytest.raises(AuditError, match="item 17 of the data set has another form"):
+    with pytest.raises(AuditError, match="item 17 of the data set differs from item 0"):
         run_audit(bad_item(), tmp_path, options)
     assert [path.name for path in (tmp_path / "chunks").iterdir()] == ["0000000000-0000000016.npz"]
 

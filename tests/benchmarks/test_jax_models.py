@@ -64,5 +64,5 @@ def test_products_are_in_the_type_of_autocast() -> None:
 
 
 def test_model_that_is_not_written_in_jax_is_refused_by_name() -> None:
-    with pytest.raises(NotImplementedError, match=r"Linear is not written in JAX.*Transformer"):
+    with pytest.raises(NotImplementedError, match=r"Linear has no JAX version.*Transformer"):
         forward_of(torch.nn.Linear(1, 1))

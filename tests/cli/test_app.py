@@ -87,7 +87,7 @@ BAD = [
     (["audit", "no_such:spec"], "no module 'no_such'"),
     (["audit", f"{CASES}:missing"], "has no attribute 'missing'"),
     (["audit", f"{CASES}:not_a_spec"], "must be a pergrad.audit.Spec"),
-    (["audit", f"{CASES}:bad_item"], "item 17 of the data set has another form than item 0"),
+    (["audit", f"{CASES}:bad_item"], "item 17 of the data set differs from item 0"),
     (["audit", f"{CASES}:scalar_loss"], "loss of each sample, shape (2,), got a scalar"),
     (["audit", f"{CASES}:batch_norm"], "BatchNorm in training mode"),
     (["audit", f"{CASES}:mlp", "--device", "cuda:7"], "device 'cuda:7'"),
@@ -125,7 +125,11 @@ def test_no_space_left_is_one_line_and_exit_code_3(command, monkeypatch):
     monkeypatch.setattr(Path, "write_bytes", full)
     code, _, err = command("audit", f"{CASES}:mlp")
     assert code == 3
-    assert re.fullmatch(r"pergrad: no space left to write pergrad-audit/\S+: free some, .*\n", err)
+    assert re.fullmatch(
+        r"pergrad: no space left to write pergrad-audit/\S+: free some "
+        r"and run the same command to resume; .*\n",
+        err,
+    )
 
 
 def test_no_space_for_the_report_is_one_line_and_exit_code_3(command, tmp_path, monkeypatch):
@@ -150,12 +154,12 @@ def test_ctrl_c_says_that_the_same_command_resumes(command, monkeypatch):
     assert code == 130
     assert err == (
         f"pergrad: interrupted; 32 of {SIZE} samples in pergrad-audit: "
-        "the same command resumes from there\n"
+        "run the same command to resume\n"
     )
     monkeypatch.delenv("PRESS_CTRL_C")
     code, _, err = command(*arguments)
     assert code == 0
-    assert f"resuming: 32 of {SIZE} samples are there already" in err
+    assert f"resuming: 32 of {SIZE} samples are already computed" in err
 
 
 def test_a_second_ctrl_c_while_saving_leaves_the_folder_whole(command, monkeypatch):
@@ -172,7 +176,7 @@ def test_a_second_ctrl_c_while_saving_leaves_the_folder_whole(command, monkeypat
         patched.setattr(Path, "replace", pressed_again)
         code, _, err = command(*arguments)
     assert code == 130
-    assert "the same command resumes" in err
+    assert "run the same command to resume" in err
     monkeypatch.delenv("PRESS_CTRL_C")
     assert command(*arguments)[0] == 0
 

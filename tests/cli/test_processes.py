@@ -125,8 +125,8 @@ def test_processes_with_different_models_are_refused(tmp_path):
     assert process.returncode != 0
     lines = [line for line in err.splitlines() if line.startswith("pergrad: ")]
     assert lines == [
-        "pergrad: processes 0 and 1 have another model: seed whatever the reference draws, so that every "
-        "process makes the same"
+        "pergrad: processes 0 and 1 differ in model: seed all random draws in the reference, so that every "
+        "process builds the same spec"
     ]
     assert not (tmp_path / "pergrad-audit/summary.json").exists()
 

@@ -101,14 +101,14 @@ def test_the_page_says_what_was_found_and_how(tmp_path) -> None:
         "Look first at 7 of 300 samples.",
         "labelled",
         "Push against it",
-        "Against what is known to be wrong",
+        "Compared with the samples known to be wrong",
         "All 15 samples known to be wrong are among the 10% ranked highest",
         "holds",
         "The gradient noise suggests batches of about",
         "No two samples have nearly the same gradient",
         "9f2c1ab34e77d0c1",
         "51d0b7e29a3c8846",
-        "5,797 samples a second",
+        "5,797 samples per second",
         "pergrad audit my_project.train:audit_spec",
         "a remark",
     ):
@@ -119,7 +119,7 @@ def test_parts_that_are_not_known_are_left_out(tmp_path) -> None:
     folder = write_folder(tmp_path, clustered())
     (folder / "pushes.parquet").unlink()
     text = page_of(folder).text
-    assert "Against what is known to be wrong" not in text
+    assert "Compared with the samples known to be wrong" not in text
     assert "Push against it" not in text
     assert "no picture of sample" in text
 

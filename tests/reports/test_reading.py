@@ -41,7 +41,7 @@ def test_results_without_pushes_say_that_nobody_pushes(folder) -> None:
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path) -> None:
-    with pytest.raises(PergradError, match="there is no results folder"):
+    with pytest.raises(PergradError, match=r"no results folder .*: run `pergrad audit`"):
         read_results(tmp_path / "nowhere")
 
 

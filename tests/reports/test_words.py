@@ -134,7 +134,7 @@ def test_a_grade_is_honest_about_loss_alone(ours, by_loss, words) -> None:
         (289.0, 200.0, 512.0, "suggests batches of about 290 (200 to 510)."),
         (0.2, None, None, "suggests batches of about 1."),
         (None, 19209.0, None, "suggests batches of 19,000 or more."),
-        (None, None, None, "suggest no batch size: the model has settled."),
+        (None, None, None, "suggest no batch size: the model has converged."),
     ],
 )
 def test_the_noise_is_put_into_words(scale, low, high, words) -> None:

@@ -1,4 +1,4 @@
-"""Findings about samples from their gradients: pure functions from arrays to arrays and words."""
+"""Derives findings about samples from their gradients: pure functions from arrays to arrays and text."""
 
 from pergrad.attribution.alignment import alignment
 from pergrad.attribution.duplicates import Duplicates, near_duplicates

@@ -1,4 +1,4 @@
-"""Whether a sample pulls the model where the others pull it."""
+"""Compares each sample's gradient with the mean gradient."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pergrad.attribution.samples import Floats
 
 __all__ = ["alignment"]
 
-_BLOCK = 256  # samples that are summed up in the type of the sketch
+_BLOCK = 256  # samples summed in the sketch's dtype; the sum of the blocks is float64
 
 
 def alignment(sketch: Floats | Directions) -> Floats:  # (n, k) -> (n,)
@@ -20,7 +20,7 @@ def alignment(sketch: Floats | Directions) -> Floats:  # (n, k) -> (n,)
     array([ 1.,  1., -1.,  0.])
     """
     units, lengths = directions(sketch)
-    # Of the direction of the mean alone: scaled by the largest, so that nothing overflows.
+    # Only the direction of the mean matters: scaling by the largest length prevents overflow.
     weights = (lengths / (lengths.max(initial=0.0) or 1.0)).astype(units.dtype)
     total = np.zeros(units.shape[1])
     for start in range(0, len(units), _BLOCK):

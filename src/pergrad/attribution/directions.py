@@ -1,4 +1,4 @@
-"""Gradients without their length."""
+"""Splits gradients into unit vectors and lengths."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ __all__ = ["Directions", "directions", "peaks"]
 
 
 class Directions(NamedTuple):
-    """Gradients, or sketches of them, apart from their lengths."""
+    """Gradients, or their sketches, as unit vectors and lengths."""
 
     units: Floats  # (n, k) of length 1, or 0
     lengths: Floats  # (n,) float64
 
 
 def directions(rows: Floats | Directions) -> Directions:
-    """Each row divided by its length, in its own dtype, and the lengths in float64; rows of zero stay zero.
+    """Divides each row by its length; returns unit rows in their dtype and lengths in float64.
 
-    Those that are known already are returned as they are, so that findings can share them.
-
-    Rows are scaled by their largest entry before they are squared: a float32 gradient of 1e20 has a length.
+    Zero rows stay zero. `Directions` are returned unchanged, so that several findings can share them. Each
+    row is scaled by its largest entry before it is squared: a float32 gradient of 1e20 does not overflow.
 
     >>> import numpy as np
     >>> units, lengths = directions(np.array([[3e30, 4e30], [0.0, 0.0]], dtype=np.float32))
@@ -40,5 +39,5 @@ def directions(rows: Floats | Directions) -> Directions:
 
 
 def peaks(rows: Floats) -> Floats:  # (n, k) -> (n,)
-    """The largest entry of each row, whatever its sign."""
+    """Returns max |entry| of each row."""
     return np.maximum(rows.max(axis=1, initial=0.0), np.abs(rows.min(axis=1, initial=0.0)))

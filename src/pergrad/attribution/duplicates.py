@@ -1,4 +1,4 @@
-"""Samples that train the model in the same way: near-identical gradients."""
+"""Finds pairs of samples with near-identical gradients, which train the model in the same way."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pergrad.attribution.samples import Floats, Integers
 
 __all__ = ["Duplicates", "near_duplicates"]
 
-_WIDE = 4  # blocks of columns that are compared at once
+_WIDE = 4  # blocks of columns compared at once
 
 
 @dataclass(frozen=True)
 class Duplicates:
     """Pairs of samples with near-identical gradients, the closest first.
 
-    `count` is how many pairs there are; of more than a limit only the closest are held.
+    `count` is the number of all pairs; only the closest are held when there are more than the limit.
     """
 
     index_a: Integers  # (p,) the smaller index
@@ -40,14 +40,14 @@ def near_duplicates(
     block: int = 64,
     limit: int = 10_000,
 ) -> Duplicates:
-    """The pairs whose sketches have a cosine of at least `threshold`, and norms as close as that.
+    """Returns the pairs with a cosine of their sketches, and a ratio of their norms, of at least `threshold`.
 
-    A cosine c means that |g_a - g_b| / |g| = √(2 - 2c) at equal norms: at 0.99 the two samples pull the
-    weights apart by 14% of what they pull. The error of a sketched cosine near 1 is about (1 - c) √(2 / k),
-    so that pairs this close are told well even from short sketches. Near-identical gradients have
-    near-identical norms: samples are sorted by norm, and only those with a ratio of norms above `threshold`
-    are compared, which leaves few of the N² / 2 pairs, `block` by at most four times as many at a time.
-    Gradients of zero have no direction and are no duplicates.
+    At equal norms a cosine c means |g_a - g_b| / |g| = √(2 - 2c): at 0.99 the two gradients differ by 14% of
+    their length. The error of a sketched cosine near 1 is about (1 - c) √(2 / k), so short sketches are
+    enough to find such pairs. Near-identical gradients have near-identical norms: samples are sorted by norm,
+    and only pairs with a ratio of norms above `threshold` are compared, a small part of the N² / 2 pairs. One
+    product compares `block` samples with at most four times as many. Zero gradients have no direction and are
+    never duplicates.
 
     >>> import numpy as np
     >>> rows = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.01], [9.0, 0.0]])
@@ -77,18 +77,18 @@ def near_duplicates(
 
 
 def _bands(norms: Floats, threshold: float, block: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of rows and columns, sorted by norm, that hold every pair of norms close enough."""
+    """Yields blocks of rows and columns, sorted by norm, that cover every pair with close enough norms."""
     for start in range(0, len(norms), block):
         rows = slice(start, min(start + block, len(norms)))
         near = int(np.searchsorted(norms, norms[rows.stop - 1] / threshold, side="right"))
-        # Whole blocks: products of odd sizes round by the number of threads.
+        # Whole blocks only: the rounding of products of odd sizes depends on the number of threads.
         last = min(start + -(-(near - start) // block) * block, len(norms))
         for column in range(start, last, _WIDE * block):
             yield rows, slice(column, min(column + _WIDE * block, last))
 
 
 def _closest(pairs: Integers, cosine: Floats, limit: int) -> tuple[Integers, Floats]:
-    """The `limit` pairs of the largest cosines."""
+    """Returns the `limit` pairs with the largest cosines."""
     if len(cosine) <= limit:
         return pairs, cosine
     best = np.argsort(-cosine, kind="stable")[:limit]

@@ -1,4 +1,4 @@
-"""Why a sample is where it is in the ranking, in words."""
+"""Explains in words why a sample ranks where it does."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pergrad.attribution.samples import Floats, Samples
 
 __all__ = ["evidence", "shares_below"]
 
-_NOTABLE = 0.95  # a value above that of this share of the samples is worth a sentence
-_AGAINST = -0.2  # from which cosine with the mean gradient on
+_NOTABLE = 0.95  # a value higher than this share of the samples' is worth a sentence
+_AGAINST = -0.2  # largest cosine with the mean gradient that is worth a sentence
 
 
 def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tuple[str, ...], ...]:
-    """Short sentences for each sample, what matters most first; none where nothing stands out.
+    """Returns short sentences for each sample, the most important first; none if nothing stands out.
 
     >>> import numpy as np
     >>> norm = np.arange(100.0)
     >>> samples = Samples(np.arange(100), norm, norm, {}, np.eye(100))
     >>> evidence(samples, np.zeros(100), np.zeros(100))[99]
-    ('loss 99 is higher than that of 99.0% of the samples', 'gradient longer than that of 99.0%')
+    ('loss 99 is higher than that of 99.0% of the samples', 'its gradient is longer than that of 99.0%')
     """
     losses, norms, influences = (shares_below(v) for v in (samples.loss, samples.norm, influence))
     groups = unusual_group(samples.group_norms, len(samples))
@@ -33,7 +33,7 @@ def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tu
     found: list[tuple[str, ...]] = [()] * len(samples)
     rows = np.flatnonzero(notable)
     columns = (samples.loss, has_loss, has_gradient, losses, influences, norms, alignment)
-    # Numbers of Python: those of NumPy take several times as long to compare and to write.
+    # Python numbers: NumPy scalars take several times as long to compare and to format.
     for row, *values in zip(rows.tolist(), *(c[rows].tolist() for c in columns), strict=True):
         value, is_loss, is_gradient, loss, pull, norm, cosine = values
         words = []
@@ -44,19 +44,21 @@ def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tu
         if loss >= _NOTABLE:
             words.append(f"loss {value:.3g} is higher than that of {_share(loss)} of the samples")
         if pull >= _NOTABLE:
-            words.append(f"pulls where few others pull: self-influence above {_share(pull)}")
+            words.append(
+                f"its gradient points where few others do: self-influence above that of {_share(pull)}"
+            )
         if norm >= _NOTABLE:
-            words.append(f"gradient longer than that of {_share(norm)}")
+            words.append(f"its gradient is longer than that of {_share(norm)}")
         if cosine <= _AGAINST:
             words.append(f"points against the mean gradient (cosine {cosine:.2f})")
         if groups[row] is not None:
-            words.append(f"pulls on {groups[row]} more than samples usually do")
+            words.append(f"pulls on {groups[row]} more than most samples do")
         found[row] = tuple(words)
     return tuple(found)
 
 
 def shares_below(values: Floats) -> Floats:  # (n,) -> (n,)
-    """The share of the finite values that are smaller than each; 0 for one that is not finite."""
+    """Returns, for each value, the share of finite values below it; 0 for a value that is not finite."""
     finite = np.isfinite(values)
     known = np.sort(values[finite])
     if len(known) == 0:
@@ -66,5 +68,5 @@ def shares_below(values: Floats) -> Floats:  # (n,) -> (n,)
 
 
 def _share(share: float) -> str:
-    # Rounded down: 99.96% must not become all of them.
+    # Rounded down: 99.96% must not read as 100%.
     return f"{math.floor(share * 1000) / 10:.1f}%"

@@ -1,4 +1,4 @@
-"""All findings about a data set, from what one pass over it has left."""
+"""Computes all findings about a data set from the rows of one pass over it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 @dataclass(frozen=True)
 class Findings:
-    """What the gradients say: arrays with one row a sample, in order of `index`, and facts about the whole.
+    """Findings of an audit: arrays with a row per sample, in order of `index`, and facts about the data set.
 
-    A sample whose loss or gradient is not finite comes first in the ranking, with a suspicion of inf; its
-    alignment and self-influence are NaN.
+    A sample whose loss or gradient is not finite ranks first, with a suspicion of inf; its alignment and
+    self-influence are NaN.
     """
 
     index: Integers  # (n,)
@@ -40,7 +40,7 @@ class Findings:
     noise: Noise
     dominant_groups: Mapping[str, float]  # share of the squared norm, the largest first
     duplicates: Duplicates
-    pushes: Pushes  # of the samples that rank highest
+    pushes: Pushes  # on the samples that rank highest
     quantiles: Mapping[str, Mapping[str, float]]  # of "norm" and "loss"
 
     @property
@@ -52,11 +52,11 @@ class Findings:
         return self.noise.critical_batch_size
 
     def top(self, count: int) -> Integers:
-        """The indices of the `count` most suspicious samples, the first first."""
+        """Returns the indices of the `count` most suspicious samples, the most suspicious first."""
         return self.index[np.argsort(self.rank)[:count]]
 
     def worth_showing(self, *, top: int = 50, pairs: int = 20) -> Integers:
-        """The indices, sorted, whose pictures or texts a report shows: top ranked, pushing, duplicates."""
+        """Returns the sorted indices of the samples a report shows: top ranked, pushing, duplicates."""
         shown = [self.top(top), self.duplicates.index_a[:pairs], self.duplicates.index_b[:pairs]]
         return np.unique(np.concatenate([*shown, self.pushes.other]))
 
@@ -68,15 +68,15 @@ def analyse(
     damping: float = 0.1,
     duplicate_cosine: float = 0.99,
 ) -> Findings:
-    """Everything that the report shows, from losses, norms and sketches alone: no model, no data.
+    """Computes all findings of a report from losses, norms and sketches; needs neither model nor data.
 
-    Deterministic: the same arrays give the same findings.
+    Deterministic: equal arrays give equal findings.
 
     Args:
-        samples: what the pass over the data set has left.
-        top: of how many of the highest ranked to say which samples push them.
-        damping: of `self_influence`, relative to the mean curvature.
-        duplicate_cosine: from which cosine on two gradients are near-identical.
+        samples: the rows of the pass over the data set.
+        top: number of top-ranked samples for which to find the samples that push them.
+        damping: damping of `self_influence`, relative to the mean curvature.
+        duplicate_cosine: smallest cosine of two gradients that count as near-identical.
 
     >>> import numpy as np
     >>> gradients = np.array([[1.0, 0.0], [1.1, 0.0], [0.9, 0.1], [-5.0, 9.0]])
@@ -92,7 +92,7 @@ def analyse(
     influence = _spread(self_influence(rows, damping=damping), usable)
     scores = suspicion(np.where(usable, samples.loss, np.nan), influence)
     rank = ranks(scores)
-    # Row of the usable ones alone: pushes compare sketches, which the others do not have.
+    # Rows among the usable samples: pushes compare sketches, which must be finite.
     best = np.argsort(rank[usable], kind="stable")[:top]
     return Findings(
         samples.index,
@@ -112,7 +112,7 @@ def analyse(
 
 
 def quantiles(values: Floats) -> dict[str, float]:
-    """Quantiles and mean of the finite values, where there are any, and the count of the others.
+    """Returns quantiles and mean of the finite values, if any, and the count of the others.
 
     >>> import numpy as np
     >>> quantiles(np.array([1.0, 3.0, np.nan]))["0.5"], quantiles(np.array([np.inf]))
@@ -128,7 +128,7 @@ def quantiles(values: Floats) -> dict[str, float]:
 
 
 def _spread(values: Floats, where: np.ndarray) -> Floats:
-    """The values at the rows where they belong, NaN elsewhere."""
+    """Scatters the values to the rows where `where` is true; the other rows are NaN."""
     result = np.full(len(where), np.nan)
     result[where] = values
     return result

@@ -1,4 +1,4 @@
-"""How well a ranking finds samples that are known to be wrong."""
+"""Measures how well a ranking finds samples that are known to be wrong."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pergrad.errors import PergradError
 
 __all__ = ["Grade", "Within", "average_precision", "found_within", "grade"]
 
-SHARES = (0.05, 0.10)  # how far down the ranking the known samples are counted
+SHARES = (0.05, 0.10)  # top shares of the ranking in which known samples are counted
 
 
 @dataclass(frozen=True)
 class Within:
-    """How many of the known samples are among the highest `share` of a ranking."""
+    """Counts of known samples in the top `share` of a ranking."""
 
     share: float
     size: int
@@ -29,7 +29,7 @@ class Within:
 
 @dataclass(frozen=True)
 class Grade:
-    """A ranking against known answers, beside ranking by loss alone, which needs no gradients."""
+    """Grades of a ranking by suspicion and of the baseline, a ranking by loss alone."""
 
     known: int
     within: tuple[Within, ...]
@@ -37,7 +37,7 @@ class Grade:
     average_precision_by_loss: float
 
     def as_json(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers."""
+        """Returns plain dicts, lists and numbers."""
         return {**asdict(self), "within": [asdict(row) for row in self.within]}
 
 
@@ -49,9 +49,9 @@ def grade(
     *,
     shares: Sequence[float] = SHARES,
 ) -> Grade:
-    """Count the known samples near the top by suspicion and by loss; ties are broken by the row.
+    """Counts the known samples near the top by suspicion and by loss; ties are broken by row.
 
-    Indices in `known_wrong` that are not in `index` (of a subset) are left out.
+    Ignores indices in `known_wrong` that are not in `index`, as in an audit of a subset.
 
     >>> import numpy as np
     >>> index = np.array([0, 1, 2, 3])
@@ -64,8 +64,8 @@ def grade(
     wrong = np.isin(index, np.asarray(known_wrong, dtype=np.int64))
     if not wrong.any():
         raise PergradError(
-            f"none of the {len(known_wrong)} samples that are known to be wrong is among the {len(index)} "
-            "that were looked at: known_wrong holds indices into the data set"
+            f"none of the {len(known_wrong)} samples in known_wrong is among the {len(index)} audited "
+            "samples: known_wrong must hold indices into the data set"
         )
     within = []
     for share in shares:
@@ -81,20 +81,20 @@ def grade(
 
 
 def ranked(scores: Floats) -> Integers:  # (n,) -> (n,)
-    """The rows from the highest score to the lowest; what is not finite comes first."""
+    """Returns the rows from the highest score to the lowest; scores that are not finite come first."""
     finite = np.isfinite(scores)
     return np.lexsort((np.arange(len(scores)), -np.where(finite, scores, 0.0), finite))
 
 
 def found_within(scores: Floats, wrong: NDArray[np.bool_], size: int) -> int:
-    """How many are wrong among the `size` highest scores."""
+    """Returns the number of wrong samples among the `size` highest scores."""
     return int(wrong[ranked(scores)[:size]].sum())
 
 
 def average_precision(scores: Floats, wrong: NDArray[np.bool_]) -> float:
-    """The mean, over the wrong samples, of the share of wrong ones from the top down to each.
+    """Returns the mean precision at the rank of each wrong sample.
 
-    1.0 if all of them come first; about their share of the data for a random order.
+    It is 1.0 if all wrong samples come first, and about their share of the data for a random order.
 
     >>> import numpy as np
     >>> average_precision(

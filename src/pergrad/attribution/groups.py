@@ -1,4 +1,4 @@
-"""Which layers the gradients lie in."""
+"""Finds the groups of layers that hold most of the gradient."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["dominant_groups", "unusual_group"]
 
 
 def dominant_groups(group_norms: Mapping[str, Floats]) -> dict[str, float]:
-    """Σ_n |g_n, group|² / Σ_n |g_n|², the largest first; samples that are not finite are left out.
+    """Σ_n |g_n, group|² / Σ_n |g_n|², the largest first, over the samples with finite norms.
 
     >>> import numpy as np
     >>> dominant_groups({"body": np.array([3.0, 0.0]), "head": np.array([4.0, 0.0])})
@@ -22,7 +22,7 @@ def dominant_groups(group_norms: Mapping[str, Floats]) -> dict[str, float]:
         return {}
     norms = np.stack([np.asarray(values, dtype=np.float64) for values in group_norms.values()])
     norms = norms[:, np.isfinite(norms).all(axis=0)]
-    # Scaled by the largest, so that squares do not overflow.
+    # Scaling by the largest keeps the squares from overflowing.
     largest = float(norms.max(initial=0.0)) or 1.0
     squares = np.square(norms / largest).sum(axis=1)
     shares = squares / (float(squares.sum()) or 1.0)
@@ -31,9 +31,9 @@ def dominant_groups(group_norms: Mapping[str, Floats]) -> dict[str, float]:
 
 
 def unusual_group(group_norms: Mapping[str, Floats], samples: int) -> list[str | None]:
-    """For each sample the group that holds half or more of its squared norm, though usually under a quarter.
+    """Returns, for each sample, a group with at least half of its squared norm but a median share below 1/4.
 
-    Usually: the median over the samples. None for most samples, and for those that are not finite.
+    The median is over the samples. The result is None for most samples, and for samples that are not finite.
 
     >>> import numpy as np
     >>> unusual_group({"body": np.array([1.0, 1, 9]), "head": np.array([4.0, 4, 4])}, 3)

@@ -1,4 +1,4 @@
-"""The gradient noise scale of a data set, and the batch size that it suggests."""
+"""Estimates the gradient noise scale of a data set and the batch size that it suggests."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from pergrad.attribution.samples import Floats
 
 __all__ = ["Noise", "gradient_noise"]
 
-_BLOCKS = 20  # of the jackknife: few enough to be cheap, enough for a spread
+_BLOCKS = 20  # jackknife blocks: few enough to be cheap, enough to estimate a variance
 
 
 @dataclass(frozen=True)
 class Noise:
-    """tr(Σ) and |G|², each estimated without bias, and their ratio, the simple noise scale.
+    """Unbiased estimates of tr(Σ) and |G|², and their ratio, the simple noise scale.
 
-    `scale` is None where it cannot be told: with fewer than two samples, or where the noise outweighs the
-    mean gradient so far that the estimate of |G|² is not above zero. `low` and `high` are two standard errors
-    away (a jackknife over blocks of samples, and the error of the sketch): about 95% of such intervals hold
-    the true value. `high` is None where there is no bound; `low` may be there though `scale` is not: the
-    noise scale is at least that.
+    `scale` is None if it cannot be estimated: with fewer than two samples, or if noise outweighs the mean
+    gradient so far that the estimate of |G|² is not positive. `low` and `high` are two standard errors away
+    (from a jackknife over blocks of samples, and the error of the sketch): about 95% of such intervals
+    contain the true value. `high` is None if there is no upper bound. `low` may be known when `scale` is not:
+    the noise scale is then at least `low`.
     """
 
     trace: float  # tr(Σ), Σ the covariance of one sample's gradient
-    squared_mean: float  # |G|², G the expected gradient; may come out below zero
+    squared_mean: float  # |G|², G the expected gradient; the estimate may be negative
     scale: float | None  # tr(Σ) / |G|²
     low: float | None
     high: float | None
 
     @property
     def critical_batch_size(self) -> int | None:
-        """The batch size up to which a larger batch nearly saves as many steps: the noise scale, rounded."""
+        """Returns the noise scale, rounded: beyond this batch size, larger batches save few steps."""
         return None if self.scale is None else max(1, round(self.scale))
 
 
 def gradient_noise(norm: Floats, sketch: Floats) -> Noise:  # (n,), (n, k)
     """tr(Σ) = (Σ_n |g_n|² - |Σ_n g_n|² / N) / (N - 1) and |G|² = |Σ_n g_n|² / N² - tr(Σ) / N.
 
-    |g_n|² are exact, |Σ_n g_n|² is estimated by |Σ_n s_n|², without bias, to a relative error of about
-    √(2 / k). All values must be finite.
+    |g_n|² is exact. |Σ_n s_n|² estimates |Σ_n g_n|² without bias, with a relative error of about √(2 / k).
+    All values must be finite.
 
     >>> import numpy as np
     >>> gradients = np.array([[3.0, 4.0], [1.0, 4.0]])
@@ -57,10 +57,10 @@ def gradient_noise(norm: Floats, sketch: Floats) -> Noise:  # (n,), (n, k)
     samples, width = sketch.shape
     if samples < 2:
         return Noise(math.nan, math.nan, None, None, None)
-    # Squares of norms of 1e200 or 1e-200 would leave float64.
+    # Squares of norms of 1e200 or 1e-200 leave the range of float64.
     unit = float(norm.max()) or 1.0
     squares = np.square(norm.astype(np.float64) / unit)
-    # Blocks of every _BLOCKS-th sample: neighbours in a sorted data set do not land in one block.
+    # Each block takes every _BLOCKS-th sample, so that neighbours in a sorted data set are spread out.
     blocks = [slice(start, None, _BLOCKS) for start in range(min(_BLOCKS, samples))]
     sizes = np.array([len(squares[block]) for block in blocks])
     square_sums = np.array([squares[block].sum() for block in blocks])
@@ -80,7 +80,7 @@ def _estimates(samples: int, squares: float, total: Floats) -> tuple[float, floa
 def _interval(
     samples: int, sizes: Floats, squares: Floats, sums: Floats, width: int
 ) -> tuple[float | None, float | None]:
-    """Two standard errors of the inverse, |G|² / tr(Σ): it is close to normal, the ratio itself is not."""
+    """Inverts two standard errors around |G|² / tr(Σ), which is close to normal; its inverse is not."""
     if samples - sizes.max() < 2:
         return None, None
     whole = _inverse(samples, squares.sum(), sums.sum(axis=0))
@@ -91,10 +91,10 @@ def _interval(
             int(sizes[kept].sum()), squares[kept].sum(), sums[kept].sum(axis=0)
         )
     if not (math.isfinite(whole) and np.isfinite(inverses).all()):
-        return None, None  # no noise at all
+        return None, None  # no noise
     spread = inverses - inverses.mean()
     variance = (len(sizes) - 1) / len(sizes) * float(spread @ spread)
-    # What the sketch adds: |Σ s_n|², and so this plus 1 / N, is off by √(2 / k) of itself.
+    # Error of the sketch: |Σ s_n|², and so this ratio plus 1 / N, has a relative error of √(2 / k).
     error = math.sqrt(variance + 2 / width * (whole + 1 / samples) ** 2)
     above, below = whole + 2 * error, whole - 2 * error
     return 1 / above if above > 0 else None, 1 / below if below > 0 else None

@@ -1,4 +1,4 @@
-"""Which samples push the model's answer on a sample towards its label, and which away from it."""
+"""Finds the samples that push the model's output on a sample towards its label, or away from it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pergrad.attribution.samples import Floats, Integers
 
 __all__ = ["Pushes", "pushes"]
 
-_BLOCK = 64  # samples whose cosines with all others are held at a time
+_BLOCK = 64  # samples whose cosines with all others are in memory at a time
 
 
 @dataclass(frozen=True)
 class Pushes:
-    """For some samples, the others whose gradients push them the most; one row a pair.
+    """Pairs of a sample and another whose gradient pushes it the most; one row per pair.
 
-    `dot` is <g_sample, g_other>, estimated from the sketches: a step of learning rate ε on the other sample
-    changes the loss of this one by about -ε · dot. Positive: it helps; negative: it harms.
+    `dot` is <g_sample, g_other>, estimated from the sketches: a step with learning rate ε on the other sample
+    changes the loss of this one by about -ε · dot. Positive helps, negative harms.
     """
 
     index: Integers  # (p,) the sample that is pushed
@@ -34,11 +34,11 @@ class Pushes:
 def pushes(
     index: Integers, sketch: Floats | Directions, rows: Integers, *, each: int = 3
 ) -> Pushes:
-    """For each of `rows`: the `each` strongest helpers, then the `each` strongest harmers, by cosine.
+    """Returns the `each` strongest helpers, then the `each` strongest harmers of each of `rows`, by cosine.
 
-    Ordered by the cosine and not by the dot product, or else the same few samples with the largest
-    gradients of all would push everyone. A helper has a positive product, a harmer a negative one; there may
-    be fewer than `each` of them.
+    Ordered by cosine, not by dot product: otherwise the few samples with the largest gradients would come
+    first everywhere. A helper has a positive product, a harmer a negative one; there may be fewer than
+    `each`.
 
     >>> import numpy as np
     >>> sketch = np.array([[1.0, 0.0], [2.0, 0.5], [-1.0, 0.0], [0.0, 3.0]])
@@ -67,7 +67,7 @@ def pushes(
 
 
 def _highest(values: Floats, count: int) -> Integers:  # (b, n) -> (b, count)
-    """Where the highest of each row are, the first first; one after the other, which is cheap for a few."""
+    """Returns the columns of the `count` highest values per row, one argmax at a time: cheap for a few."""
     left = values.copy()
     found = np.empty((len(values), count), dtype=np.int64)
     for place in range(count):
@@ -77,8 +77,8 @@ def _highest(values: Floats, count: int) -> Integers:  # (b, n) -> (b, count)
 
 
 def _cosines(units: Floats, rows: Integers) -> Floats:  # (n, k), (b,) -> (b, n)
-    """Of some rows with all, and 0 with themselves."""
-    # Always as many columns: products of odd sizes round by the number of threads.
+    """Returns the cosines of `rows` with all samples; 0 for a sample with itself."""
+    # A fixed number of columns: the rounding of products of odd sizes depends on the number of threads.
     some = np.zeros((_BLOCK, units.shape[1]), dtype=units.dtype)
     some[: len(rows)] = units[rows]
     found = np.ascontiguousarray((units @ some.T)[:, : len(rows)].T)

@@ -1,4 +1,4 @@
-"""What one pass over a data set leaves of each sample: the input of every finding."""
+"""Defines the input of every finding: loss, norms and sketch of each sample."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Samples:
-    """One row a sample, in order of `index`; arrays are checked to be of one length.
+    """Arrays with one row per sample, in order of `index`; checks that all have the same length.
 
-    A sample whose loss or gradient is not finite is kept: it is a finding by itself. Its row of the sketch
-    is left out of whatever compares samples, see `usable`.
+    A sample whose loss or gradient is not finite is kept: it is a finding by itself. Comparisons between
+    samples skip its sketch, see `usable`.
 
     >>> import numpy as np
     >>> ones = np.ones(2)
@@ -43,7 +43,7 @@ class Samples:
         if self.sketch.shape[1] == 0:
             raise PergradError("sketch must have at least one column, got none")
         if bool((np.diff(self.index) <= 0).any()):
-            raise PergradError("index must rise from row to row: sort the samples by it")
+            raise PergradError("index must increase from row to row: sort the samples by index")
         vectors = {"index": self.index, "loss": self.loss, "norm": self.norm}
         vectors |= {f"group_norms[{name!r}]": norms for name, norms in self.group_norms.items()}
         for name, values in vectors.items():
@@ -52,7 +52,7 @@ class Samples:
         for name, values in {**vectors, "sketch": self.sketch}.items():
             if len(values) != len(self.index):
                 raise PergradError(
-                    f"{name} has {len(values)} rows, but index has {len(self.index)}: pass one row a sample"
+                    f"{name} has {len(values)} rows, but index has {len(self.index)}: pass one row per sample"
                 )
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class Samples:
 
     @property
     def usable(self) -> NDArray[np.bool_]:  # (n,)
-        """Whose loss and gradient are finite."""
+        """Returns a mask of the samples whose loss and gradient are finite."""
         return (
             np.isfinite(self.loss) & np.isfinite(self.norm) & np.isfinite(self.sketch).all(axis=1)
         )

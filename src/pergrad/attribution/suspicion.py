@@ -1,4 +1,4 @@
-"""One number that says how much a sample deserves a look."""
+"""Scores how suspicious each sample is."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["holding_half", "ranks", "suspicion"]
 
 
 def suspicion(loss: Floats, influence: Floats) -> Floats:  # (n,), (n,) -> (n,)
-    """(loss - lowest loss) · √self-influence: wrong by much, and pulling where few others pull.
+    """(loss - lowest loss) · √self-influence: high loss, and a gradient in a direction that few share.
 
-    √self-influence is the length of the gradient measured by what is usual in its direction. A high loss
-    alone may be a sample that is hard for a known reason, one of many; a gradient that stands alone may be
-    rare but well fitted: only both at once are suspicious. The product has no parameters, does not depend
-    on the unit of the loss (its order stays under a shift and a scale) and holds for losses below zero.
-    A sample whose loss or influence is not finite has inf.
+    √self-influence is the length of the gradient relative to what is usual in its direction. A sample with a
+    high loss alone may be one of many hard samples. A sample with an unusual gradient alone may be rare but
+    well fitted. Only both together are suspicious. The product has no parameters. The ranking does not change
+    when the loss is shifted or scaled, and negative losses are allowed. A sample whose loss or influence is
+    not finite scores inf.
 
-    Measured on digits with 5% of the labels flipped, average precision against loss alone, the mean of 12
-    seeds (`python -m benchmarks.ranking`): 0.856 against 0.776 after one epoch of training, 0.994 and 0.993
-    after 5, 0.997 and 0.997 after 12, and 0.942 and 0.925 after 30: it helps while a model knows little, and
-    where it has begun to learn the wrong labels by heart. Where 15% of the labels are wrong in the same way
-    (each class named as the next), wrong samples are not alone, and loss does better: 0.954 against 0.967
-    after 12 epochs.
+    Average precision on digits with 5% of the labels flipped, against ranking by loss alone, mean of 12 seeds
+    (`python -m benchmarks.ranking`): 0.856 against 0.776 after one epoch of training, 0.994 and 0.993 after
+    5, 0.997 and 0.997 after 12, and 0.942 and 0.925 after 30. It helps early in training, and when the model
+    has begun to memorize the wrong labels. If 15% of the labels are wrong in one systematic way (each class
+    named as the next), wrong samples are not alone, and loss does better: 0.954 against 0.967 after 12
+    epochs.
 
     >>> import numpy as np
     >>> suspicion(np.array([0.0, 2.0, 2.0, np.nan]), np.array([9.0, 1.0, 9.0, 1.0]))
@@ -38,7 +38,7 @@ def suspicion(loss: Floats, influence: Floats) -> Floats:  # (n,), (n,) -> (n,)
 
 
 def ranks(scores: Floats) -> Integers:  # (n,) -> (n,)
-    """1 for the highest score, which must be looked at first; ties go by the row.
+    """Returns the rank of each score, 1 for the highest; ties are broken by row.
 
     >>> import numpy as np
     >>> ranks(np.array([0.5, np.inf, 3.0]))
@@ -50,16 +50,16 @@ def ranks(scores: Floats) -> Integers:  # (n,) -> (n,)
 
 
 def holding_half(scores: Floats) -> int:  # (n,)
-    """How many of the highest scores hold half of their sum: about how many samples to look at first.
+    """Returns how many of the highest scores make up half of the sum: about as many samples to look at first.
 
-    Those that are infinite are counted too, on top. 0 where no score is above zero.
+    Infinite scores are counted on top. Returns 0 if no score is positive.
 
     >>> import numpy as np
     >>> holding_half(np.array([5.0, 3.0, 1.0, 1.0, np.inf])), holding_half(np.ones(10))
     (2, 5)
     """
     finite = np.sort(scores[np.isfinite(scores)])[::-1]
-    # Scaled by the largest, so that the sum is finite.
+    # Scaling by the largest keeps the sum finite.
     largest = float(finite[0]) if len(finite) > 0 else 0.0
     infinite = int((~np.isfinite(scores)).sum())
     if not largest > 0:

@@ -1,4 +1,4 @@
-"""The inverse of a Cholesky factor, to the last digit the same on any number of threads."""
+"""Inverts a Cholesky factor, bit for bit the same on any number of threads."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _BLOCK = 32
 
 
 def whitening(matrix: Floats) -> Floats:  # (k, k) -> (k, k)
-    """The lower triangular W with W M W^T = I, for a symmetric, positive definite M.
+    """W lower triangular with W M W^T = I, for a symmetric, positive definite M.
 
-    LAPACK splits the factorization of a large matrix by the number of threads, and rounds in another order:
-    an audit in two processes, which have one thread each, would differ from one that has two. Products of
-    matrices do not, nor do factorizations of matrices too small to be split: this is made of those.
+    LAPACK splits the factorization of a large matrix by the number of threads, which changes the rounding: an
+    audit in two processes with one thread each would differ from an audit in one process with two. Matrix
+    products and factorizations of small blocks do not have this problem, so this uses only those.
 
     >>> import numpy as np
     >>> whitening(np.array([[4.0, 2.0], [2.0, 17.0]]))
     array([[ 0.5  ,  0.   ],
            [-0.125,  0.25 ]])
     """
-    left = matrix.copy()  # below and right of what is done, minus what that explains
+    left = matrix.copy()  # the Schur complement of the finished blocks
     lower = np.zeros_like(matrix)
     inverse = np.zeros_like(matrix)
     for start in range(0, len(matrix), _BLOCK):

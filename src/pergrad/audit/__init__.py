@@ -1,4 +1,4 @@
-"""Audit a data set: what each sample's gradient says about it."""
+"""Audits a data set: computes every sample's gradient in one pass and reports what stands out."""
 
 try:
     from pergrad.audit.run import run_audit

@@ -1,4 +1,4 @@
-"""An audit from its spec to its results folder: begin or resume, stream, analyse, write."""
+"""Runs an audit from its spec to its results folder: start or resume, stream, analyse, write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pergrad.errors import AuditError
 
 __all__ = ["run_audit"]
 
-_PROBED = 2  # samples whose forward tells what one of them keeps
+_PROBED = 2  # samples whose forward measures the activation memory of one
 
 
 class _Silent:
@@ -44,17 +44,17 @@ def run_audit(
     command: str | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Audits the samples and writes all but the report into the folder; returns the summary.
+    """Audits the samples, writes all results but the report into the folder, and returns the summary.
 
-    Where the folder holds a part of the same audit, it goes on from there; where it holds all of it, there
-    is nothing to do. Under `torchrun` every process computes a part, and the first one writes the results.
+    Resumes if the folder holds a part of the same audit, and computes nothing if it holds all of it. Under
+    `torchrun` every process computes a part, and the first one writes the results.
 
     Args:
-        spec: what to audit.
-        folder: where the results go; new, empty, or of the same audit.
-        options: how.
-        command: what the user has typed, for the summary.
-        watch: is told how far the audit has come.
+        spec: the model, the data set and the loss.
+        folder: the results folder; new, empty, or of the same audit.
+        options: options of the audit.
+        command: the command line, stored in the summary.
+        watch: receives progress.
 
     >>> import tempfile, torch
     >>> from torch.utils.data import TensorDataset
@@ -76,7 +76,7 @@ def run_audit(
             refuse_different_ranks(task, ranks)
             batch_size = ranks.first_decides(lambda: _begun(results, task, ranks))
             if batch_size is None:
-                watch.say(f"this audit is finished already in {results.path}: nothing to compute")
+                watch.say(f"this audit is already finished in {results.path}: nothing to compute")
             else:
                 written = _streamed(results, task, ranks, batch_size, watch)
                 ranks.all_agree(None)  # all have written
@@ -86,7 +86,7 @@ def run_audit(
 
 
 def _begun(results: ResultsFolder, task: Task, ranks: Ranks) -> int | None:
-    """The batch size of an audit that begins or goes on, or None where it has been finished."""
+    """Starts or resumes the audit; returns its batch size, or None if it is finished."""
     about = results.open()
     if about is not None and (results.is_finished or kept_spans(results.chunks)):
         identity = dict(task.identity)
@@ -94,7 +94,7 @@ def _begun(results: ResultsFolder, task: Task, ranks: Ranks) -> int | None:
             identity["batch_size"] = about["identity"]["batch_size"]
         results.refuse_another(about, identity)
         return None if results.is_finished else results.batch_size(about)
-    # Nothing is lost where an audit has ended before its first rows, such as by an error in the spec.
+    # An audit that failed before its first rows, as by an error in the spec, starts again: nothing is lost.
     size = task.options.batch_size or _found_batch_size(task, ranks)
     size = min(size, len(task.indices))
     results.begin({"pergrad": pergrad.__version__, "identity": task.identity, "batch_size": size})
@@ -127,9 +127,9 @@ def _found_batch_size(task: Task, ranks: Ranks) -> int:
 def _streamed(
     results: ResultsFolder, task: Task, ranks: Ranks, batch_size: int, watch: Watch
 ) -> dict[Span, Chunk]:
-    """The chunks that this process has computed and written."""
+    """Computes and writes this process's part of the missing rows; returns the chunks it has written."""
     options = task.options
-    # Before any process adds to the chunks.
+    # Decided before any process adds chunks.
     left = ranks.first_decides(lambda: gaps(kept_spans(results.chunks), len(task.indices)))
     mine = shard(batches_in(left, batch_size), ranks.number, ranks.count)
     whole = shard(batches_in([(0, len(task.indices))], batch_size), ranks.number, ranks.count)
@@ -155,6 +155,6 @@ def _summary_in(results: ResultsFolder) -> dict[str, Any]:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise AuditError(
-            f"{path} is corrupt ({type(error).__name__}: {error}): remove this file, and the same command "
-            "writes it again"
+            f"{path} is corrupt ({type(error).__name__}: {error}): remove this file and run the same command "
+            "to write it again"
         ) from error

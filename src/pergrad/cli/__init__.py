@@ -1,4 +1,4 @@
-"""The command `pergrad`."""
+"""Implements the command `pergrad`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import pergrad
 
 __all__ = ["main"]
 
-# What the commands need beside torch, as modules.
+# Modules that the commands need beside torch.
 _EXTRA = ("jinja2", "numpy", "PIL", "pyarrow", "rich", "typer")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs `pergrad` and ends the process.
+    """Runs `pergrad` and exits.
 
-    Exit codes: 0 done; 1 a check has failed; 2 wrong usage or input; 3 no space or memory left, the same
-    command goes on from there; 130 interrupted by Ctrl-C, likewise.
+    Exit codes: 0 done; 1 a check failed; 2 wrong usage or input; 3 out of disk space or memory, run the same
+    command to resume; 130 interrupted by Ctrl-C, also resumable.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given in (["--version"], ["-V"]):  # with torch alone
+    if given in (["--version"], ["-V"]):  # works without the extra
         print(f"pergrad {pergrad.__version__}")
         sys.exit(0)
     try:
         from pergrad.cli.app import run  # noqa: PLC0415  # needs the extra
-    except KeyboardInterrupt:  # which loading torch leaves time for
+    except KeyboardInterrupt:  # importing torch takes seconds
         sys.exit(130)
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]

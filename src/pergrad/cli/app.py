@@ -1,4 +1,4 @@
-"""The commands, and how their errors end: in one line and an exit code."""
+"""Defines the commands; reports an error as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -34,29 +34,32 @@ app = typer.Typer(
     name="pergrad",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    epilog="Exit codes: 0 done; 1 a check has failed; 2 wrong usage or input; 3 no space or memory left "
-    "(the same command goes on from there); 130 interrupted (likewise).",
+    epilog="Exit codes: 0 done; 1 a check failed; 2 wrong usage or input; 3 out of disk space or memory "
+    "(run the same command to resume); 130 interrupted (also resumable).",
 )
 
 Reference = Annotated[
     str,
     typer.Argument(
-        help="What to look at: package.module:attribute, a pergrad.audit.Spec or a function that returns "
-        "one; or hf:MODEL,DATASET[,SPLIT], of Hugging Face and on this machine.",
+        help="The spec: package.module:attribute, a pergrad.audit.Spec or a function that returns one; or "
+        "hf:MODEL,DATASET[,SPLIT], a Hugging Face model and data set on this machine.",
         metavar="REFERENCE",
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1, ...; by default a GPU if there is one.")
+    str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")
 ]
 Type = Annotated[
-    Dtype | None, typer.Option("--dtype", help="Type to compute in; by default the model's.")
+    Dtype | None, typer.Option("--dtype", help="Dtype to compute in; default: the model's.")
 ]
 Subset = Annotated[
-    str | None, typer.Option(help="A number of samples, drawn by the seed, or a range as 100:600.")
+    str | None,
+    typer.Option(help="Samples to audit: a number, drawn at random, or a range such as 100:600."),
 ]
-Seed = Annotated[int, typer.Option(help="Of the subset, the sketches and whatever is drawn.")]
-Samples = Annotated[int, typer.Option(help="Samples in the batch that is looked at.", min=1)]
+Seed = Annotated[
+    int, typer.Option(help="Random seed for the subset, the sketches, the model and the data.")
+]
+Samples = Annotated[int, typer.Option(help="Samples in the batch.", min=1)]
 
 
 def _print_version(asked: bool) -> None:
@@ -70,22 +73,22 @@ def _common(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", "-V", callback=_print_version, is_eager=True, help="The version."
+            "--version", "-V", callback=_print_version, is_eager=True, help="Show the version."
         ),
     ] = False,
 ) -> None:
-    """Per-sample gradients of PyTorch models: which samples of a data set are worth a look."""
+    """Per-sample gradients of PyTorch models: find the samples of a data set that need a look."""
 
 
 @app.command()
 def audit(
     reference: Reference,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The results folder; new, or of the same audit.")
+        Path, typer.Option("--output", "-o", help="Results folder; new, or of the same audit.")
     ] = Path("pergrad-audit"),
     device: Device = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Samples at a time; by default as many as fit well.", min=1)
+        int | None, typer.Option(help="Samples per batch; default: chosen by free memory.", min=1)
     ] = None,
     dtype: Type = None,
     subset: Subset = None,
@@ -97,17 +100,17 @@ def audit(
         int, typer.Option(help="Processes that load the data.", min=0)
     ] = AuditOptions.workers,
     save_every: Annotated[
-        float, typer.Option(help="Seconds of work that a crash may lose.", min=0)
+        float, typer.Option(help="Seconds between saves: a crash loses no more.", min=0)
     ] = AuditOptions.save_every,
     shown: Annotated[
-        int, typer.Option(help="Suspicious samples that the report shows.", min=0)
+        int, typer.Option(help="Number of suspicious samples in the report.", min=0)
     ] = AuditOptions.shown,
 ) -> None:
-    """Look at every sample's gradient: which are suspicious, near-duplicate, and what the noise is.
+    """Audit a data set by every sample's gradient: suspicious samples, near-duplicates, noise scale.
 
-    Writes samples.parquet, duplicates.parquet, summary.json and report.html. Stopped or crashed, the same
-    command goes on. Under torchrun, as `torchrun --nproc-per-node 2 -m pergrad audit ...`, every process
-    takes a part.
+    Writes samples.parquet, duplicates.parquet, summary.json and report.html. Run the same command again to
+    resume an interrupted audit. Under torchrun, as `torchrun --nproc-per-node 2 -m pergrad audit ...`, every
+    process computes a part.
     """
     options = AuditOptions(
         device, batch_size, dtype, subset, seed, sketch_dim, workers, save_every, shown
@@ -134,12 +137,12 @@ def _where_it_stands(progress: Progress, output: Path) -> str:
     kept = (
         f"{progress.done:,} of {progress.samples:,} samples" if progress.samples else "nothing yet"
     )
-    return f"interrupted; {kept} in {output}: the same command resumes from there"
+    return f"interrupted; {kept} in {output}: run the same command to resume"
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Within, SIGTERM ends the process as an exception does, so that what is computed gets saved."""
+    """Turns SIGTERM into SystemExit within the block, so that computed rows are saved."""
 
     def end(*_: Any) -> NoReturn:
         sys.exit(TERMINATED)
@@ -153,9 +156,9 @@ def _terminable() -> Iterator[None]:
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="The results folder of an audit.")],
+    folder: Annotated[Path, typer.Argument(help="Results folder of an audit.")],
 ) -> None:
-    """Write the report of an audit's results folder anew, and show its headline."""
+    """Rewrite the report of an audit, and print its headline."""
     _report(folder)
 
 
@@ -167,7 +170,7 @@ def _report(folder: Path) -> None:
 
 
 def _one_batch(reference: str, options: AuditOptions) -> tuple[Any, ...]:
-    """(model, loss, *arguments) of the first samples."""
+    """Returns (model, loss, *arguments) of the first samples."""
     spec = load_spec(reference)
     model, arguments = first_batch(spec, options)
     return (model, spec.loss, *arguments)
@@ -183,8 +186,7 @@ def verify(
 ) -> None:
     """Check the per-sample gradients of one batch against samples run alone; exit code 1 if one is wrong."""
     options = AuditOptions(device=device, batch_size=samples, dtype=dtype, seed=seed)
-    looked_at = _one_batch(reference, options)
-    found = pergrad.verify(*looked_at, quiet=True)
+    found = pergrad.verify(*_one_batch(reference, options), quiet=True)
     print(found)
     if not found.ok:
         raise typer.Exit(FAILED_CHECK)
@@ -198,26 +200,27 @@ def explain(
     dtype: Type = None,
     seed: Seed = AuditOptions.seed,
 ) -> None:
-    """Show how the gradients of each parameter come about, and what they cost."""
+    """Show how the gradients of each parameter are computed, and what they cost."""
     options = AuditOptions(device=device, batch_size=samples, dtype=dtype, seed=seed)
-    looked_at = _one_batch(reference, options)
-    print(pergrad.explain(*looked_at))
+    print(pergrad.explain(*_one_batch(reference, options)))
 
 
 def _complain(message: str) -> None:
-    """One line on stderr."""
+    """Prints the message as one line on stderr."""
     print(f"pergrad: {' '.join(message.split())}", file=sys.stderr)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command; its exit code. Errors are one line, or all of it where PERGRAD_TRACEBACK is set."""
+    """Runs a command and returns its exit code; PERGRAD_TRACEBACK adds tracebacks to the one-line errors."""
     try:
         code = app(list(arguments), prog_name="pergrad", standalone_mode=False)
     except PergradError as error:
         if os.environ.get("PERGRAD_TRACEBACK"):
             traceback.print_exc()
         if isinstance(error, ToldElsewhereError):
-            time.sleep(1)  # torchrun ends the others when the first one ends: let that one say it
+            time.sleep(
+                1
+            )  # torchrun kills the others once one exits: let the failing rank report first
         else:
             _complain(str(error))
         return STOPPED if isinstance(error, InterruptedAuditError) else BAD_INPUT
@@ -227,7 +230,7 @@ def run(arguments: Sequence[str]) -> int:
         _complain(f"{error.filename}: {error.strerror}")
         return STOPPED
     except Exception as error:
-        if not hasattr(error, "format_message"):  # not of typer: a defect, to be seen whole
+        if not hasattr(error, "format_message"):  # not a usage error: a bug, so show the traceback
             raise
         _complain(f"{error.format_message()} (see pergrad --help)")
         return BAD_INPUT

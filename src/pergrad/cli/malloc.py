@@ -1,4 +1,4 @@
-"""The allocator of the command line's own process."""
+"""Sets the allocator of the command line's own process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 
 
 def keep_freed_memory() -> None:
-    """Keeps what one batch frees ready for the next one, instead of giving it back to the system.
+    """Makes malloc keep freed memory for the next batch instead of returning it to the system.
 
-    To be given it again, page by page, took a sixth of the time of an audit on the CPU. It is a setting of
-    the whole process, so only the command makes it. Where the C library is not glibc, this does nothing.
+    Mapping the pages again took a sixth of the time of an audit on the CPU. The setting holds for the whole
+    process, so only the command makes it. Does nothing without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

@@ -1,4 +1,4 @@
-"""How far an audit has come, on the terminal: samples, rate and time left."""
+"""Shows the progress of an audit on the terminal: samples, rate and time left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Progress"]
 
 
 class _Rate(ProgressColumn):
-    """Samples a second, counted from where this run has begun."""
+    """Samples per second of this run, without rows from earlier runs."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -31,7 +31,7 @@ class _Rate(ProgressColumn):
 
 
 class Progress:
-    """A bar on stderr, so that stdout holds the results alone; without a terminal, only what is said."""
+    """A progress bar on stderr, so that stdout has only results; without a terminal, messages only."""
 
     def __init__(self, console: Console, *, title: str = "auditing") -> None:
         self._console = console
@@ -68,7 +68,7 @@ class Progress:
         self.samples, self.done = samples, done
         self._task = self._bar.add_task(self._title, total=samples, completed=done)
         if done:
-            self.say(f"resuming: {done:,} of {samples:,} samples are there already")
+            self.say(f"resuming: {done:,} of {samples:,} samples are already computed")
 
     def advance(self, samples: int) -> None:
         self.done += samples

@@ -1,4 +1,4 @@
-"""Reports of an audit: a page to open, and a summary for the terminal."""
+"""Writes reports of an audit: an HTML page, and a summary for the terminal."""
 
 from pergrad.reports.page import write_report
 from pergrad.reports.terminal import headline, overview

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: no script, no font of their own, colours from the page's style."""
+"""Draws charts as inline SVG: no script, no fonts, colours from the page's style."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pergrad.reports.numbers import count, number
 
 __all__ = ["Histogram", "histogram", "histogram_svg"]
 
-# Drawn for the width of a phone, so that letters stay readable there; a desktop enlarges it a little.
+# Sized for a phone, so that text stays readable there; a desktop scales it up a little.
 _WIDTH, _HEIGHT = 380, 204
 _LEFT, _RIGHT, _TOP, _BOTTOM = 38, 8, 22, 46
 _RUG = 9  # height of the ticks of marked samples, below the axis
@@ -21,7 +21,7 @@ _RUG = 9  # height of the ticks of marked samples, below the axis
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of values between edges, which are even on a logarithmic or a linear scale."""
+    """Counts of values between edges, evenly spaced on a logarithmic or a linear scale."""
 
     edges: np.ndarray  # (bins + 1,)
     counts: np.ndarray  # (bins,)
@@ -31,7 +31,7 @@ class Histogram:
 
 
 def histogram(values: np.ndarray, *, bins: int = 36) -> Histogram:
-    """Even bins; logarithmic where no value is below zero and the largest is over 10 times the median.
+    """Counts values in even bins; logarithmic if none is negative and the largest is over 10 medians.
 
     >>> import numpy as np
     >>> found = histogram(np.array([1.0, 2.0, 2.0, 3.0, np.nan]), bins=2)
@@ -51,7 +51,7 @@ def histogram(values: np.ndarray, *, bins: int = 36) -> Histogram:
     drawn = positive if is_log else finite
     low, high = float(drawn.min()), float(drawn.max())
     if is_log:
-        # Values that have all but vanished would take most of the width.
+        # Nearly vanished values would take most of the width.
         low = max(low, high * 1e-8)
         edges = np.geomspace(low, high, bins + 1)
     elif low == high:
@@ -59,7 +59,7 @@ def histogram(values: np.ndarray, *, bins: int = 36) -> Histogram:
         edges = low + max(1.0, abs(low)) * np.linspace(-0.5, 0.5, 10)
     else:
         edges = low + (high - low) * np.linspace(0, 1, bins + 1)
-    # Rounding must not leave the ends out.
+    # Rounding must not exclude the smallest and the largest value.
     edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)
     counts, _ = np.histogram(np.clip(drawn, edges[0], edges[-1]), bins=edges)
     return Histogram(edges, counts, is_log, len(finite) - len(drawn), not_finite)
@@ -68,18 +68,18 @@ def histogram(values: np.ndarray, *, bins: int = 36) -> Histogram:
 def histogram_svg(
     values: np.ndarray, marked: np.ndarray, *, name: str, title: str, marks: str
 ) -> str:
-    """Bars of all values, the median as a line, and a tick below the axis for each marked one.
+    """Draws bars of all values, a line at the median, and a tick below the axis for each marked value.
 
     Args:
-        values: (n,) of all samples.
-        marked: (m,) of the samples to point at.
-        name: a word for ids within the page.
-        title: what the values are.
-        marks: what the marked ones are, such as "first 34".
+        values: (n,) values of all samples.
+        marked: (m,) values of the marked samples.
+        name: prefix of ids within the page.
+        title: name of the quantity.
+        marks: name of the marked samples, such as "first 34".
     """
     found = histogram(values)
     median = float(np.median(values[np.isfinite(values)])) if found.counts.any() else math.nan
-    told = (
+    description = (
         f"Histogram of {count(int(found.counts.sum()), 'sample')} by {title}, "
         f"{'logarithmic' if found.is_log else 'linear'} scale from {number(float(found.edges[0]))} to "
         f"{number(float(found.edges[-1]))}; median {number(median)}. Ticks below: {marks}."
@@ -89,7 +89,7 @@ def histogram_svg(
         f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'aria-labelledby="{name}-title {name}-desc">',
         f'<title id="{name}-title">Distribution of {escape(title)}</title>',
-        f'<desc id="{name}-desc">{escape(told)}</desc>',
+        f'<desc id="{name}-desc">{escape(description)}</desc>',
         *_grid(y),
         *_bars(found, x, y),
         *_scale(found, x),
@@ -111,7 +111,7 @@ def histogram_svg(
 
 @dataclass(frozen=True)
 class _Axis:
-    """Values to places along a line."""
+    """Maps values to coordinates."""
 
     low: float
     high: float
@@ -149,7 +149,7 @@ def _bars(found: Histogram, x: _Axis, y: _Axis) -> list[str]:
     for n, many in enumerate(found.counts.tolist()):
         if many:
             left, right = x(float(found.edges[n])), x(float(found.edges[n + 1]))
-            # A single sample is still to be seen.
+            # A single sample must stay visible.
             height = max(1.5, y.start - y(many))
             width = max(1.0, right - left - 1)
             parts.append(
@@ -183,13 +183,13 @@ def _rug(marked: np.ndarray, found: Histogram, x: _Axis) -> list[str]:
     finite = marked[np.isfinite(marked)]
     if found.is_log:
         finite = finite[finite > 0]
-    # Places are rounded, so that ten thousand samples do not make ten thousand lines.
+    # Rounded, so that ten thousand samples do not draw ten thousand lines.
     places = sorted({round(x(float(value)), 1) for value in finite})
     return [f'<path class="rug" d="{"".join(f"M{at} {base}v{_RUG}" for at in places)}"/>']
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Powers of ten within, at most six of them."""
+    """Returns at most six powers of ten within the range, or its ends."""
     exponents = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
     step = max(1, math.ceil(len(exponents) / 6))
     found = [10.0**exponent for exponent in exponents if exponent % step == 0]
@@ -197,7 +197,7 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def _round_ticks(low: float, high: float, about: int) -> Sequence[float]:
-    """Round numbers within, about as many as asked for."""
+    """Returns about as many round numbers within the range as asked for."""
     if not high > low:
         return [low]
     rough = (high - low) / about

@@ -1,4 +1,4 @@
-"""How an audit was run: the rows at the end of a report."""
+"""Lists how an audit was run, for the end of a report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["facts"]
 
 
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Name and value of what is known; what the summary does not say is left out."""
+    """Returns (name, value) rows; skips values missing in the summary."""
     model, data = summary.get("model") or {}, summary.get("dataset") or {}
     rows = [
         ("model", _joined(model.get("name"), _counted(model.get("parameters"), "parameter"))),
@@ -42,7 +42,7 @@ def _counted(value: int | None, noun: str) -> str | None:
 
 
 def _speed(value: float | None) -> str | None:
-    return None if value is None else f"{number(value)} samples a second"
+    return None if value is None else f"{number(value)} samples per second"
 
 
 def _joined(*parts: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them."""
+"""Formats numbers and names for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
 def number(value: float | None) -> str:
-    """Three digits that matter, without an exponent where it can do without.
+    """Formats a number with three significant digits, with an exponent only if it is very large or small.
 
     >>> [number(v) for v in (0.0, 0.01234, 12.345, 1797.0, 5.3e9, 2e-7, None, float("nan"))]
     ['0', '0.0123', '12.3', '1,797', '5.3 × 10⁹', '2 × 10⁻⁷', '–', 'not finite']
@@ -32,7 +32,7 @@ def number(value: float | None) -> str:
 
 
 def batch_size(value: float) -> str:
-    """A whole number, rounded to what an estimate can tell.
+    """Formats a batch size: a whole number with two significant digits, the precision of the estimate.
 
     >>> [batch_size(v) for v in (0.1, 1.99, 87.1, 288.7, 19209.7)]
     ['1', '2', '87', '290', '19,000']
@@ -41,7 +41,7 @@ def batch_size(value: float) -> str:
 
 
 def count(value: int, noun: str, plural: str | None = None) -> str:
-    """A number of things, grammatical.
+    """Formats a count with its noun in singular or plural.
 
     >>> count(1, "sample"), count(1797, "sample"), count(2, "copy", "copies")
     ('1 sample', '1,797 samples', '2 copies')
@@ -50,7 +50,7 @@ def count(value: int, noun: str, plural: str | None = None) -> str:
 
 
 def share(value: float) -> str:
-    """A share of the whole in percent; small ones are not rounded to nothing, nor large ones to all.
+    """Formats a share in percent; small shares are not rounded to 0%, nor large ones to 100%.
 
     >>> [share(v) for v in (0.0, 0.0004, 0.023, 0.62, 0.9996, 1.0)]
     ['0%', '<0.1%', '2.3%', '62%', '>99.9%', '100%']
@@ -64,7 +64,7 @@ def share(value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in the unit that suits them.
+    """Formats seconds in a suitable unit.
 
     >>> [duration(s) for s in (0.0421, 3.21, 74.6, 3725.0, None)]
     ['42 ms', '3.2 s', '1 min 15 s', '1 h 2 min', '–']
@@ -82,7 +82,7 @@ def duration(seconds: float | None) -> str:
 
 
 def aligned(values: Sequence[float]) -> list[str]:
-    """A column of numbers with as many decimals each, so that they can be compared by eye.
+    """Formats a column of numbers with the same number of decimals.
 
     >>> aligned([0.5, 12.25, 3.125]), aligned([1.0, float("nan")]), aligned([0.00001, 0.5])
     (['0.50', '12.25', '3.12'], ['1.000', 'not finite'], ['0.000', '0.500'])
@@ -96,7 +96,7 @@ def aligned(values: Sequence[float]) -> list[str]:
 
 
 def middle_cut(name: str, most: int = 56) -> str:
-    """A name whose beginning and end are kept where it is too long: both tell it from its neighbours.
+    """Shortens a long name in the middle: its beginning and its end both identify it.
 
     >>> middle_cut("encoder.layers.0.attention.weight", 17)
     'encoder.…n.weight'

@@ -1,4 +1,4 @@
-"""The report: one HTML file that holds everything it needs."""
+"""Writes the report: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -33,15 +33,13 @@ from pergrad.reports.words import (
 
 __all__ = ["html_of", "write_report"]
 
-_RANKED = (
-    12  # samples that are shown with evidence where the audit does not say of whom it has pictures
-)
-_MOST = 200  # more would make the page heavy
-_OPEN = 12  # of these before a fold
-_TILES = 12  # beside the headline
+_RANKED = 12  # ranked samples shown if the audit stored no pushes
+_MOST = 200  # ranked samples; more make the page heavy
+_OPEN = 12  # ranked samples above the fold
+_TILES = 12  # pictures beside the headline
 _LISTED = 100  # samples in the table of numbers
 _PAIRS = 20
-_LARGE, _SMALL = 224, 96  # pixels of pictures: twice what they take on the page
+_LARGE, _SMALL = 224, 96  # pixels of pictures: twice their size on the page
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,9 @@ class _Ranked:
 
 
 def write_report(folder: str | Path) -> Path:
-    """`report.html` in the results folder, from what the audit has written there; its path.
+    """Writes `report.html` from the results in the folder and returns its path.
 
-    It is written whole or not at all, and loads nothing: pictures, charts, style and script are within.
+    The file is written atomically and loads nothing: pictures, charts, style and script are inline.
     """
     results = read_results(folder)
     path = results.folder / "report.html"
@@ -76,7 +74,7 @@ def write_report(folder: str | Path) -> Path:
 
 
 def html_of(results: Results) -> str:
-    """The page; whatever comes from the audit is escaped."""
+    """Renders the page; all content of the audit is escaped."""
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -148,7 +146,7 @@ def _context(results: Results) -> dict[str, Any]:
 
 
 def _shown_count(results: Results) -> int:
-    """As many as the audit was asked to show: those it says who pushes, and those that are not finite."""
+    """Returns how many samples to show: those with stored pushes, and those that are not finite."""
     pushed = len(np.unique(results.pushes["index"]))
     not_finite = int((~np.isfinite(results.samples["suspicion"])).sum())
     return min(pushed + not_finite, _MOST) if pushed else _RANKED
@@ -186,7 +184,7 @@ def _cosine(value: float) -> str:
 
 
 def _listed(results: Results) -> list[dict[str, Any]]:
-    """The table of numbers: a dict a row, each column with its own number of decimals."""
+    """Returns the rows of the table of numbers; each column has its own number of decimals."""
     rows = results.top(_LISTED)
     columns = {
         name: aligned(results.samples[name][rows].tolist())
@@ -223,7 +221,7 @@ def _groups(summary: Any) -> list[dict[str, Any]]:
 
 
 def _batches(scale: float | None) -> list[dict[str, Any]]:
-    """What batches of sizes around the noise scale cost: steps 1 + B_noise / B, samples 1 + B / B_noise."""
+    """Returns costs of batch sizes B around the noise scale N: steps 1 + N / B, samples 1 + B / N."""
     if scale is None or scale <= 0:
         return []
     middle = max(0, round(np.log2(max(scale, 1.0))))

@@ -1,4 +1,4 @@
-"""Samples as they are shown: a thumbnail within the page, or a text cut to size."""
+"""Prepares previews for the page: a thumbnail as a data URI, or an excerpt of a text."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from PIL import Image
 
 __all__ = ["Shown", "shown"]
 
-_EXCERPT = 280  # characters of a text that are shown at once
-_WHOLE = 6000  # characters that are shown at all
-_PIXELS = 64  # images up to this size are shown with their pixels, larger ones smoothed
+_EXCERPT = 280  # characters of an excerpt
+_WHOLE = 6000  # characters of a text in the page
+_PIXELS = 64  # images up to this size are shown with sharp pixels, larger ones smoothed
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture as a data URI, or a text with its beginning; neither where there is nothing to show."""
+    """A picture as a data URI, or a text and its excerpt; both None if there is no preview."""
 
     uri: str | None = None
     width: int = 0
     height: int = 0
-    has_pixels: bool = False  # so small that its pixels are to be seen
+    has_pixels: bool = False  # so small that its pixels are drawn sharp
     excerpt: str | None = None
-    whole: str | None = None  # where the excerpt is not all of it
-    left_out: int = 0  # characters beyond even that
+    whole: str | None = None  # None if the excerpt is the whole text
+    left_out: int = 0  # characters after `whole`
 
 
 def shown(row: Mapping[str, Any] | None, *, size: int) -> Shown:
-    """A row of `shown.parquet`, a picture at most `size` pixels wide and high.
+    """Converts a row of `shown.parquet`; a picture is at most `size` pixels wide and high.
 
-    A row that is missing or damaged gives an empty one: the other findings about the sample still hold.
+    A missing or damaged row gives an empty preview: the other findings about the sample are still valid.
     """
     if row is None:
         return Shown()

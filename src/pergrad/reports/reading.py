@@ -1,4 +1,4 @@
-"""A results folder, read and checked."""
+"""Reads and checks a results folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pergrad.errors import AuditError
 
 __all__ = ["Results", "read_results"]
 
-_FORMAT = 2  # pictures and texts are one table; in 1 each was a file
+_FORMAT = 2  # previews are one table; in format 1 each was a file
 _SAMPLES = ("index", "loss", "norm", "alignment", "self_influence", "suspicion", "rank", "evidence")
 _DUPLICATES = ("index_a", "index_b", "cosine")
 _PUSHES = ("index", "other", "cosine")
@@ -25,27 +25,25 @@ _SHOWN = ("index", "text", "mode", "width", "height", "pixels")
 
 @dataclass(frozen=True)
 class Results:
-    """What an audit has written: a summary, and columns with one entry a sample, in order of `index`."""
+    """Results of an audit: a summary, and columns with one entry per sample, in order of `index`."""
 
     folder: Path
     summary: Mapping[str, Any]
-    samples: Mapping[
-        str, np.ndarray
-    ]  # index, loss, norm, alignment, self_influence, suspicion, rank
+    samples: Mapping[str, np.ndarray]  # columns `_SAMPLES` but evidence
     duplicates: Mapping[str, np.ndarray]  # index_a, index_b, cosine
     pushes: Mapping[str, np.ndarray]  # index, other, cosine
-    table: pa.Table  # of samples, for what is read of few of them: evidence and label
-    shown: Mapping[int, Mapping[str, Any]]  # by index, the picture or text of those that have one
+    table: pa.Table  # samples.parquet, for columns that are read for few rows: evidence and label
+    shown: Mapping[int, Mapping[str, Any]]  # index -> row of shown.parquet
 
     def __len__(self) -> int:
         return len(self.samples["index"])
 
     def top(self, count: int) -> np.ndarray:
-        """The rows of the `count` most suspicious samples, the first first."""
+        """Returns the rows of the `count` most suspicious samples, the most suspicious first."""
         return np.argsort(self.samples["rank"], kind="stable")[:count]
 
     def row_of(self, index: int) -> int | None:
-        """The row of a sample by its index in the data set."""
+        """Returns the row of the sample with that index in the data set."""
         row = int(np.searchsorted(self.samples["index"], index))
         return row if row < len(self) and self.samples["index"][row] == index else None
 
@@ -60,7 +58,7 @@ class Results:
         return [str(words) for words in self.table["evidence"][row].as_py() or []]
 
     def pushed(self, index: int) -> tuple[list[int], list[int]]:
-        """The samples that push one towards its label, and away from it, the strongest first."""
+        """Returns the samples that push a sample towards its label, and away from it, the strongest first."""
         rows = np.flatnonzero(self.pushes["index"] == index)
         others, cosines = self.pushes["other"][rows], self.pushes["cosine"][rows]
         order = np.argsort(-np.abs(cosines), kind="stable")
@@ -70,14 +68,15 @@ class Results:
 
 
 def read_results(folder: str | Path) -> Results:
-    """The results of a finished audit; a folder that holds none, or a damaged one, is refused.
+    """Reads the results of a finished audit; refuses an unfinished or damaged one.
 
-    `pushes.parquet` may be missing: then nobody is said to push. So may `shown.parquet`: then there is
-    nothing to show.
+    `pushes.parquet` and `shown.parquet` may be missing: then there are no pushes or no previews.
     """
     path = Path(folder)
     if not path.is_dir():
-        raise AuditError(f"there is no results folder {path}: run an audit into it first")
+        raise AuditError(
+            f"no results folder {path}: run `pergrad audit` with --output {path} first"
+        )
     summary = _summary(path / "summary.json")
     table = _table(path / "samples.parquet", _SAMPLES)
     if table.num_rows == 0:
@@ -102,10 +101,10 @@ def _summary(path: Path) -> dict[str, Any]:
         summary = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise AuditError(
-            f"{path.parent} holds no finished audit: {path.name} is missing; run the audit to its end"
+            f"{path.parent} holds no finished audit: {path.name} is missing; finish the audit first"
         ) from error
     except (OSError, ValueError) as error:
-        raise AuditError(f"{path} cannot be read ({error}): run the audit again") from error
+        raise AuditError(f"cannot read {path} ({error}): run the audit again") from error
     if not isinstance(summary, dict) or summary.get("format") != _FORMAT:
         found = summary.get("format") if isinstance(summary, dict) else None
         raise AuditError(
@@ -121,13 +120,15 @@ def _table(path: Path, columns: tuple[str, ...]) -> pa.Table:
     except FileNotFoundError as error:
         raise AuditError(f"{path} is missing: run the audit again") from error
     except (OSError, pa.ArrowException) as error:
-        raise AuditError(f"{path} cannot be read ({error}): run the audit again") from error
+        raise AuditError(f"cannot read {path} ({error}): run the audit again") from error
     missing = [name for name in columns if name not in table.column_names]
     if missing:
-        raise AuditError(f"{path} has no column {missing[0]!r}: it is not of an audit")
+        raise AuditError(
+            f"{path} has no column {missing[0]!r}: it was not written by an audit; run the audit again"
+        )
     return table
 
 
 def _columns(table: pa.Table, names: Any) -> dict[str, np.ndarray]:
-    # Nulls become NaN: a writer may store numbers that are not finite as such.
+    # Nulls become NaN: a writer may store numbers that are not finite as nulls.
     return {name: table[name].to_numpy() for name in names}

@@ -1,4 +1,4 @@
-"""The headline for a terminal: sentences and a compact table."""
+"""Formats the headline for a terminal: sentences and a compact table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["headline", "overview"]
 
 
 def headline(folder: str | Path) -> tuple[str, ...]:
-    """What an audit has found, a sentence a line, the most important first.
+    """Returns the findings of an audit, one sentence per line, the most important first.
 
     Refuses a folder without a finished audit.
     """
@@ -25,9 +25,9 @@ def headline(folder: str | Path) -> tuple[str, ...]:
 
 
 def overview(folder: str | Path, *, rows: int = 10) -> RenderableType:
-    """The headline and the most suspicious samples as a table, for `rich.print`.
+    """Returns the headline and a table of the most suspicious samples, for `rich.print`.
 
-    Names and labels are taken as they are: no markup is read from them.
+    Names and labels are printed literally, not as markup.
     """
     results = read_results(folder)
     first, *others = headline_of(results)
@@ -65,5 +65,5 @@ def _table(results: Results, rows: int) -> Table:
 
 
 def _plain(text: str) -> Text:
-    # A label may hold line breaks, or sequences that steer the terminal.
+    # A label may contain line breaks or terminal escape sequences.
     return Text(" ".join("".join(c if c.isprintable() else " " for c in text).split()))

@@ -1,4 +1,4 @@
-"""What an audit has found, in sentences."""
+"""Writes the findings of an audit as sentences."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ __all__ = [
     "why_first",
 ]
 
-_FEW = 0.2  # a first group of more than this share of the data is no short list
+_FEW = 0.2  # a list of more than this share of the data is not short
 
 
 def first_count(results: Results) -> int:
-    """How many samples to look at first: those that hold half of all suspicion; 0 where none stand out."""
+    """Returns how many samples hold half of all suspicion; 0 if that is not a short list."""
     held = holding_half(results.samples["suspicion"])
     not_finite = int((~_finite(results)).sum())
     return held if held <= max(1, _FEW * len(results)) else not_finite
 
 
 def headline(results: Results) -> tuple[str, ...]:
-    """The first sentence is what to look at; each of the others one more finding."""
+    """Returns one sentence per finding; the first says what to look at."""
     lines = [_title(results)]
     lines += _opposed(results)
     lines += grade_words(results.summary.get("grade"))[:1]
@@ -58,15 +58,15 @@ def _title(results: Results) -> str:
 
 
 def why_first(results: Results) -> str:
-    """What sets the first samples apart, for the line below the headline."""
+    """Returns the line below the headline: why the first samples stand out."""
     first, not_finite = first_count(results), int((~_finite(results)).sum())
     if len(results) == 1:
-        return "What follows describes that sample alone."
+        return "This report describes that sample alone."
     if first == 0 or first == not_finite:
         return "Suspicion is spread over many samples; the ranking below still begins with the highest."
     words = (
         f"These {share(first / len(results))} hold half of all suspicion: the model is far off on them, and "
-        "their gradients pull where few others pull."
+        "their gradients point where few others do."
     )
     if not_finite:
         words += f" {count(not_finite, 'of them has', 'of them have')} a loss or gradient that is not finite."
@@ -79,7 +79,7 @@ def _finite(results: Results) -> np.ndarray:
 
 
 def opposing_label(results: Results, index: int) -> str | None:
-    """The label that most of the samples share which push hardest against this one, if it is another."""
+    """Returns the label of most samples that push hardest against this one, if it is another label."""
     own = results.label(index)
     _, harmers = results.pushed(index)
     labels = [label for label in map(results.label, harmers) if label is not None]
@@ -107,7 +107,7 @@ def _opposed(results: Results) -> list[str]:
 
 
 def grade_words(grade: Mapping[str, Any] | None) -> list[str]:
-    """How well the ranking has found what is known to be wrong, and whether loss alone does as well."""
+    """Returns how well the ranking found the samples known to be wrong, compared with loss alone."""
     if not grade:
         return []
     widest = max(grade["within"], key=lambda row: row["share"])
@@ -122,8 +122,8 @@ def grade_words(grade: Mapping[str, Any] | None) -> list[str]:
     if abs(ours - by_loss) < 0.005:
         compared = (
             f"By average precision, loss alone ranks as well here ({by_loss:.3f}, by suspicion {ours:.3f}). "
-            "What the gradients add is below: which samples push against a label and what they say it should "
-            "be, near-duplicates, layers, and the noise scale."
+            "The gradients add the rest of this report: samples that push against a label and the label they "
+            "suggest, near-duplicates, layers, and the noise scale."
         )
     elif ours > by_loss:
         compared = (
@@ -139,7 +139,7 @@ def grade_words(grade: Mapping[str, Any] | None) -> list[str]:
 
 
 def noise_words(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """The batch size that the gradient noise suggests, first in one sentence, then what it means."""
+    """Returns the batch size that the gradient noise suggests, in one sentence, then its meaning."""
     scale, noise = summary.get("noise_scale"), summary.get("noise") or {}
     low, high = noise.get("low"), noise.get("high")
     if summary.get("samples") == 1:
@@ -159,20 +159,20 @@ def noise_words(summary: Mapping[str, Any]) -> tuple[str, ...]:
     if low is not None:
         return (
             f"The gradient noise suggests batches of {batch_size(low)} or more.",
-            "The gradients of the samples nearly cancel: their mean cannot be told from noise, so that the "
-            "noise scale has a bound from below alone. This is usual for a model that has settled on these "
-            "samples; to choose a batch size, audit a model that is still learning.",
+            "The gradients of the samples nearly cancel: their mean cannot be told from noise, so the noise "
+            "scale has only a lower bound. This is usual for a model that has converged on these samples; to "
+            "choose a batch size, audit a model that is still learning.",
         )
     return (
-        "The gradients cancel each other, so that they suggest no batch size: the model has settled.",
-        "Their mean is smaller than even noise would leave it, and the noise scale cannot be told. This is "
-        "usual for a model that was trained on these very samples: every batch is almost all noise. To "
+        "The gradients cancel each other, so they suggest no batch size: the model has converged.",
+        "Their mean is even smaller than noise alone would make it, so the noise scale cannot be estimated. "
+        "This is usual for a model that was trained on these samples: every batch is almost all noise. To "
         "choose a batch size, audit a model that is still learning.",
     )
 
 
 def layer_words(groups: Sequence[Mapping[str, Any]]) -> str:
-    """Where most of the gradient lies, beside where most of the parameters are."""
+    """Returns which layers hold most of the gradient, and how many of the parameters they have."""
     if not groups or not any(group["share"] for group in groups):
         return "No layer has a gradient."
     first = groups[0]
@@ -188,7 +188,7 @@ def layer_words(groups: Sequence[Mapping[str, Any]]) -> str:
 
 
 def size_words(results: Results, name: str, title: str) -> str:
-    """How widely a quantity is spread, and its largest value."""
+    """Returns the median and the largest value of a quantity, in words."""
     values = results.samples[name]
     finite = np.isfinite(values)
     if not finite.any():

@@ -42,8 +42,8 @@ def test_what_a_killed_process_was_writing_does_not_make_a_folder_foreign(tmp_pa
     [
         ("{", "audit.json is corrupt .JSONDecodeError"),
         ("[]", "is corrupt .TypeError"),
-        (json.dumps({"kind": "tax audit"}), "is of something else"),
-        (json.dumps({"kind": "an audit by pergrad", "format": 9}), "is of format 9"),
+        (json.dumps({"kind": "tax audit"}), "was not written by an audit"),
+        (json.dumps({"kind": "an audit by pergrad", "format": 9}), "has format 9"),
         (json.dumps({"kind": "an audit by pergrad", "format": 2}), "is corrupt .KeyError"),
     ],
 )

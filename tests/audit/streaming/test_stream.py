@@ -117,8 +117,8 @@ def test_the_batch_shrinks_until_it_fits_and_the_audit_goes_on(folder, error, in
     assert sizes == {16: 16, 4: SIZE - 16}
     assert folder.batch_size({"batch_size": 16}) == 4
     assert watch.words == [
-        "memory ran out with 16 samples at a time; going on with 8",
-        "memory ran out with 8 samples at a time; going on with 4",
+        "out of memory with batches of 16; continuing with 8",
+        "out of memory with batches of 8; continuing with 4",
     ]
     assert watch.done == SIZE
     assert np.isfinite(whole.rows.norm).all()
@@ -132,7 +132,7 @@ def test_a_last_batch_that_does_not_fit_shrinks_below_its_own_size(folder):
 
     watch = Said()
     stream(folder, mlp(loss=greedy), watch=watch).run([(0, SIZE)], 48)
-    assert watch.words == ["memory ran out with 12 samples at a time; going on with 6"]
+    assert watch.words == ["out of memory with batches of 12; continuing with 6"]
 
 
 def test_one_sample_that_does_not_fit_stops_the_audit_and_keeps_the_rest(folder):

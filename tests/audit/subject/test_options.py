@@ -45,7 +45,7 @@ def test_an_empty_data_set_is_refused():
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("gpu9", "not known to torch"),
+        ("gpu9", "torch does not know device"),
         ("meta", "runs on cpu or cuda"),
         ("mps", "runs on cpu or cuda"),
     ],

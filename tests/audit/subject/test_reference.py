@@ -15,15 +15,15 @@ def test_a_reference_means_a_spec_or_a_function_that_returns_one():
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("tests.audit.cases", "not of the form package.module:attribute"),
-        (":spec", "not of the form package.module:attribute"),
+        ("tests.audit.cases", "does not have the form package.module:attribute"),
+        (":spec", "does not have the form package.module:attribute"),
         ("no_such_project.train:spec", "no module 'no_such_project' in"),
         ("tests.no_such_module:spec", "no module 'tests.no_such_module' in"),
         (f"{HERE}:speck", "has no attribute 'speck' .it has the specs mlp_as_it_is"),
         (f"{HERE}:not_a_spec", "must be a pergrad.audit.Spec or a function .* got int"),
         (f"{HERE}:losses", "raised TypeError: losses.. missing 3 required positional"),
         (f"{HERE}:raises", "raised KeyError: 'weights.pt'"),
-        ("hf:model", "not of the form hf:MODEL,DATASET"),
+        ("hf:model", "does not have the form hf:MODEL,DATASET"),
     ],
 )
 def test_what_means_no_spec_is_refused_with_the_reason(reference, message):

@@ -1,19 +1,19 @@
 import pyarrow.parquet as pq
 import pytest
 
-from pergrad.audit.writing.results import write_shown
+from pergrad.audit.writing.results import write_previews
 from pergrad.errors import InterruptedAuditError
 from tests.audit.cases import mlp
 
 
 def test_what_samples_look_like_is_one_table(tmp_path):
-    assert write_shown(tmp_path, mlp(show=lambda item: "a"), range(9)) == []
+    assert write_previews(tmp_path, mlp(show=lambda item: "a"), range(9)) == []
     assert pq.read_table(tmp_path / "shown.parquet")["text"].to_pylist() == ["a"] * 9
     assert [path.name for path in tmp_path.iterdir()] == ["shown.parquet"]
 
 
 def test_nothing_is_written_without_show(tmp_path):
-    assert write_shown(tmp_path, mlp(), range(9)) == []
+    assert write_previews(tmp_path, mlp(), range(9)) == []
     assert not list(tmp_path.iterdir())
 
 
@@ -23,4 +23,4 @@ def test_no_space_left_stops(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pq, "write_table", full)
     with pytest.raises(InterruptedAuditError, match="no space left"):
-        write_shown(tmp_path, mlp(show=lambda item: "a"), range(2))
+        write_previews(tmp_path, mlp(show=lambda item: "a"), range(2))

@@ -1,1 +1,1 @@
-"""Passes over the data once: loads batches, computes their rows and saves them so that it can resume."""
+"""Passes over the data once: loads batches, computes their rows, and saves them so that it can resume."""

@@ -1,4 +1,4 @@
-"""The rows on disk, a chunk of neighbouring samples a file."""
+"""Stores rows on disk, one file per chunk of consecutive samples."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pergrad.errors import AuditError
 __all__ = ["Chunk", "Span", "gaps", "kept_spans", "read_all", "read_chunk", "write_chunk"]
 
 _NAME = re.compile(r"(\d{10})-(\d{10})\.npz")
-Span = tuple[int, int]  # positions, from the first to the one after the last
+Span = tuple[int, int]  # positions start to stop, stop excluded
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of the samples at positions start to stop, and how they were made."""
+    """Rows of the samples at positions start to stop, with the batch size and times they were computed at."""
 
     start: int
     stop: int
@@ -37,7 +37,7 @@ class Chunk:
 
 
 def write_chunk(folder: Path, chunk: Chunk) -> None:
-    """Write the chunk, whole or not at all."""
+    """Writes the chunk atomically."""
     about = {
         "labels": chunk.labels,
         "batch_size": chunk.batch_size,
@@ -57,12 +57,12 @@ def write_chunk(folder: Path, chunk: Chunk) -> None:
 
 
 def read_chunk(path: Path) -> Chunk:
-    """A chunk as it was written; one that is not whole is refused by name."""
+    """Reads a chunk; the error for an incomplete file names it."""
     named = _NAME.fullmatch(path.name)
     assert named is not None
     start, stop = int(named[1]), int(named[2])
     try:
-        # Opened here, as np.load leaves the file open where it is cut off.
+        # np.load leaves a truncated file open, so this opens and closes it.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
             about = json.loads(held["about"].tobytes())
             rows = Rows(held["loss"], held["norm"], held["group_norms"], held["sketch"])
@@ -71,24 +71,24 @@ def read_chunk(path: Path) -> Chunk:
     except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise _corrupt(path, f"{type(error).__name__}: {error}") from error
     if not len(chunk.index) == len(chunk.rows) == stop - start:
-        raise _corrupt(path, f"{len(chunk.rows)} rows in place of {stop - start}")
+        raise _corrupt(path, f"{len(chunk.rows)} rows, expected {stop - start}")
     return chunk
 
 
 def _corrupt(path: Path, why: str) -> AuditError:
     return AuditError(
-        f"{path} is corrupt ({why}): remove this file, and the same command computes its rows again"
+        f"{path} is corrupt ({why}): remove this file and run the same command to compute its rows again"
     )
 
 
 def kept_spans(folder: Path) -> list[Span]:
-    """The spans of all chunks, in order, by their names alone."""
+    """Returns the spans of all chunks, sorted, from their file names."""
     found = (_NAME.fullmatch(path.name) for path in folder.glob("*.npz"))
     return sorted((int(named[1]), int(named[2])) for named in found if named is not None)
 
 
 def gaps(spans: Iterable[Span], size: int) -> list[Span]:
-    """What the spans leave of 0 to size.
+    """Returns the parts of 0 to size that the spans do not cover.
 
     >>> gaps([(2, 4), (6, 8)], 10)
     [(0, 2), (4, 6), (8, 10)]
@@ -104,9 +104,9 @@ def gaps(spans: Iterable[Span], size: int) -> list[Span]:
 def read_all(
     folder: Path, indices: np.ndarray, written: Mapping[Span, Chunk] | None = None
 ) -> tuple[Chunk, dict[int, int]]:
-    """All chunks as one, known to leave none out, and how many rows were computed at each batch size.
+    """Joins all chunks and counts the rows by batch size; refuses missing or overlapping rows.
 
-    Those that this process has written itself need not be read.
+    Chunks in `written`, which this process wrote itself, are not read again.
     """
     written = {} if written is None else written
     spans = kept_spans(folder)
@@ -117,7 +117,7 @@ def read_all(
             f"rows {left[0][0]} to {left[0][1]} are missing" if left else f"{overlaps[0]} overlaps"
         )
         raise AuditError(
-            f"{folder} is not complete: {what}. Several processes must see one and the same folder"
+            f"{folder} is not complete: {what}; all processes must write to one shared folder"
         )
     chunks = [
         written[a, b] if (a, b) in written else read_chunk(folder / f"{a:010d}-{b:010d}.npz")

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens meanwhile."""
+"""Writes files atomically: a file is complete or missing, also after a crash."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _SUFFIX = ".unfinished"
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """A path to write to; when the block ends, what is there is safe on disk and takes the name `path`.
+    """Yields a temporary path; renames the file to `path` when the block ends.
 
-    What can be made again at no cost need not be `durable`: to wait for the disk takes its time.
+    If `durable`, the file is synced to disk before it is renamed. Files that are cheap to make again need not
+    wait for the disk.
     """
-    # One rank's unfinished file must not be another's.
+    # The process id keeps the files of several ranks apart.
     unfinished = path.with_name(f"{path.name}.{os.getpid()}{_SUFFIX}")
     try:
         yield unfinished
@@ -39,18 +40,18 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether it is what a process is writing at the moment, or was when it was killed."""
+    """Returns whether the file is incomplete: being written, or left by a killed process."""
     return path.name.endswith(_SUFFIX)
 
 
 def write_whole(path: Path, content: bytes | memoryview, *, durable: bool = True) -> None:
-    """Write all of it, or leave what was there."""
+    """Writes the content atomically; on an error the old file stays."""
     with replacing(path, durable=durable) as unfinished:
         unfinished.write_bytes(content)
 
 
 def made_folder(path: Path) -> Path:
-    """The folder, made where it is missing, and known to take files."""
+    """Creates the folder if it is missing and checks that it is writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".{os.getpid()}{_SUFFIX}"
@@ -58,24 +59,25 @@ def made_folder(path: Path) -> Path:
         probe.unlink()
     except (FileExistsError, NotADirectoryError) as error:
         raise AuditError(
-            f"the results folder {path} cannot be made: {error.filename or path} is a file"
+            f"cannot create the results folder {path}: {error.filename or path} is a file"
         ) from error
     except OSError as error:
-        raise AuditError(
-            f"the results folder {path} cannot be written to: {error.strerror}"
-        ) from error
+        raise AuditError(f"cannot write to the results folder {path}: {error.strerror}") from error
     return path
 
 
 def _sync_folder(path: Path) -> None:
-    """Make a rename last: on the file systems that need it, by the folder itself."""
+    """Syncs the folder, which makes a rename durable on POSIX file systems."""
     if os.name != "posix":
         return
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # not every file system knows it
+        if error.errno not in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+        ):  # some file systems cannot sync folders
             raise
     finally:
         os.close(folder)
@@ -85,7 +87,7 @@ def _explained(error: OSError, path: Path) -> InterruptedAuditError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         what = f"no space left to write {path}: free some"
     else:
-        what = f"{path} cannot be written ({error.strerror or error}): put that right"
+        what = f"cannot write {path} ({error.strerror or error}): fix this"
     return InterruptedAuditError(
-        f"{what}, and the same command goes on from there; what was written before is kept"
+        f"{what} and run the same command to resume; all rows written so far are kept"
     )

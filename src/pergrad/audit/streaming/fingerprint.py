@@ -1,4 +1,4 @@
-"""Fingerprints: whether a model and a data set are those that an audit began with."""
+"""Fingerprints a model, a data set and a loss, to check that an audit resumes with the same ones."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pergrad.audit.streaming.loading import drawing_from, item_of
 
 __all__ = ["fingerprint_of_data", "fingerprint_of_loss", "fingerprint_of_model"]
 
-_PROBES = 128  # items that stand for a data set which is not made of tensors
+_PROBES = 128  # items hashed of a data set that is not made of tensors
 _DIGITS = 16
 
 
 def fingerprint_of_model(model: nn.Module) -> str:
-    """Of its structure and mode, of which parameters are trained, and of every value in it."""
+    """Hashes the structure, the mode, which parameters are trained, and every value."""
     digest = hashlib.sha256(repr(model).encode())
     for name, module in model.named_modules():
         digest.update(f"{name} {module.training};".encode())
@@ -31,7 +31,7 @@ def fingerprint_of_model(model: nn.Module) -> str:
 
 
 def fingerprint_of_loss(loss: Callable[..., Any]) -> str:
-    """Of its name and its code, where it is a function of Python."""
+    """Hashes the name and, for a Python function, the bytecode."""
     digest = hashlib.sha256(getattr(loss, "__qualname__", type(loss).__qualname__).encode())
     code = getattr(loss, "__code__", None)
     if code is not None:
@@ -43,10 +43,10 @@ def fingerprint_of_loss(loss: Callable[..., Any]) -> str:
 
 
 def fingerprint_of_data(dataset: Any, seed: int) -> tuple[str, bool]:
-    """Of the length and of every value where the data set is made of tensors, else of 128 items.
+    """Hashes the type, the length, and every value of a data set made of tensors, else 128 items.
 
-    With it, whether the items are the same each time that they are read: those that are drawn from
-    generators of their own are not, and have no part in the fingerprint.
+    Also returns whether the items are the same each time they are read. Items that use a random generator of
+    their own are not, and are left out of the fingerprint.
     """
     digest = hashlib.sha256(f"{type(dataset).__qualname__} {len(dataset)} ".encode())
     if _add_whole(digest, dataset):
@@ -58,7 +58,7 @@ def fingerprint_of_data(dataset: Any, seed: int) -> tuple[str, bool]:
 
 
 def _add_whole(digest: Any, dataset: Any) -> bool:
-    """Add all of a data set whose values can be had at once; whether they can."""
+    """Adds the whole data set if its values can be read at once; returns whether they can."""
     if type(dataset) is TensorDataset:
         for tensor in dataset.tensors:
             _add(digest, tensor)
@@ -83,7 +83,7 @@ def _of_probes(dataset: Any, seed: int) -> bytes:
 
 
 def _add(digest: Any, value: Any) -> None:
-    """Add whatever an item may hold; of objects that are not known, the type."""
+    """Adds the values in an item; of unknown objects, the type."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         value = (value if value.layout == torch.strided else value.to_dense()).contiguous()

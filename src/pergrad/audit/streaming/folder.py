@@ -1,4 +1,4 @@
-"""The results folder: whose it is, whether an audit may go on in it, and who is at work in it."""
+"""Manages the results folder: identifies its audit, checks whether it may resume, and locks it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if sys.platform != "win32":
 
 __all__ = ["ResultsFolder"]
 
-_FORMAT = 2  # another map of sketches than 1
+_FORMAT = 2  # format 1 had another sketch
 _KIND = "an audit by pergrad"
 _BATCH_SIZE = "batch_size-"
 
 
 class ResultsFolder:
-    """One audit's folder.
+    """The folder of one audit.
 
-    `audit.json` says what is audited and how; `chunks` holds the rows while they are computed.
+    `audit.json` identifies the model, data and options; `chunks` holds the rows computed so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,8 +39,8 @@ class ResultsFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Within, no other audit writes here."""
-        if sys.platform == "win32":  # two audits at once in one folder are not noticed
+        """Locks the folder against other audits within the block."""
+        if sys.platform == "win32":  # no lock: two audits in one folder are not detected
             yield
             return
         with self._lock_file() as file:
@@ -50,7 +50,7 @@ class ResultsFolder:
                 raise AuditError(
                     f"another audit is writing into {self.path}: wait for it, or choose another folder"
                 ) from error
-            except OSError:  # a file system without locks, as some that are shared are
+            except OSError:  # a file system without locks, such as some network ones
                 pass
             yield
 
@@ -58,9 +58,9 @@ class ResultsFolder:
         return (self.path / ".lock").open("w")
 
     def open(self) -> dict[str, Any] | None:
-        """What the folder says of the audit that began in it, or None where it is new.
+        """Returns the contents of `audit.json`, or None if the folder is new.
 
-        A folder that holds anything else, or that cannot be read, is refused and stays as it is.
+        Refuses a folder that holds anything else or cannot be read, and leaves it unchanged.
         """
         made_folder(self.path)
         if not self._about.exists():
@@ -79,14 +79,14 @@ class ResultsFolder:
             about = json.loads(self._about.read_text())
             if about["kind"] != _KIND:
                 raise AuditError(
-                    f"{self._about} is of something else: choose another results folder"
+                    f"{self._about} was not written by an audit: choose another results folder"
                 )
             if about["format"] != _FORMAT:
                 raise AuditError(
-                    f"{self._about} is of format {about['format']}, written by pergrad "
-                    f"{about.get('pergrad')}; this one knows {_FORMAT}: choose another results folder"
+                    f"{self._about} has format {about['format']}, written by pergrad "
+                    f"{about.get('pergrad')}; this version reads {_FORMAT}: choose another results folder"
                 )
-            about["identity"], about["batch_size"]  # there
+            about["identity"], about["batch_size"]  # raises if one is missing
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise AuditError(
                 f"{self._about} is corrupt ({type(error).__name__}: {error}): choose another results "
@@ -95,13 +95,13 @@ class ResultsFolder:
         return dict(about)
 
     def begin(self, about: dict[str, Any]) -> None:
-        """Say what is audited here; the folder is no longer anyone else's."""
+        """Writes `audit.json`, which ties the folder to this audit."""
         self.chunks.mkdir(exist_ok=True)
         content = {"kind": _KIND, "format": _FORMAT, **about}
         write_whole(self._about, (json.dumps(content, indent=2) + "\n").encode())
 
     def refuse_another(self, about: dict[str, Any], identity: dict[str, Any]) -> None:
-        """Refuse to go on with another model, data set, loss or options than the audit began with."""
+        """Refuses to resume with another model, data set, loss or options than the audit started with."""
         began = about["identity"]
         for key in {**began, **identity}:
             if began.get(key) != identity.get(key):
@@ -111,11 +111,11 @@ class ResultsFolder:
                 )
 
     def note_batch_size(self, size: int) -> None:
-        """Keep, for whoever resumes, that no more than so many samples fit at once."""
+        """Stores that larger batches did not fit into memory, for a later resume."""
         write_whole(self.chunks / f"{_BATCH_SIZE}{size}", b"")
 
     def batch_size(self, about: dict[str, Any]) -> int:
-        """The one that the audit began with, or the smallest that it has had to shrink to."""
+        """Returns the batch size the audit started with, or the smallest it has shrunk to."""
         noted = [
             int(path.name.removeprefix(_BATCH_SIZE))
             for path in self.chunks.glob(f"{_BATCH_SIZE}*[0-9]")

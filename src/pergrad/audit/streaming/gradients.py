@@ -1,4 +1,4 @@
-"""From a batch to its rows: loss, norms and sketch of each sample, by one backward pass."""
+"""Computes the rows of a batch, loss, norms and sketch of each sample, by one backward pass."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from pergrad.engine import record
 
 __all__ = ["Gradients", "Rows", "joined_rows"]
 
-# Fixed, and not a share of the memory that happens to be free: where a sum is cut into pieces, its
-# rounding depends on the pieces.
+# Fixed rather than a share of the free memory: the rounding of a sum depends on how it is split.
 _MAX_BYTES, _MAX_BYTES_ON_GPU = 32 * 2**20, 256 * 2**20
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What is known of each of a few samples."""
+    """Loss, norms and sketches of some samples."""
 
     loss: np.ndarray  # (n,) float64
     norm: np.ndarray  # (n,) float64
     group_norms: np.ndarray  # (n, groups) float64
-    sketch: np.ndarray  # (n, k) float32, or float64 where the gradients are
+    sketch: np.ndarray  # (n, k) float32, or float64 if the gradients are
 
     def __len__(self) -> int:
         return len(self.loss)
 
 
 def joined_rows(parts: Sequence[Rows]) -> Rows:
-    """The rows of all parts, in order."""
+    """Concatenates the rows of all parts, in order."""
     if len(parts) == 1:
         return parts[0]
     return Rows(
@@ -49,7 +48,7 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
 
 
 class Gradients:
-    """Computes the rows of one batch after the other with one model."""
+    """Computes the rows of batches with one model."""
 
     def __init__(
         self,
@@ -70,15 +69,15 @@ class Gradients:
         self._group_of = {
             name: number for number, names in enumerate(groups.values()) for name in names
         }
-        # Kept from batch to batch, as its tables of random buckets are.
+        # Reused for every batch: it holds the tables of random buckets.
         self._quantity = NormsAndSketch(sketch_dim, seed)
 
     def arguments(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A batch where the model is and in its type."""
+        """Moves a batch to the model's device and dtype."""
         return tuple(moved(part, self._device, self._dtype) for part in batch)
 
     def rows(self, batch: tuple[Any, ...], count: int) -> Rows:
-        """The rows of `count` samples."""
+        """Computes the rows of a batch of `count` samples."""
         arguments = self.arguments(batch)
         quantity = self._quantity
         with record(self._model, quantity, batch_size=count, max_bytes=self._max_bytes):

@@ -1,4 +1,4 @@
-"""Batches of a data set: the same ones wherever an audit begins, and errors that name the item."""
+"""Loads batches of a data set, independent of where a run starts; errors name the item."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Loaded", "Loader", "drawing_from", "item_of"]
 
 @dataclass(frozen=True)
 class Loaded:
-    """The samples at positions start to stop, as the loss takes them."""
+    """A batch: the samples at positions start to stop, as arguments of the loss."""
 
     start: int
     stop: int
@@ -33,12 +33,12 @@ class Loaded:
 
 @contextmanager
 def drawing_from(*seed: int) -> Iterator[None]:
-    """Within, whatever is drawn by torch, NumPy and Python depends on the seed alone."""
+    """Seeds the generators of torch, NumPy and Python within the block and restores them afterwards."""
     of_torch, of_numpy, of_python = np.random.SeedSequence(seed).generate_state(3).tolist()
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    # Of GPUs the current one: a copy of the state of each would wait for all of them.
+    # Only the current GPU: copying the state of every GPU would synchronize all of them.
     before_on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    # Not torch.manual_seed: it leaves a note with a stack trace for each kind of device that is not there.
+    # Not torch.manual_seed: it queues a call with a stack trace for each kind of device that is missing.
     torch.default_generator.manual_seed(of_torch)
     if torch.cuda.is_available():
         torch.cuda.manual_seed(of_torch)
@@ -55,7 +55,7 @@ def drawing_from(*seed: int) -> Iterator[None]:
 
 
 class Loader(Dataset[Any]):
-    """Loads, labels and collates the samples at (start, stop) in the order of the indices."""
+    """Loads, labels and collates the samples at positions start to stop of `indices`."""
 
     def __init__(self, spec: Spec, indices: np.ndarray, seed: int) -> None:
         self._dataset = spec.dataset
@@ -67,7 +67,7 @@ class Loader(Dataset[Any]):
         self._tensors = spec.dataset.tensors if is_plain else None
 
     def batches(self, pieces: Sequence[tuple[int, int]], workers: int) -> Iterator[Loaded]:
-        """The batches one after the other; the error of a bad one is raised when its turn comes."""
+        """Yields the batches in order; raises the error of a bad batch when its turn comes."""
         outcomes: Iterable[Loaded | AuditError]
         if workers:
             outcomes = DataLoader(
@@ -81,8 +81,8 @@ class Loader(Dataset[Any]):
             yield outcome
 
     def __getitem__(self, piece: tuple[int, int]) -> Loaded | AuditError:
-        """A batch, or, since a worker's exception would come with its traceback, its error."""
-        if self._tensors is not None and self._label is None:  # nothing is drawn
+        """Returns a batch or its error; an exception raised in a worker would carry a traceback."""
+        if self._tensors is not None and self._label is None:  # no user code, so nothing random
             return self.load(*piece)
         try:
             with drawing_from(self._seed, piece[0]):
@@ -94,7 +94,7 @@ class Loader(Dataset[Any]):
         began = time.perf_counter()
         indices = self._indices[start:stop].tolist()
         labels: list[str] | None = None
-        if self._tensors is not None:  # cut out at once what would be taken apart and put together
+        if self._tensors is not None:  # one indexing call instead of items and a collate
             chosen = torch.from_numpy(self._indices[start:stop])
             arguments = tuple(tensor[chosen.to(tensor.device)] for tensor in self._tensors)
             if self._label is not None:
@@ -102,7 +102,7 @@ class Loader(Dataset[Any]):
                 labels = self._labels(zip(*parts, strict=True), indices)
         else:
             items = self._items(indices)
-            if self._label is not None:  # before a batch is made, which may take the items apart
+            if self._label is not None:  # before collating, which may modify the items
                 labels = self._labels(items, indices)
             batch = self._collated(items, indices)
             arguments = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
@@ -113,7 +113,7 @@ class Loader(Dataset[Any]):
         try:
             return [dataset[index] for index in indices]
         except Exception:
-            return [item_of(dataset, index) for index in indices]  # finds out which one it was
+            return [item_of(dataset, index) for index in indices]  # raises the error with the index
 
     def _labels(self, items: Iterable[Any], indices: list[int]) -> list[str]:
         assert self._label is not None
@@ -135,18 +135,18 @@ class Loader(Dataset[Any]):
             if odd is not None:
                 raise AuditError(odd) from error
             raise AuditError(
-                f"the items {indices[0]} to {indices[-1]} cannot be made a batch: "
-                f"{type(error).__name__}: {error}; give spec.collate, or items of one form"
+                f"cannot collate the items {indices[0]} to {indices[-1]}: "
+                f"{type(error).__name__}: {error}; set spec.collate, or return items of one shape"
             ) from error
 
     def _odd_one(self, items: list[Any], indices: list[int]) -> str | None:
-        """In words, the first item that no batch can be made of or that has not the form of the first."""
+        """Describes the first item that cannot be collated, or has other types or shapes than the first."""
         for item, index in zip(items, indices, strict=True):
             try:
                 self._collate([item])
             except Exception as error:
                 return (
-                    f"item {index} of the data set has a wrong form, {form_of(item)}: "
+                    f"cannot collate item {index} of the data set, {form_of(item)}: "
                     f"{type(error).__name__}: {error}"
                 )
         first = int(self._indices[0])
@@ -154,14 +154,14 @@ class Loader(Dataset[Any]):
         for item, index in zip(items, indices, strict=True):
             if form_of(item) != expected:
                 return (
-                    f"item {index} of the data set has another form than item {first}: "
-                    f"{form_of(item)} in place of {expected}"
+                    f"item {index} of the data set differs from item {first}: "
+                    f"got {form_of(item)}, expected {expected}"
                 )
         return None
 
 
 def item_of(dataset: Any, index: int) -> Any:
-    """One item, or an error that names it."""
+    """Returns one item; errors name its index."""
     try:
         return dataset[index]
     except IndexError as error:
@@ -170,12 +170,12 @@ def item_of(dataset: Any, index: int) -> Any:
         ) from error
     except Exception as error:
         raise AuditError(
-            f"item {index} of the data set cannot be loaded: {type(error).__name__}: {error}"
+            f"cannot load item {index} of the data set: {type(error).__name__}: {error}"
         ) from error
 
 
 def form_of(item: Any) -> str:
-    """The types and shapes in an item.
+    """Describes the types and shapes in an item.
 
     >>> form_of((torch.zeros(2, 3), 4, {"text": "a"}))
     '(float32 (2, 3), int, {text: str})'

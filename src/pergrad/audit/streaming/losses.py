@@ -1,4 +1,4 @@
-"""The loss of each sample, and nothing else in its place."""
+"""Calls the spec's loss and checks its result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["loss_of_samples"]
 
 
 def loss_of_samples(loss: Any, model: nn.Module, arguments: tuple[Any, ...], count: int) -> Tensor:
-    """What the loss gives for each sample, (count,); anything else is refused."""
+    """Returns the losses of the samples, (count,); refuses any other result."""
     try:
         found = loss(model, *arguments)
     except PergradError:
@@ -29,7 +29,7 @@ def loss_of_samples(loss: Any, model: nn.Module, arguments: tuple[Any, ...], cou
         )
     if found.shape != (count,):
         hint = {
-            0: "a scalar: leave the mean over the samples out, for example by reduction='none'",
+            0: "a scalar: do not average over the samples, for example with reduction='none'",
         }.get(found.dim(), f"shape {tuple(found.shape)}: sum or average over all other dimensions")
         raise AuditError(
             f"spec.loss must return the loss of each sample, shape ({count},), got {hint}"

@@ -1,4 +1,4 @@
-"""How many samples fit: a first guess from what the forward keeps of one, and when to take fewer."""
+"""Estimates the batch size that fits into memory, and recognises out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = [
     "is_out_of_memory",
 ]
 
-_MOST = 1024  # samples; larger batches are no faster, and make the steps between two saves longer
-_SHARE = 4  # the part of the free memory that one batch's activations may take
-_TIMES = 4  # what gradients, copies and pieces take at most beside what the forward keeps
+_MOST = 1024  # samples; larger batches are no faster, and save less often
+_SHARE = 4  # a batch's activations may take 1 / _SHARE of the free memory
+_TIMES = 4  # upper bound of peak memory relative to what the forward keeps
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether fewer samples at a time may help."""
+    """Returns whether a smaller batch may avoid the error."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     words = (
@@ -36,7 +36,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def bytes_kept(model: nn.Module, forward: Callable[[], Any]) -> int:
-    """What a forward keeps for its backward, without the model's own tensors."""
+    """Returns the bytes a forward saves for its backward, without parameters and buffers."""
     own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
     kept: dict[int, int] = {}
 
@@ -52,7 +52,7 @@ def bytes_kept(model: nn.Module, forward: Callable[[], Any]) -> int:
 
 
 def fitting_batch_size(bytes_each: int, free: int, samples: int) -> int:
-    """A power of two, or all samples where they are fewer.
+    """Returns the largest power of two that fits, at most the number of samples.
 
     >>> fitting_batch_size(2**20, free=2**30, samples=10_000)
     64
@@ -63,7 +63,7 @@ def fitting_batch_size(bytes_each: int, free: int, samples: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What is free on the device, as far as it can be known."""
+    """Returns the free memory of the device, or 4 GiB if it is unknown."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused

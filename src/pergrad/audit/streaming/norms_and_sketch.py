@@ -1,4 +1,4 @@
-"""Norms and sketches in one pass: each piece of the gradients is made once, for both."""
+"""Computes norms and sketches in one pass: each piece of the gradients is computed once for both."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pergrad.runtime import wide
 
 __all__ = ["NormsAndSketch"]
 
-_PIECE = 4 * 2**20  # bytes; what is made of a piece stays in the cache meanwhile
-_AT_ONCE = 256  # samples; larger pieces bring no speed
-_MOST_KEPT = 64  # sets of small parameters, of which each has a table
+_PIECE = 4 * 2**20  # bytes; a piece stays in the cache until it is reduced
+_AT_ONCE = 256  # samples; larger pieces are no faster
+_MOST_KEPT = 64  # sets of small parameters; each has a table
 _FEW = 512  # entries; smaller gradients are sketched together
 
 
 @dataclass(frozen=True)
 class _Map:
-    """The sketch of one parameter, its columns in the order of their runs."""
+    """The sketch of one parameter, with columns grouped into runs of consecutive buckets."""
 
     row_signs: Tensor  # (rows,)
     column_signs: Tensor  # (columns,), or (*taps, channels)
@@ -47,11 +47,11 @@ class _Map:
 
 
 class NormsAndSketch(Quantity):
-    """What `Norms` and `Projection` give: the `squares` of norms by parameter, and the `sketch`, (n, k).
+    """Computes `Norms` and `Projection` together: `squares` of norms by parameter, and `sketch`, (n, k).
 
-    Faster than the two on the CPU, where small gradients are made once for both, piece by piece. Large ones,
-    those on a GPU, and factors that have a quicker way than by their entries, such as those of embeddings
-    and wide layers, take the ways of the two.
+    On the CPU it is faster than both: small gradients are computed once, in pieces. Large gradients,
+    gradients on a GPU, and factors with faster reductions than over their entries, such as embeddings and
+    wide layers, use the reductions of the two.
     """
 
     def __init__(self, dim: int, seed: int) -> None:
@@ -62,9 +62,9 @@ class NormsAndSketch(Quantity):
         self._maps: dict[tuple[str, torch.dtype], _Map] = {}
         self._joined: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}  # buckets and signs
         self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
-        # Of one batch. No run goes round from the last bucket to the first before the end.
+        # State of one batch. With 2k - 1 columns no run wraps around; `end` folds them to k.
         self._unfolded = torch.empty(0)  # (n, 2k - 1)
-        self._norms: dict[str, Tensor] = {}  # each (n,), as they are made
+        self._norms: dict[str, Tensor] = {}  # each (n,)
         self._small: dict[str, Tensor] = {}  # each (n, entries)
         self.squares: dict[str, Tensor] = {}  # each (n,) in float64
         self.sketch = torch.empty(0)
@@ -143,7 +143,7 @@ class NormsAndSketch(Quantity):
         self._small.clear()
 
     def _by_pieces(self, name: str, factor: Factor, pieces: list[slice]) -> Tensor:
-        """|G_n|; the sketches are added to those of the other parameters."""
+        """Returns |G_n|, and adds the sketches to those of the other parameters."""
         dtype = wide(factor.dtype)
         if (name, dtype) not in self._maps:
             self._maps[name, dtype] = _Map.of(self._sketches[name], factor.shape[1:], dtype)
@@ -154,13 +154,13 @@ class NormsAndSketch(Quantity):
             entries = self._signed(factor.part(samples), to, dtype)
             norms.append(torch.linalg.vector_norm(entries.flatten(1), dim=1))
             for window, (columns, first) in zip(windows, to.runs, strict=True):
-                # The windows overlap, but each row's run is added to its own after the one before it.
+                # The windows overlap, but index_add_ adds the rows one after the other.
                 run = entries[:, :, columns]
                 window[samples].index_add_(1, first, run.to(window.dtype))
         return torch.cat(norms)
 
     def _signed(self, factor: Factor, to: _Map, dtype: torch.dtype) -> Tensor:
-        """The gradients themselves, (n, rows, columns), with the signs of the map, columns in its order."""
+        """Returns the gradients, (n, rows, columns), with the signs and the column order of the map."""
         rows, columns = len(to.row_signs), to.column_signs.numel()
         if isinstance(factor, OuterProduct):
             signed = self._times(factor.input, to.column_signs, dtype)
@@ -173,7 +173,7 @@ class NormsAndSketch(Quantity):
         entries = entries.flatten(3).mT if entries.dim() > 3 else entries.unsqueeze(-1)
         entries = entries.view(len(entries), rows, -1, entries.shape[-1])
         signs = to.row_signs[:, None, None] * to.column_signs.view(entries.shape[2:])
-        # Signed as they are put into order: one pass over all entries, not three.
+        # Applies signs while reordering: one pass over all entries instead of three.
         signed = torch.mul(entries, signs, out=self._held("entries", entries.shape, dtype))
         return signed.view(-1, rows, columns)
 
@@ -181,15 +181,15 @@ class NormsAndSketch(Quantity):
         return torch.mul(x, signs, out=self._held("input", x.shape, dtype))
 
     def _product(self, g: Tensor, x: Tensor, to: _Map, dtype: torch.dtype) -> Tensor:
-        """The same of Σ_t g ⊗ x, of g (n, t, rows) and x (n, t, columns), which has its signs already."""
+        """Returns signed Σ_t g ⊗ x, from g (n, t, rows) and x (n, t, columns), which is already signed."""
         n, t, rows = g.shape
-        # Written here and not where fresh memory happens to lie, it takes half as long.
+        # Writing to reused memory takes half as long as writing to fresh memory.
         g = torch.mul(g.mT, to.row_signs[:, None], out=self._held("output", (n, rows, t), dtype))
         entries = self._held("entries", (n, rows, x.shape[2]), dtype)
         return torch.mul(g, x, out=entries) if t == 1 else torch.bmm(g, x, out=entries)
 
     def _held(self, what: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory that pieces take one after the other: to be given fresh pages takes as long as a product."""
+        """Returns memory that pieces reuse: mapping fresh pages takes as long as a product."""
         size = prod(shape)
         memory = self._memory.get((what, dtype))
         if memory is None or len(memory) < size:
@@ -198,9 +198,9 @@ class NormsAndSketch(Quantity):
 
 
 def _goes_by_windows(factor: Convolution) -> bool:
-    """Whether to copy windows in the order of the map: else the gradients are put into it afterwards.
+    """Returns whether to copy windows in the order of the map, or else reorder the gradients afterwards.
 
-    The one copies positions by columns, at less cost, and the other rows by columns.
+    The first copies positions x columns, the second rows x columns.
     """
     if factor.groups > 1 or factor.kernel[1] < factor.grad_output.shape[-1]:
         return False
@@ -208,13 +208,13 @@ def _goes_by_windows(factor: Convolution) -> bool:
 
 
 def _pieces(samples: int, bytes_each: int) -> list[slice]:
-    """Samples whose gradients are made at once."""
+    """Splits the samples into pieces whose gradients are computed at once."""
     step = min(at_once(bytes_each, _PIECE), _AT_ONCE)
     return [slice(start, start + step) for start in range(0, samples, step)]
 
 
 def _bytes_each(factor: Factor) -> int:
-    """What the gradient of one sample takes while it is made."""
+    """Returns the memory that computing the gradient of one sample takes."""
     scratch = factor.scratch
     if isinstance(factor, Convolution) and _goes_by_windows(factor):
         scratch = prod(factor.kernel[1:]) * factor.positions

@@ -1,4 +1,4 @@
-"""Several processes, as `torchrun` starts them: who is who, and what they agree on."""
+"""Coordinates the processes that `torchrun` starts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pergrad.errors import AuditError, ToldElsewhereError
 __all__ = ["Ranks", "joined_ranks", "ranks_from"]
 
 T = TypeVar("T")
-_PATIENCE = timedelta(days=7)  # the slowest rank's shard may take long
+_PATIENCE = timedelta(days=7)  # the slowest rank may take long
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """One process among `count`; the first of them writes what is one for all."""
+    """One process among `count`; the first one writes the results."""
 
     number: int = 0
     count: int = 1
@@ -32,18 +32,18 @@ class Ranks:
         return self.number == 0
 
     def all_agree(self, value: T) -> list[T]:
-        """What every rank has given, in order. All wait for each other here."""
+        """Gathers the values of all ranks, in order; waits for all of them."""
         if self.count == 1:
             return [value]
         found: list[Any] = [None] * self.count
         try:
             dist.all_gather_object(found, value)
         except RuntimeError as error:  # a connection that was closed
-            raise ToldElsewhereError("another process has ended") from error
+            raise ToldElsewhereError("another process has exited") from error
         return found
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do the work; where it fails on any rank, it fails on all, and the first of those says why."""
+        """Runs `work` on every rank; if it fails on any rank, raises that error on all of them."""
         error: AuditError | None = None
         result: T | None = None
         try:
@@ -58,13 +58,13 @@ class Ranks:
         return result  # type: ignore[return-value]
 
     def first_decides(self, decide: Callable[[], T]) -> T:
-        """What the first rank finds, on all of them."""
+        """Runs `decide` on the first rank and returns its result on all ranks."""
         found = self.together(lambda: decide() if self.is_first else None)
         return self.all_agree(found)[0]  # type: ignore[return-value]
 
 
 def ranks_from(environment: Mapping[str, str]) -> Ranks:
-    """As torchrun says it in the environment, or one process alone."""
+    """Reads rank and world size from torchrun's environment variables; one process without them."""
     count = int(environment.get("WORLD_SIZE", 1))
     if count == 1:
         return Ranks()
@@ -73,7 +73,7 @@ def ranks_from(environment: Mapping[str, str]) -> Ranks:
 
 @contextmanager
 def joined_ranks() -> Iterator[Ranks]:
-    """Within, this process and the others that torchrun has started can agree on things."""
+    """Joins the process group of torchrun within the block."""
     ranks = ranks_from(os.environ)
     if ranks.count == 1 or dist.is_initialized():
         yield ranks

@@ -1,4 +1,4 @@
-"""The pass over the data: batch after batch, saved chunk by chunk, with fewer samples when memory ends."""
+"""Passes over the data batch by batch, saves chunks, and halves the batch when memory runs out."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pergrad.errors import AuditError, InterruptedAuditError, PergradError
 
 __all__ = ["Stream", "Watch", "batches_in", "shard"]
 
-_MOST_ROWS = 1 << 16  # of a chunk, whatever the time
+_MOST_ROWS = 1 << 16  # per chunk, even if it is not yet time to save
 
 
 class Watch(Protocol):
-    """Is told how far an audit has come."""
+    """Receives the progress of an audit."""
 
     def begin(self, samples: int, done: int) -> None: ...
 
@@ -34,9 +34,9 @@ class Watch(Protocol):
 
 
 def batches_in(spans: Sequence[Span], size: int) -> list[Span]:
-    """The spans cut where a batch of that size ends, counted from the first sample of all.
+    """Splits the spans at multiples of the batch size.
 
-    So a batch is the same one wherever an audit resumes and however many processes there are.
+    So batches do not depend on where an audit resumes or on the number of processes.
 
     >>> batches_in([(0, 3), (6, 11)], 4)
     [(0, 3), (6, 8), (8, 11)]
@@ -51,13 +51,13 @@ def batches_in(spans: Sequence[Span], size: int) -> list[Span]:
 
 
 def shard(batches: Sequence[Span], rank: int, count: int) -> list[Span]:
-    """The batches of one of `count` ranks, neighbours."""
+    """Returns one rank's share of the batches, consecutive ones."""
     return list(batches[rank * len(batches) // count : (rank + 1) * len(batches) // count])
 
 
 @dataclass
 class _Pending:
-    """Rows that are computed and not saved yet; they are neighbours."""
+    """Consecutive rows that are computed but not saved yet."""
 
     start: int
     batch_size: int
@@ -95,11 +95,11 @@ class Stream:
         self._save_every = save_every
         self._watch = watch
         self._pending: _Pending | None = None
-        self._since = 0.0  # when the rows of the next chunk were begun
+        self._since = 0.0  # start time of the next chunk
         self.written: dict[Span, Chunk] = {}
 
     def run(self, spans: Sequence[Span], batch_size: int) -> None:
-        """All rows of the spans; what is computed is saved even when something goes wrong."""
+        """Computes and saves all rows of the spans; saves finished rows even after an error."""
         left, size = list(spans), batch_size
         self._since = time.perf_counter()
         while left:
@@ -111,7 +111,7 @@ class Stream:
                 size = self._shrunk(left[0], size)
 
     def _run_while_it_fits(self, left: list[Span], size: int) -> None:
-        """Takes off `left` what is done; returns early where a batch does not fit into memory."""
+        """Removes finished rows from `left`; returns early if a batch does not fit into memory."""
         loaded = self._loader.batches(batches_in(left, size), self._workers)
         for batch in loaded:
             rows = self._rows_or_none(batch)
@@ -125,7 +125,7 @@ class Stream:
             self._watch.advance(batch.stop - batch.start)
 
     def _rows_or_none(self, batch: Loaded) -> tuple[Rows, float] | None:
-        """The rows of a batch, with the seconds taken, or None where memory has run out."""
+        """Returns the rows of a batch and the seconds taken, or None if memory ran out."""
         began = time.perf_counter()
         try:
             with drawing_from(self._seed, batch.start):
@@ -174,21 +174,21 @@ class Stream:
         self.written[chunk.start, chunk.stop] = chunk
 
     def _shrunk(self, span: Span, size: int) -> int:
-        """Half as many samples at a time as did not fit."""
+        """Returns half of the batch size that did not fit."""
         tried = batches_in([span], size)[0]
         samples = tried[1] - tried[0]
         if samples == 1:
             raise InterruptedAuditError(
-                f"memory runs out with a batch of one sample (index {self._indices[span[0]]}); what was "
-                "computed before is kept, and the same command goes on from there"
+                f"out of memory with a batch of one sample (index {self._indices[span[0]]}); all rows so far "
+                "are kept: free memory and run the same command to resume"
             )
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        # A batch at the end may have had fewer samples than the size.
+        # The last batch may have fewer samples than the batch size.
         smaller = size // 2
         while smaller >= samples:
             smaller //= 2
         self._folder.note_batch_size(smaller)
-        self._watch.say(f"memory ran out with {samples} samples at a time; going on with {smaller}")
+        self._watch.say(f"out of memory with batches of {samples}; continuing with {smaller}")
         return smaller

@@ -1,4 +1,4 @@
-"""What is audited, as every process finds it out for itself, and what must stay the same."""
+"""Prepares an audit in each process, and identifies it so that it can resume."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Task", "made_task", "refuse_different_ranks"]
 
 @dataclass(frozen=True)
 class Task:
-    """A spec with its options, looked at."""
+    """A spec and its options, with the device, indices, groups and fingerprints derived from them."""
 
     spec: Spec
     options: AuditOptions
@@ -38,7 +38,7 @@ class Task:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What must be the same for an audit to go on."""
+        """Returns everything that must be equal for an audit to resume."""
         dtype = self.options.dtype or str(own_dtype(self.spec.model)).removeprefix("torch.")
         return {
             "model": self.model_fingerprint,
@@ -71,8 +71,8 @@ def refuse_different_ranks(task: Task, ranks: Ranks) -> None:
             for key, value in identity.items():
                 if value != task.identity[key]:
                     raise AuditError(
-                        f"processes {ranks.number} and {number} have another {key}: seed whatever the "
-                        "reference draws, so that every process makes the same"
+                        f"processes {ranks.number} and {number} differ in {key}: seed all random draws in "
+                        "the reference, so that every process builds the same spec"
                     )
 
     ranks.together(compare)

@@ -1,4 +1,4 @@
-"""One batch of a spec, for the commands that look at the model and not at the data."""
+"""Loads one batch of a spec, for `pergrad verify` and `pergrad explain`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["first_batch"]
 
 
 def first_batch(spec: Spec, options: AuditOptions) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The model and the first samples, where and as the options ask; their loss is known to be as it must."""
+    """Returns the model and its first batch on the device and in the dtype asked for; checks the loss."""
     device = chosen_device(options.device)
-    grouped_parameters(spec)  # refuses a model without any to look at
+    grouped_parameters(spec)  # raises if no parameter requires grad
     indices = chosen_indices(options.subset, len(spec.dataset), options.seed)
     count = min(options.batch_size or 8, len(indices))
     model = placed(spec.model, device, options.dtype)

@@ -1,4 +1,4 @@
-"""A spec from the names of a model and a data set of Hugging Face that are on this machine."""
+"""Builds a spec from a Hugging Face model and data set on this machine."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["PREFIX", "spec_of_names"]
 
 PREFIX = "hf:"
 _LABELS = ("label", "labels")
-_LONGEST = 512  # tokens of a text; the rest is cut off
+_LONGEST = 512  # tokens; longer texts are truncated
 _IGNORED = -100
 
 
 def spec_of_names(reference: str) -> Spec:
-    """`hf:MODEL,DATASET[,SPLIT]`: a classifier where the data has labels, else a language model.
+    """Loads `hf:MODEL,DATASET[,SPLIT]`: as a classifier if the data has labels, else as a language model.
 
-    MODEL and DATASET are names in the local cache or paths; nothing is downloaded. The text is the first
-    column of strings, the label is the column `label`; the default split is `train`.
+    MODEL and DATASET are paths, or names in the local cache; nothing is downloaded. The text is the first
+    column of strings, the label is the column `label` or `labels`; the default split is `train`.
     """
     parts = reference.removeprefix(PREFIX).split(",")
     if len(parts) not in (2, 3) or not all(parts):
         raise AuditError(
-            f"the reference {reference!r} is not of the form {PREFIX}MODEL,DATASET[,SPLIT]"
+            f"the reference {reference!r} does not have the form {PREFIX}MODEL,DATASET[,SPLIT]"
         )
     try:
         import datasets  # noqa: F401, PLC0415  # an extra
@@ -42,7 +42,8 @@ def spec_of_names(reference: str) -> Spec:
     text = next((name for name, kind in data.features.items() if _is_text(kind)), None)
     if text is None:
         raise AuditError(
-            f"the data set {parts[1]!r} has no column of texts, only {list(data.features)}"
+            f"the data set {parts[1]!r} has no column of strings, only {list(data.features)}: write a "
+            "pergrad.audit.Spec for it"
         )
     label = next((name for name in _LABELS if name in data.features), None)
     model, tokenizer = _model_and_tokenizer(parts[0], is_classifier=label is not None)
@@ -75,7 +76,7 @@ def _dataset(name: str, split: str) -> Any:
         return datasets.load_dataset(name, split=split, download_config=offline)
     except Exception as error:
         raise AuditError(
-            f"the split {split!r} of the data set {name!r} cannot be loaded from this machine: "
+            f"cannot load split {split!r} of the data set {name!r} from this machine: "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -93,7 +94,7 @@ def _model_and_tokenizer(name: str, *, is_classifier: bool) -> tuple[nn.Module, 
         model = kind.from_pretrained(name, local_files_only=True)
     except Exception as error:
         raise AuditError(
-            f"the model {name!r} cannot be loaded from this machine: {type(error).__name__}: {error}"
+            f"cannot load the model {name!r} from this machine: {type(error).__name__}: {error}"
         ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -121,7 +122,7 @@ def _class_losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:  # (n,)
 
 
 def _token_losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:  # (n,)
-    """The mean over the tokens of each text that are not padding."""
+    """Returns the mean loss of each text over the tokens that are not padding."""
     logits = model(**batch).logits[:, :-1]
     targets = batch["input_ids"][:, 1:].masked_fill(batch["attention_mask"][:, 1:] == 0, _IGNORED)
     losses = F.cross_entropy(logits.mT, targets, reduction="none", ignore_index=_IGNORED)

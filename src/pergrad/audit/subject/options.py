@@ -1,4 +1,4 @@
-"""The options of an audit, read from what a user has typed."""
+"""Defines and checks the options of an audit."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ __all__ = ["AuditOptions", "chosen_device", "chosen_indices"]
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """How an audit is run.
+    """Options of an audit.
 
     Args:
-        device: such as "cpu" or "cuda:1"; by default a GPU where there is one.
-        batch_size: by default as large as fits well into memory. It shrinks when memory runs out.
-        dtype: the type to compute in; by default the model's own.
-        subset: a number of samples, drawn by the seed, or a range such as "100:600".
-        seed: of the subset, of the sketches and of what the model and the data set draw.
-        sketch_dim: the length of the sketch of each gradient. A longer one is more exact, and slower.
-        workers: processes that load the data; 0 loads between the batches.
-        save_every: seconds of work that a crash may lose at most, rounded up to one batch.
-        shown: how many of the most suspicious samples get a picture or text, and are said who pushes them.
+        device: such as "cpu" or "cuda:1"; by default a GPU if there is one.
+        batch_size: samples per batch; by default chosen from the free memory. Halved when memory runs out.
+        dtype: the dtype to compute in; by default the model's.
+        subset: a number of samples, drawn at random by the seed, or a range such as "100:600".
+        seed: random seed for the subset, the sketches, and random draws of the model and the data set.
+        sketch_dim: the length of the sketch of each gradient. Longer is more accurate and slower.
+        workers: processes that load the data; 0 loads in the main process.
+        save_every: seconds of work that a crash may lose, rounded up to one batch.
+        shown: number of suspicious samples for which the report shows a preview and the samples that push
+            them.
     """
 
     device: str | None = None
@@ -53,7 +54,7 @@ class AuditOptions:
 
 
 def chosen_indices(subset: str | int | None, size: int, seed: int) -> np.ndarray:  # (n,) int64
-    """The indices of the samples to audit, in order.
+    """Returns the indices of the samples to audit, in increasing order.
 
     >>> chosen_indices("2:5", 10, seed=0)
     array([2, 3, 4])
@@ -67,7 +68,7 @@ def chosen_indices(subset: str | int | None, size: int, seed: int) -> np.ndarray
         count = int(text)
         if not 1 <= count <= size:
             raise AuditError(
-                f"subset: expected 1 to {size} samples, as the data set has, got {count}"
+                f"subset: expected 1 to {size} samples, the size of the data set, got {count}"
             )
         drawn = np.random.default_rng(seed).choice(size, count, replace=False)
         return np.sort(drawn).astype(np.int64)
@@ -79,12 +80,12 @@ def chosen_indices(subset: str | int | None, size: int, seed: int) -> np.ndarray
     first = int(parts[1] or 0)
     last = int(parts[2] or size)
     if not 0 <= first < last <= size:
-        raise AuditError(f"subset: the range {text} does not lie within the {size} samples")
+        raise AuditError(f"subset: the range {text} is empty or outside of the {size} samples")
     return np.arange(first, last, dtype=np.int64)
 
 
 def chosen_device(device: str | None, local_rank: int = 0) -> torch.device:
-    """The device asked for, or the best there is; one that is not there is refused."""
+    """Returns the requested device, or a GPU if there is one, else the CPU; refuses a missing device."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device is None:
         return torch.device("cuda", local_rank % count) if count else torch.device("cpu")
@@ -92,7 +93,7 @@ def chosen_device(device: str | None, local_rank: int = 0) -> torch.device:
         found = torch.device(device)
     except RuntimeError as error:
         raise AuditError(
-            f"device {device!r} is not known to torch: try cpu, cuda or cuda:0"
+            f"torch does not know device {device!r}: try cpu, cuda or cuda:0"
         ) from error
     if found.type == "cuda":
         if not count:

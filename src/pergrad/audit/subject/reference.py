@@ -1,4 +1,4 @@
-"""A spec by its reference: `package.module:attribute`, or `hf:MODEL,DATASET[,SPLIT]`."""
+"""Loads a spec from its reference: `package.module:attribute`, or `hf:MODEL,DATASET[,SPLIT]`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["load_spec"]
 
 
 def load_spec(reference: str) -> Spec:
-    """The spec that a reference means; one that means a function is called without arguments.
+    """Returns the spec that a reference names; a function is called without arguments.
 
-    Modules are looked for in the current directory first. `hf:MODEL,DATASET,SPLIT` takes the names or
-    paths of a model and a data set of Hugging Face that are on this machine.
+    Modules are looked up in the current directory first. `hf:MODEL,DATASET[,SPLIT]` takes the names or paths
+    of a Hugging Face model and data set on this machine.
     """
     if reference.startswith(PREFIX):
         return spec_of_names(reference)
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         raise AuditError(
-            f"the reference {reference!r} is not of the form package.module:attribute "
+            f"the reference {reference!r} does not have the form package.module:attribute "
             f"(or {PREFIX}MODEL,DATASET)"
         )
     here = str(Path.cwd())
@@ -35,10 +35,10 @@ def load_spec(reference: str) -> Spec:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise AuditError(
-                f"{module_name!r} cannot be imported: it needs {error.name!r}, which is not installed"
+                f"cannot import {module_name!r}: it needs {error.name!r}, which is not installed"
             ) from error
         raise AuditError(
-            f"no module {error.name!r} in {here} or among the installed ones (reference {reference!r})"
+            f"no module {error.name!r} in {here} or among the installed packages (reference {reference!r})"
         ) from error
     except Exception as error:
         raise AuditError(

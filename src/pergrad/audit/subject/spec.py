@@ -1,4 +1,4 @@
-"""What to audit: a model, a data set, the loss of each sample, and how to show one."""
+"""Defines what to audit: a model, a data set, the loss of each sample, and how to show a sample."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pergrad.errors import AuditError
 
 __all__ = ["Spec", "grouped_parameters", "groups_by_module"]
 
-_MOST_GROUPS = 12  # more do not fit into a chart that is read at a glance
+_MOST_GROUPS = 12  # more rows make the chart hard to read
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A model, a data set and a loss, to be audited.
+    """A model, a data set and a loss to audit.
 
     Args:
-        model: any module, in the mode (train or eval) that it is to be audited in. It is not changed.
-        dataset: has `len` and items by number from 0.
-        loss: called as loss(model, *batch), gives the (B,) losses of the samples. A batch that is not a
-            tuple or a list, such as a dict, is one argument.
-        show: an item as a text, a PIL image, or an image as a tensor or array of shape (H, W), (C, H, W)
-            or (H, W, 3).
-        label: an item's label as a text.
+        model: any module, in the mode (train or eval) to audit it in. It is not changed.
+        dataset: a map-style data set: has `len`, and items by index from 0.
+        loss: called as loss(model, *batch); returns the (B,) losses of the samples. A batch that is not a
+            tuple or a list, such as a dict, is passed as one argument.
+        show: returns an item as a string, a PIL image, or an image as a tensor or array of shape (H, W),
+            (C, H, W) or (H, W, 3).
+        label: returns an item's label as a string.
         collate: makes a batch of a list of items; by default `torch.utils.data.default_collate`.
-        groups: the name of the group that a parameter, given by its name, belongs to; by default the
-            modules near the top, at most twelve.
-        known_wrong: indices of samples that are known to be wrong, to grade the ranking by.
-        name: what the report calls the data set.
+        groups: returns the name of a parameter's group, given the parameter's name; by default the modules
+            near the top of the model, at most twelve.
+        known_wrong: indices of samples known to be wrong; the audit grades its ranking by them.
+        name: the name of the data set in the report.
 
     >>> import torch
     >>> from torch.utils.data import TensorDataset
@@ -57,7 +57,7 @@ class Spec:
         for method in ("__len__", "__getitem__"):
             if not hasattr(self.dataset, method):
                 raise AuditError(
-                    f"spec.dataset must have a length and items by number; {type(self.dataset).__name__} "
+                    f"spec.dataset must have a length and items by index; {type(self.dataset).__name__} "
                     f"has no {method}: wrap it in a torch.utils.data.Dataset, or put its items into a list"
                 )
         if not callable(self.loss):
@@ -71,24 +71,24 @@ class Spec:
 
     @property
     def title(self) -> str:
-        """What the data set is called."""
+        """Returns the name of the data set, or else of its class."""
         return self.name or type(self.dataset).__name__
 
 
 def grouped_parameters(spec: Spec) -> dict[str, list[str]]:
-    """The names of the trainable parameters by group, groups in the order of their first parameter."""
+    """Returns the names of the trainable parameters by group, ordered by each group's first parameter."""
     trained = {name: p for name, p in spec.model.named_parameters() if p.requires_grad}
     for name, p in trained.items():
         if isinstance(p, UninitializedParameter) or p.is_meta:
             raise AuditError(
-                f"parameter {name!r} has no values yet: call a lazy module once, or load the weights of one "
-                "that was made on the meta device"
+                f"parameter {name!r} has no values yet: call a lazy module once, or load the weights of a "
+                "module on the meta device"
             )
     sizes = {name: p.numel() for name, p in trained.items()}
     if not sizes:
         raise AuditError(
-            "no parameter of the model requires grad, so that no sample has a gradient: unfreeze those "
-            "that the audit is to look at"
+            "no parameter of the model requires grad, so no sample has a gradient: call requires_grad_() on "
+            "the parameters to audit"
         )
     if spec.groups is None:
         group_of = groups_by_module(sizes)
@@ -101,10 +101,10 @@ def grouped_parameters(spec: Spec) -> dict[str, list[str]]:
 
 
 def groups_by_module(sizes: Mapping[str, int]) -> dict[str, str]:
-    """For each parameter, with its number of entries, a module near the top that holds it.
+    """Maps each parameter to a module near the top of the model that contains it; `sizes` are entry counts.
 
-    The largest group is opened into the modules within it, again and again, as long as there are no
-    more than twelve; a long row of numbered layers is cut into as many ranges as there is room for.
+    Splits the largest group into its submodules, repeatedly, as long as there are at most twelve groups. A
+    long list of numbered layers is split into as many ranges as there is room for.
 
     >>> groups_by_module({"body.0.weight": 4, "body.1.weight": 4, "head.weight": 2})
     {'body.0.weight': 'body.0', 'body.1.weight': 'body.1', 'head.weight': 'head'}
@@ -129,7 +129,7 @@ def groups_by_module(sizes: Mapping[str, int]) -> dict[str, str]:
 
 
 def _opened(group: str, names: list[str], room: int) -> dict[str, list[str]] | None:
-    """The modules within one, each with its parameters; None where there are none, or too many."""
+    """Splits a group into submodules with their parameters; None if it has none, or more than fit."""
     depth = group.count(".") + 1 if group else 0
     parts: dict[str, list[str]] = {}
     for name in names:
@@ -146,7 +146,7 @@ def _opened(group: str, names: list[str], room: int) -> dict[str, list[str]] | N
 
 
 def _in_ranges(parts: Mapping[str, list[str]], room: int) -> dict[str, list[str]]:
-    """Neighbours joined into `room` groups, each called by its first and its last."""
+    """Joins neighbours into `room` groups, each named after its first and last member."""
     keys = list(parts)
     found: dict[str, list[str]] = {}
     for number in range(room):

@@ -1,4 +1,4 @@
-"""The end of an audit: findings from all rows, tables, pictures, and the summary."""
+"""Finishes an audit: analyses all rows and writes tables, previews and the summary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pergrad.audit.streaming.chunks import Chunk, Span, read_all
 from pergrad.audit.streaming.folder import ResultsFolder
 from pergrad.audit.streaming.ranks import Ranks
 from pergrad.audit.streaming.task import Task
-from pergrad.audit.writing.results import write_shown, write_summary, write_tables
+from pergrad.audit.writing.results import write_previews, write_summary, write_tables
 from pergrad.errors import PergradError
 
 __all__ = ["finish"]
@@ -29,7 +29,7 @@ def finish(
     command: str | None,
     own: Mapping[Span, Chunk],
 ) -> None:
-    """Analyse all rows and write the results, the summary last."""
+    """Analyses all rows and writes the results, the summary last."""
     began = time.perf_counter()
     whole, batch_sizes = read_all(results.chunks, task.indices, own)
     rows = whole.rows
@@ -44,12 +44,11 @@ def finish(
     analysed = time.perf_counter()
     write_tables(results.path, samples, findings, whole.labels)
     shown = findings.worth_showing(top=task.options.shown)
-    notes = write_shown(results.path, task.spec, shown)
+    notes = write_previews(results.path, task.spec, shown)
     written = time.perf_counter()
     spent = dict(whole.seconds)
-    streaming = spent.pop(
-        "streaming"
-    )  # loading and gradients, one beside the other where workers load
+    # Wall time of loading and gradients, which overlap when workers load.
+    streaming = spent.pop("streaming")
     notes += _notes(task, batch_sizes)
     summary = {
         **_how(task, ranks, min(batch_sizes), command),
@@ -132,11 +131,11 @@ def _notes(task: Task, batch_sizes: dict[int, int]) -> list[str]:
             f"{rows} samples in batches of {size}" for size, rows in batch_sizes.items()
         )
         notes.append(
-            f"memory ran out on the way: {parts}; another batch size may change the last digits"
+            f"memory ran out during the audit: {parts}; the batch size may change the last digits"
         )
     if not task.data_repeats:
         notes.append(
-            "items of the data set differ from one reading to the next, so that its fingerprint is of its "
-            "type and length alone, and what is shown may differ from what was audited"
+            "items of the data set change each time they are read: its fingerprint covers only its type and "
+            "length, and the previews may differ from the samples that were audited"
         )
     return notes

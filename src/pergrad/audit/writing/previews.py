@@ -1,4 +1,4 @@
-"""What the samples look like: a picture or a text of those that a report shows, as rows of one table."""
+"""Makes previews, a picture or a text of each sample that a report shows, as rows of one table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pergrad.audit.streaming.loading import item_of
 from pergrad.audit.subject.spec import Spec
 from pergrad.errors import AuditError
 
-__all__ = ["Picture", "picture_of", "shown_table"]
+__all__ = ["Picture", "picture_of", "preview_table"]
 
-_LARGEST = 256  # pixels of a side; a report shows them smaller
+_LARGEST = 256  # pixels per side; a report shows previews smaller
 _COLUMNS = {
     "index": pa.int64(),
     "text": pa.string(),
@@ -28,7 +28,7 @@ _COLUMNS = {
 
 
 class Picture(NamedTuple):
-    """Pixels as Pillow has them; to make a file of each would take an audit longer than to analyse it."""
+    """Raw pixels in Pillow's layout; encoding a file for each would take longer than the analysis."""
 
     mode: str  # L, RGB or RGBA
     width: int
@@ -36,8 +36,8 @@ class Picture(NamedTuple):
     pixels: bytes  # row by row, a byte a channel
 
 
-def shown_table(spec: Spec, indices: Iterable[int]) -> tuple[pa.Table, list[str]]:
-    """A row for each sample that could be shown; in words, which could not: that does not stop an audit."""
+def preview_table(spec: Spec, indices: Iterable[int]) -> tuple[pa.Table, list[str]]:
+    """Returns a row per preview, and a note per sample that has none: a failing preview stops no audit."""
     assert spec.show is not None
     rows: list[tuple[Any, ...]] = []
     problems = []
@@ -49,14 +49,16 @@ def shown_table(spec: Spec, indices: Iterable[int]) -> tuple[pa.Table, list[str]
                 (index, found, *[None] * 4) if is_text else (index, None, *picture_of(found))
             )
         except Exception as error:
-            problems.append(f"sample {index} could not be shown: {type(error).__name__}: {error}")
+            problems.append(f"no preview of sample {index}: {type(error).__name__}: {error}")
     columns = zip(*rows, strict=True) if rows else [[]] * len(_COLUMNS)
     arrays = [pa.array(c, t) for c, t in zip(columns, _COLUMNS.values(), strict=True)]
     return pa.table(arrays, names=list(_COLUMNS)), problems
 
 
 def picture_of(found: Any) -> Picture:
-    """A PIL image as it is; (H, W), (C, H, W) or (H, W, 3) with values in 0 to 255, or as far as they go.
+    """Converts a PIL image, or an array of shape (H, W), (C, H, W) or (H, W, 3), to 8-bit pixels.
+
+    Values within 0 to 1, or 0 to 255, keep that scale; other ranges are stretched.
 
     >>> picture_of(np.zeros((8, 6)))[:3]
     ('L', 6, 8)
@@ -81,7 +83,7 @@ def _pixels(found: Any) -> np.ndarray:  # (H, W) or (H, W, 3) uint8
         found = (found.float() if found.is_floating_point() else found).numpy()
     if not isinstance(found, np.ndarray):
         raise AuditError(
-            f"spec.show must return a text, a PIL image, a tensor or an array, got {type(found).__name__}"
+            f"spec.show must return a string, a PIL image, a tensor or an array, got {type(found).__name__}"
         )
     values = found
     if values.ndim == 3 and values.shape[0] in (1, 3) and values.shape[2] not in (1, 3):
@@ -100,7 +102,7 @@ def _pixels(found: Any) -> np.ndarray:  # (H, W) or (H, W, 3) uint8
         values = np.nan_to_num(values)
         low, high = values.min(), values.max()
     low = min(0.0, low)
-    # 0 to 1 and 0 to 255 are usual, and stay comparable between pictures; others are stretched.
+    # The common ranges 0 to 1 and 0 to 255 stay comparable between pictures; others are stretched.
     if low == 0.0:
         high = 1.0 if high <= 1 else 255.0 if 16 < high <= 255 else high
     scaled = (values - low) * (255 / (high - low if high > low else 1.0))

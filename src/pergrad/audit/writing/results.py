@@ -1,4 +1,4 @@
-"""The results on disk: Parquet tables that pandas and DuckDB open, and a summary in JSON."""
+"""Writes the results: Parquet tables for pandas or DuckDB, and a JSON summary."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 from pergrad.attribution import Findings, Samples
 from pergrad.audit.streaming.files import replacing, write_whole
 from pergrad.audit.subject.spec import Spec
-from pergrad.audit.writing.previews import shown_table
+from pergrad.audit.writing.previews import preview_table
 
-__all__ = ["sample_table", "write_shown", "write_summary", "write_tables"]
+__all__ = ["sample_table", "write_previews", "write_summary", "write_tables"]
 
 
 def sample_table(samples: Samples, findings: Findings, labels: Sequence[str] | None) -> pa.Table:
-    """One row a sample, in order of `index`."""
+    """Returns one row per sample, in order of `index`."""
     text, texts = pa.string(), pa.list_(pa.string())
     columns: dict[str, Any] = {"index": samples.index, "loss": samples.loss, "norm": samples.norm}
     columns |= {f"norm/{group}": norms for group, norms in samples.group_norms.items()}
@@ -39,7 +39,7 @@ def sample_table(samples: Samples, findings: Findings, labels: Sequence[str] | N
 def write_tables(
     folder: Path, samples: Samples, findings: Findings, labels: Sequence[str] | None
 ) -> None:
-    """`samples.parquet`, `duplicates.parquet` and `pushes.parquet`."""
+    """Writes `samples.parquet`, `duplicates.parquet` and `pushes.parquet`."""
     pairs, pushes = findings.duplicates, findings.pushes
     tables = {
         "samples": sample_table(samples, findings, labels),
@@ -59,24 +59,24 @@ def write_tables(
         _write(folder / f"{name}.parquet", table)
 
 
-def write_shown(folder: Path, spec: Spec, indices: Iterable[int]) -> list[str]:
-    """`shown.parquet`, where the spec says how to show a sample; in words, what could not be shown."""
+def write_previews(folder: Path, spec: Spec, indices: Iterable[int]) -> list[str]:
+    """Writes `shown.parquet` if the spec has `show`; returns a note per sample without a preview."""
     if spec.show is None:
         return []
-    table, problems = shown_table(spec, indices)
+    table, problems = preview_table(spec, indices)
     _write(folder / "shown.parquet", table)
     return problems
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """`summary.json`, the last file that an audit writes; numbers that are not finite become null."""
+    """Writes `summary.json`, the last file of an audit; numbers that are not finite become null."""
     text = json.dumps(_plain(summary), indent=2, allow_nan=False)
     write_whole(folder / "summary.json", f"{text}\n".encode())
 
 
 def _write(path: Path, table: pa.Table) -> None:
     with replacing(path) as unfinished:
-        # A dictionary of numbers that hardly repeat takes time and room.
+        # Dictionary encoding of numbers that hardly repeat costs time and space.
         pq.write_table(table, unfinished, use_dictionary=["label", "mode"])
 
 
