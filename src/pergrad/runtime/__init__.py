@@ -4,7 +4,10 @@ from pergrad.runtime import internals
 from pergrad.runtime.allocation import empty, is_large
 from pergrad.runtime.precision import (
     aligned,
+    autocast_state,
     bmm,
+    cast_as_autocast,
+    current_autocast,
     least_trusted,
     mm,
     promoted,
@@ -21,8 +24,11 @@ from pergrad.runtime.tracing import (
 
 __all__ = [
     "aligned",
+    "autocast_state",
     "bmm",
+    "cast_as_autocast",
     "computed_once",
+    "current_autocast",
     "empty",
     "internals",
     "is_for_compiler",

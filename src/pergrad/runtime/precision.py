@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,7 +11,18 @@ from torch import Tensor
 from pergrad.runtime import internals
 from pergrad.runtime.allocation import large_result
 
-__all__ = ["aligned", "bmm", "least_trusted", "mm", "promoted", "wide", "without_autocast"]
+__all__ = [
+    "aligned",
+    "autocast_state",
+    "bmm",
+    "cast_as_autocast",
+    "current_autocast",
+    "least_trusted",
+    "mm",
+    "promoted",
+    "wide",
+    "without_autocast",
+]
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -49,6 +62,29 @@ class without_autocast:  # noqa: N801  # a context manager, as in contextlib
     def __exit__(self, *_: object) -> None:
         if self._is_on:
             torch.set_autocast_enabled(self._device, True)
+
+
+def autocast_state(device: str) -> tuple[bool, torch.dtype]:
+    """Whether autocast is on for a type of device, and the type that it casts to."""
+    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+
+def current_autocast(device: str) -> Callable[[], torch.autocast]:
+    """Make contexts in which functions run under the autocast settings of now.
+
+    They keep no casts of weights: a cast that is made within must not be met outside.
+    """
+    is_on, dtype = autocast_state(device)
+    return lambda: torch.autocast(device, dtype, enabled=is_on, cache_enabled=False)
+
+
+def cast_as_autocast(t: Tensor) -> Tensor:
+    """Cast a tensor as autocast is about to cast it for a product: not float64, and no integers."""
+    dtype = t.dtype
+    if dtype == torch.float64 or not dtype.is_floating_point:
+        return t
+    is_on, wanted = autocast_state(t.device.type)
+    return t.to(wanted) if is_on and dtype is not wanted else t
 
 
 def aligned(x: Tensor) -> Tensor:

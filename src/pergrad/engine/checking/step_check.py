@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from pergrad.engine.checking.verification import VerifyReport, spread_out, verdi
 from pergrad.engine.recording.options import LossReduction
 from pergrad.errors import PergradError
 from pergrad.quantities import Grads
-from pergrad.runtime import internals
+from pergrad.runtime import current_autocast
 
 __all__ = ["verified"]
 
@@ -31,12 +31,12 @@ def verified(
     """
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     arrived: dict[int, Tensor] = {}  # the gradients of the outputs, by position
-    autocast: list[AbstractContextManager[Any]] = []
+    autocast: list[Callable[[], torch.autocast]] = []
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
             calls.append((args, kwargs))
-            autocast.append(_current_autocast(module))
+            autocast.append(current_autocast(next(module.parameters()).device.type))
 
     def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         position = itertools.count()
@@ -90,7 +90,7 @@ def verified(
             args, kwargs = internals.pytree.tree_map(lambda v, n=n: cut(v, n), calls[0])
             runs: list[list[Tensor]] = []
             for seed in range(2):
-                with undisturbed(module), autocast[0]:
+                with undisturbed(module), autocast[0]():
                     torch.manual_seed(seed)
                     runs.append(_differentiable(module(*args, **kwargs)))
             own, again = runs
@@ -116,13 +116,6 @@ def verified(
     report = VerifyReport(tuple(rows), chosen, (), ())
     if not report.ok:
         raise PergradError(f"the per-sample gradients of this step are wrong:\n{report}")
-
-
-def _current_autocast(module: nn.Module) -> AbstractContextManager[Any]:
-    device = next(module.parameters()).device.type
-    if not torch.is_autocast_enabled(device):
-        return nullcontext()
-    return torch.autocast(device, torch.get_autocast_dtype(device))
 
 
 def _differentiable(output: Any) -> list[Tensor]:

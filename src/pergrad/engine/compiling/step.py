@@ -21,7 +21,7 @@ from pergrad.engine.recording.recording import check_module, check_quantities
 from pergrad.engine.recording.running import run_recorded
 from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
-from pergrad.runtime import internals, without_compiler
+from pergrad.runtime import autocast_state, without_compiler
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -119,7 +119,8 @@ class CompiledStep:
         flat, spec = internals.pytree.tree_flatten(batch)
         state, training = _state(self._model)
         kind = self._kinds.number(state)
-        key = (spec, *map(_signature, flat), kind, _autocast(self._kinds.devices), training)
+        autocast = tuple([(device, *autocast_state(device)) for device in self._kinds.devices])
+        key = (spec, *map(_signature, flat), kind, autocast, training)
         if self._cuda_graphs and key not in self._graphs:  # it names the devices
             check_devices(_inputs(state, flat))
         if self._why_not is not None or not self._wants_graph(key):
@@ -394,11 +395,6 @@ def _signature(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value if getattr(value, "__hash__", None) else repr(value)
     return (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
-
-
-def _autocast(devices: Sequence[str]) -> tuple[Any, ...]:
-    """What autocast does on them."""
-    return tuple([(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices])
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor
 from pergrad.engine.intercepting.weights import Weight, quiet_vmap, vjp_of_each
 from pergrad.engine.samples.layouts import Layout, Owners, Samples, samples_back, samples_first
 from pergrad.factors import Dense
-from pergrad.runtime import internals
+from pergrad.runtime import current_autocast
 
 __all__ = [
     "MixedCall",
@@ -185,12 +185,6 @@ def same_values(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     return True
 
 
-def _current_autocast(device: str) -> Callable[[], torch.autocast]:
-    """What runs a function again as it runs now."""
-    is_on, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    return lambda: torch.autocast(device, dtype, enabled=is_on, cache_enabled=False)
-
-
 class _MaskedVjp(torch.autograd.Function):
     """y = f(x, W) on the whole batch; G_n is the VJP of the gradient with all but sample n's rows zero."""
 
@@ -200,7 +194,7 @@ class _MaskedVjp(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         inputs = anchors_and_inputs[len(call.weights) :]
         ctx.call, ctx.layouts = call, layouts
-        ctx.autocast = _current_autocast(next(iter(call.weights.values())).value.device.type)
+        ctx.autocast = current_autocast(next(iter(call.weights.values())).value.device.type)
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
         values = {k: w.value for k, w in call.weights.items()}

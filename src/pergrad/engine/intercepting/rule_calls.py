@@ -18,8 +18,7 @@ from pergrad.engine.samples.propagation import name_of
 from pergrad.engine.samples.signatures import Signature
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.rules import DECOMPOSITIONS, RULES, Rule
-from pergrad.runtime import internals
-from pergrad.runtime.caches import Cache
+from pergrad.runtime import cast_as_autocast
 
 __all__ = ["call_by_plan", "call_with_rule", "planned", "unsupported", "written"]
 
@@ -76,7 +75,7 @@ def call_by_plan(
         given[place] = weight.value
     if rule.casts_under_autocast and internals.is_any_autocast_enabled():
         for place in plan.kept.values():
-            given[place] = _cast(given[place])
+            given[place] = cast_as_autocast(given[place])
     if rule.check is not None:
         arguments = dict(zip(plan.names, given, strict=True))
         if rule.check(arguments, plan.dims) is False:
@@ -112,18 +111,6 @@ def call_by_plan(
     for t, layout in zip(tapped, layouts, strict=True):
         setattr(t, TAG, layout)
     return tapped[0] if isinstance(output, Tensor) else type(output)(tapped)
-
-
-def _cast(t: Tensor) -> Tensor:
-    """What autocast is about to cast, cast here: the rule then keeps the same as the function."""
-    dtype = t.dtype
-    if dtype == torch.float64 or not dtype.is_floating_point:
-        return t
-    device = t.device.type
-    if not torch.is_autocast_enabled(device):
-        return t
-    wanted = torch.get_autocast_dtype(device)
-    return t if dtype is wanted else t.to(wanted)
 
 
 def written(func: Callable[..., Any]) -> str:
