@@ -12,12 +12,9 @@ from torch.testing import assert_close
 
 from pergrad.engine import call_for_per_sample_grads
 from pergrad.errors import PergradError
-from pergrad.runtime import internals
+from pergrad.runtime.tolerances import largest, tolerance_of_rule
 
 __all__ = ["assert_near", "check_rule", "loop_grads"]
-
-# Relative to the largest element: sums are taken in another order than the loop takes them.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 
 
 def loop_grads(
@@ -202,13 +199,12 @@ def assert_near(actual: Tensor | None, expected: Tensor, what: str = "tensor") -
 
     >>> assert_near(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
     """
-    tolerance = _TOLERANCE[expected.dtype]
-    largest = expected.detach().abs().max().item() if expected.numel() else 0.0
+    tolerance = tolerance_of_rule(expected.dtype)
     assert actual is not None, f"{what}: missing"
     assert_close(
         actual,
         expected,
         rtol=0,
-        atol=tolerance * max(largest, tolerance),
+        atol=tolerance * max(largest(expected), tolerance),
         msg=lambda text: f"{what}: {text}",
     )

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pergrad.engine.checking.trial import TOLERANCE, Trial, noise_floor, relative_error
+from pergrad.engine.checking.trial import Trial
 from pergrad.errors import PergradError
-from pergrad.runtime import internals
+from pergrad.runtime.tolerances import noise_floor, relative_error, tolerance_of_model
 
 __all__ = ["mixing"]
 
@@ -58,7 +58,7 @@ def _changing(run: Trial, clean: Mapping[str, Tensor], size: int, notes: list[st
         return []
     found = run.per_sample(changed).result
     floor = noise_floor(clean)
-    limit = {name: TOLERANCE.get(rows.dtype, 1e-2) for name, rows in clean.items()}
+    limit = {name: tolerance_of_model(rows.dtype) for name, rows in clean.items()}
     reached = [
         n
         for n in range(1, size)

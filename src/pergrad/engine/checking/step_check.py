@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pergrad.engine.checking.trial import noise_floor, relative_error, undisturbed
+from pergrad.engine.checking.trial import undisturbed
 from pergrad.engine.checking.verification import VerifyReport, spread_out, verdict_on
 from pergrad.engine.recording.options import LossReduction
 from pergrad.errors import PergradError
 from pergrad.quantities import Grads
 from pergrad.runtime import current_autocast
+from pergrad.runtime.tolerances import noise_floor, relative_error
 
 __all__ = ["verified"]
 

@@ -15,17 +15,7 @@ from pergrad.engine.recording.running import reduced, run_recorded
 from pergrad.quantities import Grads
 from pergrad.runtime import internals
 
-__all__ = ["TOLERANCE", "Trial", "noise_floor", "relative_error", "undisturbed"]
-
-# An error is relative to the largest element of the parameter's gradient, but not to less than the
-# rounding of the model's largest: a key's bias under a softmax has no gradient but noise.
-_NOISE = 1e4  # times the precision of the dtype
-TOLERANCE = {
-    torch.float64: 1e-7,
-    torch.float32: 2e-3,
-    torch.bfloat16: 0.1,
-    torch.float16: 0.05,
-}
+__all__ = ["Trial", "undisturbed"]
 
 
 @contextmanager
@@ -161,19 +151,4 @@ def _opened(value: Any, apply: Callable[[Any], Any]) -> Any:
             return type(value)({k: _opened(v, apply) for k, v in value.items()})  # type: ignore[call-arg]
         return apply(value)
 
-    return internals.pytree.tree_map(leaf, value)
-
-
-def noise_floor(grads: Mapping[str, Tensor]) -> float:
-    """The size below which a gradient is rounding."""
-    largest = max((float(g.abs().max()) for g in grads.values() if g.numel()), default=0.0)
-    precision = max(torch.finfo(g.dtype).eps for g in grads.values())
-    return _NOISE * precision * largest
-
-
-def relative_error(actual: Tensor, wanted: Tensor, floor: float) -> float:
-    """The largest difference, relative to the largest element."""
-    if not wanted.numel():
-        return 0.0
-    scale = max(float(wanted.abs().max()), floor)
-    return float((actual - wanted).abs().max()) / scale if scale else 0.0
+    return pytree.tree_map(leaf, value)

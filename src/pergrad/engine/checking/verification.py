@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from pergrad.engine.checking.mixing import mixing
 from pergrad.engine.checking.text_tables import text_table
-from pergrad.engine.checking.trial import TOLERANCE, Trial, noise_floor, relative_error, undisturbed
+from pergrad.engine.checking.trial import Trial, undisturbed
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.recording.options import LossReduction
 from pergrad.errors import PergradError
+from pergrad.runtime.tolerances import noise_floor, relative_error, tolerance_of_model
 
 __all__ = ["Verification", "VerifyReport", "spread_out", "verdict_on", "verify"]
 
@@ -138,8 +139,7 @@ def verdict_on(
     name: str, grads: Tensor, how: str, errors: list[float], precision: torch.dtype
 ) -> Verification:
     worst = max(errors) if all(e == e for e in errors) else float("nan")
-    tolerance = max(TOLERANCE.get(dtype, 1e-2) for dtype in (grads.dtype, precision))
-    is_ok = worst <= tolerance
+    is_ok = worst <= tolerance_of_model(grads.dtype, precision)
     untouched = is_ok and not bool(grads.any())
     verdict = "untouched" if untouched else "ok" if is_ok else "wrong"
     return Verification(name, tuple(grads.shape[1:]), how, worst, verdict)

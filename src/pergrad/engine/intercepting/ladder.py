@@ -17,6 +17,7 @@ from pergrad.engine.intercepting.weights import Weight, quiet_vmap, vjp_of_each
 from pergrad.engine.samples.layouts import Layout, Owners, Samples, samples_back, samples_first
 from pergrad.factors import Dense
 from pergrad.runtime import current_autocast
+from pergrad.runtime.tolerances import largest, tolerance_of_rerun
 
 __all__ = [
     "MixedCall",
@@ -178,9 +179,8 @@ def same_values(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
             if not torch.equal(a, b):
                 return False
             continue
-        tolerance = torch.finfo(a.dtype).eps ** 0.5
-        scale = b.abs().amax().item() if b.numel() else 0.0
-        if not torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
+        tolerance = tolerance_of_rerun(a.dtype)
+        if not torch.allclose(a, b, rtol=tolerance, atol=tolerance * largest(b), equal_nan=True):
             return False
     return True
 

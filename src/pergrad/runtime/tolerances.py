@@ -1,0 +1,75 @@
+"""How far two computations of the same numbers may be apart, per dtype, and how that distance is measured.
+
+Distances are relative to the largest element: sums that are taken in another order differ by the rounding of
+their largest terms, in every element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "largest",
+    "noise_floor",
+    "relative_error",
+    "tolerance_of_model",
+    "tolerance_of_rerun",
+    "tolerance_of_rule",
+]
+
+
+class _Tolerances(NamedTuple):
+    rule: float  # one function: its rule against one backward a sample
+    model: float  # a whole model: a recorded batch against its samples alone
+
+
+_TOLERANCES = {
+    torch.float64: _Tolerances(rule=1e-9, model=1e-7),
+    torch.float32: _Tolerances(rule=1e-4, model=2e-3),
+    torch.bfloat16: _Tolerances(rule=3e-2, model=0.1),
+    torch.float16: _Tolerances(rule=1e-2, model=0.05),
+}
+_MODEL_OF_OTHER_TYPES = 1e-2
+
+# A gradient below this many roundings of the model's largest is noise: that of a key's bias under a softmax
+# is exactly zero but for rounding.
+_NOISE = 1e4
+
+
+def tolerance_of_rule(dtype: torch.dtype) -> float:
+    """Allowed distance of a rule's gradients from those of one backward a sample."""
+    return _TOLERANCES[dtype].rule
+
+
+def tolerance_of_model(*dtypes: torch.dtype) -> float:
+    """Allowed distance of a model's recorded gradients, where all of these types were rounded to."""
+    return max(
+        _TOLERANCES[dtype].model if dtype in _TOLERANCES else _MODEL_OF_OTHER_TYPES
+        for dtype in dtypes
+    )
+
+
+def tolerance_of_rerun(dtype: torch.dtype) -> float:
+    """Allowed distance of one function's outputs when it runs twice, as it is and mapped: √ε."""
+    return torch.finfo(dtype).eps ** 0.5
+
+
+def largest(t: Tensor) -> float:
+    """Max |t|, and 0 for a tensor without elements."""
+    return float(t.abs().max().item()) if t.numel() else 0.0
+
+
+def noise_floor(grads: Mapping[str, Tensor]) -> float:
+    """The size below which a gradient of this model is rounding."""
+    precision = max(torch.finfo(g.dtype).eps for g in grads.values())
+    return _NOISE * precision * max(map(largest, grads.values()), default=0.0)
+
+
+def relative_error(actual: Tensor, expected: Tensor, floor: float) -> float:
+    """Max |actual - expected| / max |expected|, the divisor no less than `floor`."""
+    scale = max(largest(expected), floor)
+    return largest(actual - expected) / scale if scale and expected.numel() else 0.0

@@ -1,0 +1,60 @@
+"""Tolerances grow as dtypes get coarser, and errors are relative to the largest element."""
+
+import math
+
+import pytest
+import torch
+
+from pergrad.runtime.tolerances import (
+    largest,
+    noise_floor,
+    relative_error,
+    tolerance_of_model,
+    tolerance_of_rerun,
+    tolerance_of_rule,
+)
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]  # the finest first
+
+
+@pytest.mark.parametrize("tolerance", [tolerance_of_rule, tolerance_of_model, tolerance_of_rerun])
+def test_coarser_dtypes_are_allowed_larger_errors(tolerance) -> None:
+    found = [tolerance(dtype) for dtype in DTYPES]
+    assert found == sorted(set(found))
+    assert all(tolerance(dtype) > torch.finfo(dtype).eps for dtype in DTYPES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_models_are_allowed_larger_errors_than_rules(dtype: torch.dtype) -> None:
+    assert tolerance_of_model(dtype) > tolerance_of_rule(dtype)
+
+
+def test_the_coarsest_of_several_dtypes_counts() -> None:
+    both = tolerance_of_model(torch.float32, torch.bfloat16)
+    assert both == tolerance_of_model(torch.bfloat16)
+
+
+def test_error_is_relative_to_the_largest_element() -> None:
+    expected = torch.tensor([100.0, 1.0])
+    assert relative_error(expected + torch.tensor([0.0, 1.0]), expected, 0.0) == 0.01
+
+
+def test_what_is_below_the_floor_is_noise() -> None:
+    assert relative_error(torch.tensor([2.0]), torch.tensor([1.0]), 50.0) == 0.02
+
+
+def test_error_of_what_is_not_a_number_is_none_either() -> None:
+    nan = torch.tensor([math.nan])
+    assert math.isnan(relative_error(nan, torch.ones(1), 0.0))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3,)])
+def test_zeros_and_nothing_are_without_error(shape: tuple[int, ...]) -> None:
+    zeros = torch.zeros(shape)
+    assert relative_error(zeros, zeros, 0.0) == 0.0
+    assert largest(zeros) == 0.0
+
+
+def test_floor_is_relative_to_the_models_largest_gradient() -> None:
+    grads = {"small": torch.full((2,), 1e-6), "large": torch.full((2,), -8.0)}
+    assert noise_floor(grads) == pytest.approx(8.0 * 1e4 * torch.finfo(torch.float32).eps)
