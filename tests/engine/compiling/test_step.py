@@ -319,6 +319,20 @@ def test_shapes_modes_and_frozen_parameters_have_graphs_of_their_own(backend: st
     check(torch.randn(4, 3), 4)
 
 
+def test_arguments_that_are_equal_but_of_another_type_have_graphs_of_their_own() -> None:
+    model, norms = nn.Linear(3, 2), pergrad.Norms()
+
+    def powers(model: nn.Module, x: Tensor, flag: object) -> Tensor:
+        return model(x).sum(1) * (5 if flag is True else 1)
+
+    step, x = pergrad.compiled(model, powers, norms, backend="eager"), torch.randn(4, 3)
+    for flag in (1, True, 1.0):
+        for _ in range(2):
+            step(x, flag)
+            assert_near(norms.result, pergrad.norms(model, powers, x, flag))
+    assert step.graphs == 3
+
+
 def test_dropout_draws_fresh_numbers_in_each_call(backend: str) -> None:
     model, norms = Tied(dropout=0.5), pergrad.Norms()
     step = pergrad.compiled(model, losses, norms, backend=backend)

@@ -19,6 +19,7 @@ from pergrad.engine.compiling.graph_passes import rewrite
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.recording import check_module, check_quantities
 from pergrad.engine.recording.running import run_recorded
+from pergrad.engine.samples.signatures import Signature, describe_hashable
 from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
 from pergrad.runtime import autocast_state, without_compiler
@@ -120,7 +121,7 @@ class CompiledStep:
         state, training = _state(self._model)
         kind = self._kinds.number(state)
         autocast = tuple([(device, *autocast_state(device)) for device in self._kinds.devices])
-        key = (spec, *map(_signature, flat), kind, autocast, training)
+        key = (spec, _signature(flat), kind, autocast, training)
         if self._cuda_graphs and key not in self._graphs:  # it names the devices
             check_devices(_inputs(state, flat))
         if self._why_not is not None or not self._wants_graph(key):
@@ -390,11 +391,15 @@ def _inputs(state: list[Tensor], flat: Sequence[Any]) -> list[Tensor]:
     return [t.detach() for t in (*state, *(v for v in flat if isinstance(v, Tensor)))]
 
 
-def _signature(value: Any) -> Any:
-    """All that a graph may depend on but a tensor's values."""
-    if not isinstance(value, Tensor):
-        return value if getattr(value, "__hash__", None) else repr(value)
-    return (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
+def _signature(flat: Sequence[Any]) -> Signature:
+    """All that a graph may depend on but the values of tensors."""
+    parts: list[Any] = []
+    for value in flat:
+        if isinstance(value, Tensor):
+            parts += value.shape, value.stride(), value.dtype, value.device, value.requires_grad
+        elif not describe_hashable(value, parts):
+            parts += type(value), repr(value)
+    return tuple(parts)
 
 
 @contextmanager

@@ -1,19 +1,29 @@
-"""Signatures: all that the layout of a call's output may depend on, so that what repeats is looked up.
+"""Signatures of calls: cache keys with everything that an answer may depend on.
 
-Models do the same in every step. A signature has the function, the batch size, the shape, dtype and layout
-of every tensor, and the plain arguments: no tensor, and nothing of the step that it was seen in.
+Models make the same calls in every step. A signature has the function, the batch size, a description of every
+tensor (its shape and dtype, and what the cache at hand adds) and the plain arguments. It holds no tensor, and
+nothing of the step that it was seen in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
+from torch import Tensor
 
 from pergrad.engine.samples.sizes import BatchSize
 
-__all__ = ["PLAIN", "Signature", "describe"]
+__all__ = [
+    "PLAIN",
+    "Memory",
+    "Signature",
+    "describe",
+    "describe_all",
+    "describe_hashable",
+    "signature_of_call",
+]
 
 Signature: TypeAlias = tuple[Hashable, ...]
 
@@ -23,8 +33,11 @@ PLAIN: frozenset[type] = frozenset(
 )
 
 
+Describe: TypeAlias = Callable[[Any, list[Any]], bool]  # as `describe`: False where there is none
+
+
 def describe(value: Any, parts: list[Any]) -> bool:
-    """Add to `parts` what tells a plain argument from others; False where that cannot be compared."""
+    """Add the description of a plain argument to `parts`; False where it has none."""
     kind = type(value)
     if kind in PLAIN:
         parts.append(value)
@@ -39,3 +52,69 @@ def describe(value: Any, parts: list[Any]) -> bool:
     else:
         return False
     return True
+
+
+def describe_hashable(value: Any, parts: list[Any]) -> bool:
+    """Add the type of a value and the value itself to `parts`; False where it cannot be hashed."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    parts += type(value), value
+    return True
+
+
+def describe_all(
+    values: Iterable[Any], parts: list[Any], describe_tensor: Describe, describe_other: Describe
+) -> bool:
+    """Add the descriptions of values, lists and tuples opened, to `parts`; False where one has none.
+
+    `Tracker.read` does this by hand, in one pass with all else that it reads off a call's arguments.
+    """
+    for value in values:
+        if isinstance(value, Tensor):
+            has_description = describe_tensor(value, parts)
+        elif isinstance(value, list | tuple):
+            parts += type(value), len(value)
+            has_description = describe_all(value, parts, describe_tensor, describe_other)
+        else:
+            has_description = describe_other(value, parts)
+        if not has_description:
+            return False
+    return True
+
+
+def signature_of_call(
+    func: Callable[..., Any],
+    count: int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    describe_tensor: Describe,
+    describe_other: Describe,
+) -> Signature | None:
+    """The signature of a call on `count` samples; None where an argument has no description."""
+    parts: list[Any] = [count]
+    has_signature = describe_hashable(func, parts)
+    has_signature = has_signature and describe_all(args, parts, describe_tensor, describe_other)
+    parts += dict, *kwargs
+    if has_signature and describe_all(kwargs.values(), parts, describe_tensor, describe_other):
+        return tuple(parts)
+    return None
+
+
+V = TypeVar("V")
+
+
+class Memory(Generic[V]):
+    """What was worked out for a signature; bounded, so that shapes that always change do not pile up."""
+
+    most = 10_000
+
+    def __init__(self) -> None:
+        self._known: dict[Signature | None, V] = {}  # never anything for None, no signature
+        self.get = self._known.get
+
+    def put(self, signature: Signature, value: V) -> None:
+        if len(self._known) >= self.most:
+            self._known.clear()
+        self._known[signature] = value

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pergrad.engine.samples.layouts import Layout, Owners, Samples
 from pergrad.engine.samples.propagation.table import Call, tensors_in
+from pergrad.engine.samples.signatures import Signature, describe_hashable, signature_of_call
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.runtime import is_traced
 from pergrad.runtime.caches import Cache
@@ -102,31 +103,19 @@ def _layout(call: Call, output: Tensor, grown: list[int] | None) -> Layout:
     return call.scope.samples(dim, 1, size // call.scope.count)
 
 
-def _signature(call: Call) -> Any:
-    """What a probe's answer depends on; None where that cannot be hashed."""
+def _signature(call: Call) -> Signature | None:
+    """The signature of a call; None where a probe's answer may depend on more."""
 
-    def part(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            layout = call.layout(value)
-            where = (layout.dim, layout.pre, layout.post) if isinstance(layout, Samples) else None
-            if isinstance(layout, Owners) or (where is None and not value.is_floating_point()):
-                raise TypeError("the answer may depend on the values of an index")
-            return value.shape, value.dtype, where
-        if isinstance(value, list | tuple):
-            return tuple(part(v) for v in value)
-        return type(value), value
+    def describe_tensor(t: Tensor, parts: list[Any]) -> bool:
+        layout = call.layout(t)
+        where = (layout.dim, layout.pre, layout.post) if isinstance(layout, Samples) else None
+        parts += t.shape, t.dtype, where
+        # Without samples of its own, a tensor that is not floating may be an index, whose values matter.
+        return not isinstance(layout, Owners) and (where is not None or t.is_floating_point())
 
-    try:
-        signature = (
-            call.func,
-            call.scope.count,
-            part(call.args),
-            tuple((k, part(v)) for k, v in call.kwargs.items()),
-        )
-        hash(signature)
-    except TypeError:
-        return None
-    return signature
+    return signature_of_call(
+        call.func, call.scope.count, call.args, call.kwargs, describe_tensor, describe_hashable
+    )
 
 
 def _probe(call: Call) -> list[list[int] | None] | str:
