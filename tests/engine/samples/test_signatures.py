@@ -40,8 +40,10 @@ def test_description_of_a_plain_argument_is_the_same_each_time_and_can_be_hashed
 ) -> None:
     first: list[Any] = []
     second: list[Any] = []
-    assert describe(value, first) and describe(value, second)
-    assert first == second and hash(tuple(first)) == hash(tuple(second))
+    assert describe(value, first)
+    assert describe(value, second)
+    assert first == second
+    assert hash(tuple(first)) == hash(tuple(second))
 
 
 @pytest.mark.parametrize("value", [object(), lambda x: x, {1: 2}, slice(torch.ones(()))], ids=str)
@@ -53,7 +55,8 @@ def test_what_is_not_plain_has_no_description(value: Any) -> None:
 def test_hashable_values_are_told_apart_by_their_type(one: Any, other: Any) -> None:
     assert one == other
     parts: tuple[list[Any], list[Any]] = [], []
-    assert describe_hashable(one, parts[0]) and describe_hashable(other, parts[1])
+    assert describe_hashable(one, parts[0])
+    assert describe_hashable(other, parts[1])
     assert parts[0] != parts[1]
 
 

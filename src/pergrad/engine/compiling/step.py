@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from pergrad.engine.compiling.cuda_graphs import Replayed, check_devices
 from pergrad.engine.compiling.eager_backend import straight
 from pergrad.engine.compiling.graph_passes import rewrite
+from pergrad.engine.recording.modules import names_of_tensors, submodules, tensors_of
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.recording import check_module, check_quantities
 from pergrad.engine.recording.running import run_recorded
@@ -117,8 +118,9 @@ class CompiledStep:
         return sum(graph is not None for graph in self._graphs.values())
 
     def __call__(self, *batch: Any) -> Tensor:
-        flat, spec = internals.pytree.tree_flatten(batch)
-        state, training = _state(self._model)
+        flat, spec = pytree.tree_flatten(batch)
+        modules = submodules(self._model)
+        state, training = tensors_of(modules), tuple([m.training for m in modules])
         kind = self._kinds.number(state)
         autocast = tuple([(device, *autocast_state(device)) for device in self._kinds.devices])
         key = (spec, _signature(flat), kind, autocast, training)
@@ -188,7 +190,10 @@ class CompiledStep:
         self, state: list[Tensor], flat: list[Any], spec: Any
     ) -> tuple[GraphModule, _Place]:
         """Run the step on tensors without values, and note every function of torch."""
-        names, moves = _names(self._model), [k for k, v in enumerate(flat) if isinstance(v, Tensor)]
+        names, moves = (
+            names_of_tensors(self._model),
+            [k for k, v in enumerate(flat) if isinstance(v, Tensor)],
+        )
         trained = {name for name, t in zip(names, state, strict=True) if t.requires_grad}
         place: _Place = []
 
@@ -321,40 +326,6 @@ def _taken_apart(
             }
         )
     return place, results
-
-
-def _state(model: nn.Module) -> tuple[list[Tensor], tuple[bool, ...]]:
-    """Parameters and buffers, each once, and of each module whether it is in training.
-
-    By torch's own iterators it takes as long as to launch a hundred kernels.
-    """
-    seen, modules = {id(model)}, [model]
-    found: dict[int, Tensor] = {}
-    for module in modules:
-        for t in (
-            *internals.parameters_of(module).values(),
-            *internals.buffers_of(module).values(),
-        ):
-            if t is not None:
-                found[id(t)] = t
-        for child in internals.children_of(module).values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                modules.append(child)
-    return list(found.values()), tuple([module.training for module in modules])
-
-
-def _names(model: nn.Module) -> list[str]:
-    """Of the same parameters and buffers."""
-    names: dict[int, str] = {}
-    for prefix, module in model.named_modules():
-        for name, t in (
-            *internals.parameters_of(module).items(),
-            *internals.buffers_of(module).items(),
-        ):
-            if t is not None:
-                names.setdefault(id(t), f"{prefix}.{name}" if prefix else name)
-    return [names[id(t)] for t in _state(model)[0]]
 
 
 class _Kinds:

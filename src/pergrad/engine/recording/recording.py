@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch.overrides import _get_current_function_mode_stack
 
 from pergrad.engine.collecting.ledger import Ledger
 from pergrad.engine.intercepting.autograd_functions import seeing_functions
@@ -16,6 +16,7 @@ from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import refusing_ordinary_gradients
 from pergrad.engine.recording.inputs import batch_size_of, inputs_of, mark_inputs
+from pergrad.engine.recording.modules import survey
 from pergrad.engine.recording.options import Options
 from pergrad.engine.samples.layouts import Scope
 from pergrad.errors import PergradError, ScopeError
@@ -46,48 +47,6 @@ def check_quantities(quantities: Sequence[Any]) -> None:
             raise PergradError(f"expected quantities, got {type(quantity).__name__}")
     if len({id(quantity) for quantity in quantities}) < len(quantities):
         raise PergradError("the same quantity is passed twice: each needs an object of its own")
-
-
-def _modules(module: nn.Module, prefix: str, seen: set[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """What `module.named_modules()` gives, but as a list: its nested generators took twice as long."""
-    seen.add(module)
-    found = [(prefix, module)]
-    for name, child in internals.children_of(module).items():
-        if child is not None and child not in seen:
-            found += _modules(child, f"{prefix}.{name}" if prefix else name, seen)
-    return found
-
-
-def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """The parameters to record, each once, by the name that `named_parameters` gives; and all tensors."""
-    weights: dict[str, Tensor] = {}
-    own: dict[int, Tensor] = {}
-    for prefix, m in _modules(module, "", set()):
-        if isinstance(m, nn.DataParallel):
-            raise PergradError(
-                "nn.DataParallel copies the module to other threads and devices, where its parameters "
-                "cannot be recorded: record its `.module`, on one device"
-            )
-        for key, p in internals.parameters_of(m).items():
-            if p is None or id(p) in own:
-                continue
-            own[id(p)] = p
-            name = f"{prefix}.{key}" if prefix else key
-            if type(p) is not nn.Parameter and isinstance(p, UninitializedParameter):
-                raise PergradError(
-                    f"parameter {name!r} of a lazy module has no shape yet: call the module once first"
-                )
-            if p.requires_grad:
-                weights[name] = p
-            if p.requires_grad and p.is_meta:
-                raise PergradError(
-                    f"parameter {name!r} is on the meta device and has no values: materialise the module "
-                    "first, for example with module.to_empty(device=...) and its weights"
-                )
-        for b in internals.buffers_of(m).values():
-            if b is not None:
-                own[id(b)] = b
-    return weights, list(own.values())
 
 
 class Recording:

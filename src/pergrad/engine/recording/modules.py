@@ -1,0 +1,97 @@
+"""Walks over a module's submodules, parameters and buffers: every step begins with one.
+
+Torch's own iterators (`named_modules`, `named_parameters`) are nested generators. A walk by them takes as long
+as launching a hundred kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from pergrad.errors import PergradError
+
+__all__ = ["names_of_tensors", "submodules", "survey", "tensors_of"]
+
+
+def submodules(module: nn.Module, names: list[str] | None = None) -> list[nn.Module]:
+    """List the modules that `module.named_modules()` gives, in its order; `names` gets their names."""
+    found: list[nn.Module] = []
+    _visit(module, "", found, set(), names)
+    return found
+
+
+def _visit(
+    module: nn.Module,
+    name: str,
+    found: list[nn.Module],
+    seen: set[nn.Module],
+    names: list[str] | None,
+) -> None:
+    seen.add(module)
+    found.append(module)
+    if names is not None:
+        names.append(name)
+    for key, child in module._modules.items():
+        if child is not None and child not in seen:
+            _visit(child, "" if names is None else _joined(name, key), found, seen, names)
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def tensors_of(modules: Iterable[nn.Module]) -> list[Tensor]:
+    """List the parameters and buffers of modules, each once."""
+    found: dict[int, Tensor] = {}
+    for module in modules:
+        for t in (*module._parameters.values(), *module._buffers.values()):
+            if t is not None:
+                found[id(t)] = t
+    return list(found.values())
+
+
+def names_of_tensors(module: nn.Module) -> list[str]:
+    """Name the tensors that `tensors_of(submodules(module))` lists, each by the first of its names."""
+    prefixes: list[str] = []
+    names: dict[int, str] = {}
+    for m, prefix in zip(submodules(module, prefixes), prefixes, strict=True):
+        for key, t in (*m._parameters.items(), *m._buffers.items()):
+            if t is not None:
+                names.setdefault(id(t), _joined(prefix, key))
+    return list(names.values())
+
+
+def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Find the trainable parameters, by the names of `named_parameters`, and all parameters and buffers."""
+    weights: dict[str, Tensor] = {}
+    own: dict[int, Tensor] = {}
+    prefixes: list[str] = []
+    for m, prefix in zip(submodules(module, prefixes), prefixes, strict=True):
+        if isinstance(m, nn.DataParallel):
+            raise PergradError(
+                "nn.DataParallel copies the module to other threads and devices, where its parameters "
+                "cannot be recorded: record its `.module`, on one device"
+            )
+        for key, p in m._parameters.items():
+            if p is None or id(p) in own:
+                continue
+            own[id(p)] = p
+            name = _joined(prefix, key)
+            if type(p) is not nn.Parameter and isinstance(p, UninitializedParameter):
+                raise PergradError(
+                    f"parameter {name!r} of a lazy module has no shape yet: call the module once first"
+                )
+            if p.requires_grad:
+                weights[name] = p
+            if p.requires_grad and p.is_meta:
+                raise PergradError(
+                    f"parameter {name!r} is on the meta device and has no values: materialise the module "
+                    "first, for example with module.to_empty(device=...) and its weights"
+                )
+        for b in m._buffers.values():
+            if b is not None:
+                own[id(b)] = b
+    return weights, list(own.values())

@@ -1,0 +1,117 @@
+"""The walks over modules find what torch's own iterators find, in their order."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from pergrad.engine.recording.modules import names_of_tensors, submodules, survey, tensors_of
+from pergrad.errors import PergradError
+
+
+def _shared() -> nn.Module:
+    block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    return nn.ModuleDict({"first": block, "empty": nn.Identity(), "second": block})
+
+
+def _tied() -> nn.Module:
+    model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 3, bias=False))
+    model[1].weight = model[0].weight
+    return model
+
+
+def _with_gaps() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2, affine=False))
+    model.register_module("left_out", None)
+    model.register_buffer("nothing", None)
+    model.register_buffer("same", model[1].running_mean)
+    return model
+
+
+def _in_a_circle() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].register_module("parent", model)
+    return model
+
+
+def _frozen_in_part() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.PReLU(), nn.Linear(2, 1)))
+    model[1][1].weight.requires_grad_(False)
+    return model
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "a layer": lambda: nn.Linear(2, 1),
+    "a transformer": lambda: nn.Transformer(4, 2, 1, 1, 4, batch_first=True),
+    "a shared block": _shared,
+    "tied weights": _tied,
+    "left out modules and buffers": _with_gaps,
+    "a child that holds its parent": _in_a_circle,
+    "frozen in part": _frozen_in_part,
+}
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+@each_model
+def test_modules_and_names_are_those_of_named_modules(name: str) -> None:
+    model = MODELS[name]()
+    names: list[str] = []
+    found = submodules(model, names)
+    assert list(zip(names, found, strict=True)) == list(model.named_modules())
+    assert submodules(model) == found
+
+
+@each_model
+def test_every_parameter_and_buffer_is_found_once(name: str) -> None:
+    model = MODELS[name]()
+    found = [id(t) for t in tensors_of(submodules(model))]
+    assert len(set(found)) == len(found)
+    assert set(found) == {id(t) for t in (*model.parameters(), *model.buffers())}
+
+
+@each_model
+def test_names_lead_to_the_tensors_in_their_order(name: str) -> None:
+    model = MODELS[name]()
+    tensors = tensors_of(submodules(model))
+    for path, t in zip(names_of_tensors(model), tensors, strict=True):
+        *modules, key = path.split(".")
+        assert getattr(model.get_submodule(".".join(modules)), key) is t
+
+
+@each_model
+def test_survey_finds_the_trainable_parameters_by_torchs_names_and_order(name: str) -> None:
+    model = MODELS[name]()
+    weights, own = survey(model)
+    wanted = [(key, id(p)) for key, p in model.named_parameters() if p.requires_grad]
+    assert [(key, id(p)) for key, p in weights.items()] == wanted
+    assert {id(t) for t in own} == {id(t) for t in (*model.parameters(), *model.buffers())}
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.LazyLinear(2), "parameter 'weight' of a lazy module has no shape yet"),
+        (nn.Sequential(nn.Linear(2, 1, device="meta")), "parameter '0.weight' is on the meta"),
+        (nn.DataParallel(nn.Linear(2, 1)), "record its `.module`"),
+    ],
+    ids=["lazy", "meta", "DataParallel"],
+)
+def test_modules_whose_parameters_cannot_be_recorded_are_refused(
+    model: nn.Module, message: str
+) -> None:
+    with pytest.raises(PergradError, match=message):
+        survey(model)
+
+
+def test_frozen_parameters_may_be_without_values() -> None:
+    model = nn.Sequential(nn.Linear(2, 1, device="meta").requires_grad_(False), nn.Linear(1, 1))
+    assert list(survey(model)[0]) == ["1.weight", "1.bias"]
+
+
+def test_uninitialised_parameters_are_told_from_others_by_name() -> None:
+    model = nn.ModuleDict({"known": nn.Linear(2, 2), "lazy": nn.LazyLinear(1)})
+    with pytest.raises(PergradError, match=r"'lazy\.weight'"):
+        survey(model)
+    model["lazy"](torch.ones(1, 2))
+    assert "lazy.weight" in survey(model)[0]
