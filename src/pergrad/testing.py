@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from pergrad.engine import call_for_per_sample_grads
+from pergrad.engine.recording.arguments import leaves, map_leaves
 from pergrad.errors import PergradError
 from pergrad.runtime.tolerances import largest, tolerance_of_rule
 
@@ -38,7 +39,7 @@ def loop_grads(
             [[0., 1.]]])
     """
     if batch_size is None:
-        tensors = (t for t in internals.pytree.tree_leaves(batch) if isinstance(t, Tensor))
+        tensors = (t for t in leaves(batch) if isinstance(t, Tensor))
         first = next((t for t in tensors if t.dim() > batch_dim), None)
         if first is None:
             raise PergradError("no tensor in the batch to read its size from: pass batch_size")
@@ -52,7 +53,7 @@ def loop_grads(
                 return value
             return value.narrow(batch_dim, n, 1)
 
-        loss = loss_fn(model, *internals.pytree.tree_map(pick, batch)).sum()
+        loss = loss_fn(model, *map_leaves(pick, batch)).sum()
         grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         return [
             torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
@@ -131,7 +132,7 @@ def check_rule(
             return value
         return value.detach().to(dtype).requires_grad_(value.requires_grad)
 
-    args, kwargs = internals.pytree.tree_map(cast, (args, kwargs))
+    args, kwargs = map_leaves(cast, (args, kwargs))
     model = _Applied(function, args, kwargs, samples)
     if not model.weights:
         raise PergradError("check_rule needs an argument that requires grad and carries no samples")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pergrad.engine.checking.trial import Trial
+from pergrad.engine.recording.arguments import leaves
 from pergrad.errors import PergradError
 from pergrad.runtime.tolerances import noise_floor, relative_error, tolerance_of_model
 
@@ -23,7 +24,7 @@ def mixing(run: Trial, clean: Mapping[str, Tensor], size: int, notes: list[str])
         return []
     tokens = {
         t.data_ptr()
-        for t in internals.pytree.tree_leaves(run.batch)
+        for t in leaves(run.batch)
         if isinstance(t, Tensor) and t.dim() > run.dim and t.shape[run.dim] == size
     }
     with _poisoned_embeddings(run.model, size, run.dim, tokens) as hooked:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pergrad.engine.checking.trial import undisturbed
 from pergrad.engine.checking.verification import VerifyReport, spread_out, verdict_on
+from pergrad.engine.recording.arguments import leaves, map_leaves
 from pergrad.engine.recording.options import LossReduction
 from pergrad.errors import PergradError
 from pergrad.quantities import Grads
@@ -54,7 +55,7 @@ def verified(
             )
             return seen
 
-        return internals.pytree.tree_map(watch, output)
+        return map_leaves(watch, output)
 
     hooks = [
         module.register_forward_pre_hook(before, with_kwargs=True),
@@ -88,7 +89,7 @@ def verified(
     expected = []
     with undisturbed(module):
         for n in chosen:
-            args, kwargs = internals.pytree.tree_map(lambda v, n=n: cut(v, n), calls[0])
+            args, kwargs = map_leaves(lambda v, n=n: cut(v, n), calls[0])
             runs: list[list[Tensor]] = []
             for seed in range(2):
                 with undisturbed(module), autocast[0]():
@@ -120,6 +121,4 @@ def verified(
 
 
 def _differentiable(output: Any) -> list[Tensor]:
-    return [
-        t for t in internals.pytree.tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad
-    ]
+    return [t for t in leaves(output) if isinstance(t, Tensor) and t.requires_grad]

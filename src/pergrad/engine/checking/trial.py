@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pergrad.engine.intercepting.journal import Journal
+from pergrad.engine.recording.arguments import map_leaves
 from pergrad.engine.recording.options import LossReduction, Options
 from pergrad.engine.recording.running import reduced, run_recorded
 from pergrad.quantities import Grads
@@ -45,9 +46,7 @@ class Trial:
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
-        self.batch = internals.pytree.tree_map_only(
-            Tensor, Tensor.detach, batch
-        )  # no gradient for the caller's
+        self.batch = map_leaves(_detached, batch)  # no gradient for the caller's
         self.dim = 0 if batch_first else 1
         self.reduction: LossReduction = loss_reduction
         self.batch_size = batch_size
@@ -103,7 +102,7 @@ class Trial:
                         return change(value, dim)
             return value
 
-        mapped: tuple[Any, ...] = _opened(self.batch, apply)
+        mapped: tuple[Any, ...] = map_leaves(apply, self.batch)
         return mapped
 
     def sample(self, n: int, size: int) -> tuple[Any, ...]:
@@ -143,12 +142,5 @@ class Trial:
         return batch if touched else None
 
 
-def _opened(value: Any, apply: Callable[[Any], Any]) -> Any:
-    """`apply` to all leaves, also to those in mappings that pytrees do not open (tokenizers give such)."""
-
-    def leaf(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return type(value)({k: _opened(v, apply) for k, v in value.items()})  # type: ignore[call-arg]
-        return apply(value)
-
-    return pytree.tree_map(leaf, value)
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value

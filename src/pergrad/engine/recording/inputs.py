@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from pergrad.engine.intercepting.tracker import Tracker
+from pergrad.engine.recording.arguments import leaves
 from pergrad.engine.samples.layouts import Owners
 from pergrad.errors import BatchSizeError
 from pergrad.runtime import internals
@@ -61,7 +61,7 @@ def inputs_of(
     """Lists every tensor among the arguments that may carry samples, and the dimension to look in."""
     special = _special_arguments(module, args, kwargs)
     found: list[Input] = []
-    for leaf in _opened((args, kwargs)):
+    for leaf in leaves((args, kwargs)):
         if isinstance(leaf, Tensor | PackedSequence):
             dim = special.get(id(leaf), batch_dim)
             if dim is not None:
@@ -69,22 +69,9 @@ def inputs_of(
     return found
 
 
-def _opened(value: Any) -> Iterator[Any]:
-    """The leaves of a pytree, and what is in its mappings and dataclasses, which pytrees do not open."""
-    for leaf in internals.pytree.tree_leaves(
-        value, is_leaf=lambda x: isinstance(x, PackedSequence)
-    ):
-        if isinstance(leaf, Mapping):
-            yield from _opened(dict(leaf))
-        elif is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from _opened([getattr(leaf, f.name, None) for f in fields(leaf)])
-        else:
-            yield leaf
-
-
 def _unopened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """A sentence on the arguments that hold tensors in a way that is not looked into."""
-    for leaf in _opened((args, kwargs)):
+    for leaf in leaves((args, kwargs)):
         held = [k for k, v in getattr(leaf, "__dict__", {}).items() if isinstance(v, Tensor)]
         if held and not isinstance(leaf, nn.Module):
             return (

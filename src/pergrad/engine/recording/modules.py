@@ -1,7 +1,7 @@
 """Walks over a module's submodules, parameters and buffers: every step begins with one.
 
-Torch's own iterators (`named_modules`, `named_parameters`) are nested generators. A walk by them takes as long
-as launching a hundred kernels.
+Torch's own iterators (`named_modules`, `named_parameters`) are nested generators: a walk by them takes as
+long as launching a hundred kernels.
 """
 
 from __future__ import annotations
