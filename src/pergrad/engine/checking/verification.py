@@ -3,65 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from pergrad.engine.checking.comparison import Verification, VerifyReport, compare, spread_out
 from pergrad.engine.checking.mixing import mixing
-from pergrad.engine.checking.text_tables import text_table
 from pergrad.engine.checking.trial import Trial, undisturbed
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.recording.options import LossReduction
 from pergrad.errors import PergradError
-from pergrad.runtime.tolerances import noise_floor, relative_error, tolerance_of_model
 
-__all__ = ["Verification", "VerifyReport", "spread_out", "verdict_on", "verify"]
-
-
-@dataclass(frozen=True)
-class Verification:
-    """One parameter: how it is computed and how far off it is."""
-
-    name: str
-    shape: tuple[int, ...]
-    how: str
-    error: float  # largest relative error against the loop and against the ordinary gradient
-    verdict: str  # "ok", "wrong" or "untouched": no sample has a gradient for it
-
-
-@dataclass(frozen=True)
-class VerifyReport:
-    """A row for each recorded parameter, and what is wrong with the whole; printing it shows the table."""
-
-    rows: tuple[Verification, ...]
-    samples: tuple[int, ...]  # those that the loop was run for
-    problems: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems and all(row.verdict != "wrong" for row in self.rows)
-
-    @property
-    def untouched(self) -> tuple[str, ...]:
-        return tuple(row.name for row in self.rows if row.verdict == "untouched")
-
-    def __str__(self) -> str:
-        table = text_table(
-            ["parameter", "shape", "how", "error", "verdict"],
-            [[r.name, str(r.shape), r.how, f"{r.error:.1e}", r.verdict] for r in self.rows],
-        )
-        wrong = sum(row.verdict == "wrong" for row in self.rows)
-        verdict = "all right" if self.ok else f"{wrong} parameters wrong" if wrong else "not right"
-        samples = ", ".join(map(str, self.samples))
-        lines = [
-            table,
-            *(f"problem: {p}" for p in self.problems),
-            *(f"note: {n}" for n in self.notes),
-        ]
-        return "\n".join([*lines, f"{verdict}: {len(self.rows)} parameters, samples {samples}"])
+__all__ = ["Verification", "VerifyReport", "verify"]
 
 
 def verify(
@@ -106,45 +60,21 @@ def verify(
 
 
 def _report(run: Trial, samples: int, notes: list[str]) -> VerifyReport:
-    journal = Journal()
     if not run.parameters:
-        return VerifyReport(
-            (), (), ("the model has no parameter that requires grad",), tuple(notes)
-        )
+        problem = "the model has no parameter that requires grad"
+        return VerifyReport((), (), (problem,), tuple(notes))
+    journal = Journal()
     try:
-        recorded_grads = run.per_sample(run.batch, journal)
+        found = run.per_sample(run.batch, journal)
     except PergradError as error:
         return VerifyReport((), (), (str(error),), tuple(notes))
-    found = recorded_grads.result
-    size = len(next(iter(found.values())))
-    chosen = spread_out(samples, size)
-    expected = [run.ordinary(run.sample(n, size)) for n in chosen]
-    whole = run.ordinary(run.batch)
-    parts = size if run.reduction == "mean" else 1
-    floor = noise_floor(found)
-
-    rows = []
-    for name, grads in found.items():
-        errors = [
-            relative_error(grads[n], e[name], floor) for n, e in zip(chosen, expected, strict=True)
-        ]
-        errors.append(relative_error(grads.sum(0) / parts, whole[name], floor))
-        precision = recorded_grads.precision.get(name, grads.dtype)
-        rows.append(verdict_on(name, grads, journal.rung_of(name) or "-", errors, precision))
-    problems = mixing(run, found, size, notes)
-    return VerifyReport(tuple(rows), chosen, tuple(problems), tuple(notes))
-
-
-def verdict_on(
-    name: str, grads: Tensor, how: str, errors: list[float], precision: torch.dtype
-) -> Verification:
-    worst = max(errors) if all(e == e for e in errors) else float("nan")
-    is_ok = worst <= tolerance_of_model(grads.dtype, precision)
-    untouched = is_ok and not bool(grads.any())
-    verdict = "untouched" if untouched else "ok" if is_ok else "wrong"
-    return Verification(name, tuple(grads.shape[1:]), how, worst, verdict)
-
-
-def spread_out(samples: int, size: int) -> tuple[int, ...]:
-    """Samples to look at, from the first to the last."""
-    return tuple(sorted({round(k * (size - 1) / max(samples - 1, 1)) for k in range(samples)}))
+    size = len(next(iter(found.result.values())))
+    report = compare(
+        found,
+        {n: run.ordinary(run.sample(n, size)) for n in spread_out(samples, size)},
+        ordinary=run.ordinary(run.batch),
+        loss_reduction=run.reduction,
+        how=journal.rung_of,
+    )
+    problems = mixing(run, found.result, size, notes)
+    return replace(report, problems=tuple(problems), notes=tuple(notes))

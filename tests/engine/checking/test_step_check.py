@@ -1,6 +1,8 @@
 """`record(verify=True)`: a right step passes, a wrong one and one that cannot be checked raise."""
 
+from collections import UserDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -198,3 +200,45 @@ def test_output_whose_samples_cannot_be_told_apart_is_refused(
 ) -> None:
     with pytest.raises(PergradError, match=r"pergrad\.verify"):
         verified(build(), loss, numbers(*shape), batch_first=batch_first)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_samples_run_under_the_autocast_of_the_recorded_call(is_on: bool) -> None:
+    model, seen = nn.Linear(D, OUT), []
+    model.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+
+    x = numbers(SIZE, D).float()
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=not is_on),
+        pergrad.record(model, pergrad.Grads(), verify=True),
+    ):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+            output = model(x)
+        with torch.autocast("cpu", enabled=False):
+            output.float().sum().backward()
+    assert len(seen) > 1
+    assert len(set(seen)) == 1
+
+
+@dataclass
+class Outputs:
+    logits: Tensor
+    name: str = "head"
+
+
+def test_arguments_and_outputs_may_be_mappings_and_dataclasses() -> None:
+    model = Formula(lambda m, given: Outputs(m.map(given["x"])), map=linear())
+    model.forward = lambda given: model.function(model, given)  # type: ignore[method-assign]
+
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        return total(model(given=UserDict(x=x)).logits)
+
+    x = numbers(SIZE, D)
+    assert_all_near(verified(model, step, x), loop_grads(model, step, x))
+
+
+def test_wrong_rule_is_found_behind_a_dataclass() -> None:
+    scaled = Scaled()
+    model = Formula(lambda m, x: Outputs(m.scaled(x)), scaled=scaled)
+    with doubled_rule(), pytest.raises(PergradError, match="wrong"):
+        verified(model, lambda m, x: total(m(x).logits), numbers(SIZE, D))
