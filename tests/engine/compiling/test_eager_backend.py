@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 import pergrad
-from pergrad.engine.compiling.eager_backend import _BOUND, straight
+from pergrad.engine.compiling.eager_backend import _BOUND, as_python
 from pergrad.testing import assert_near, loop_grads
 
 
@@ -31,7 +31,7 @@ def test_what_was_for_autograd_or_a_compiler_is_left_out() -> None:
 
     x = torch.randn(3)
     graph = make_fx(step, tracing_mode="fake")(x)
-    call = straight(graph)
+    call = as_python(graph)
     left = _targets(graph.graph)
     assert not [name for name in left if "detach" in name or "computed_once" in name]
     for found, wanted in zip(call(x), step(x), strict=True):
@@ -45,7 +45,7 @@ def test_writes_to_an_input_are_kept() -> None:
 
     x, count = torch.randn(3), torch.zeros(())
     graph: GraphModule = make_fx(step, tracing_mode="fake")(x, count.clone())
-    (found,) = straight(graph)(x, count)
+    (found,) = as_python(graph)(x, count)
     assert float(count) == 1
     torch.testing.assert_close(found, x)
 
@@ -107,7 +107,7 @@ def _windows(x: Tensor) -> list[Tensor]:
 
 def test_strides_that_were_traced_are_those_that_are_met() -> None:
     x = torch.randn(2, 3)
-    call = straight(make_fx(_windows, tracing_mode="fake")(x))
+    call = as_python(make_fx(_windows, tracing_mode="fake")(x))
     (expected,) = _windows(x)
     for given in (x, x.T.contiguous().T):  # of other strides than it was traced with
         torch.testing.assert_close(call(given)[0], expected)
@@ -118,7 +118,7 @@ def test_what_is_written_to_is_not_copied_for_its_strides() -> None:
         x.as_strided((2,), (x.stride(0),)).zero_()
         return [x * 1]
 
-    call = straight(make_fx(step, tracing_mode="fake")(torch.randn(2, 3)))
+    call = as_python(make_fx(step, tracing_mode="fake")(torch.randn(2, 3)))
     with pytest.raises(pergrad.PergradError, match=r"strides of .3, 1. has met .1, 2."):
         call(torch.randn(3, 2).T)
 
@@ -137,7 +137,7 @@ class Counting(TorchFunctionMode):
 
 def test_no_mode_sees_the_functions_of_a_step() -> None:
     graph = make_fx(lambda x: [(x @ x.T).sum(1)], tracing_mode="fake")(X)
-    call = straight(graph)
+    call = as_python(graph)
     with Counting() as mode:
         (found,) = call(X)
     assert mode.calls == 0
@@ -243,6 +243,6 @@ def test_bindings_take_the_place_of_functions_in_a_trace() -> None:
         return [(x.double() @ x.T.double()).sum(1), x.to(x.dtype, copy=True)]
 
     graph = make_fx(step, tracing_mode="fake")(X)
-    for found, wanted in zip(straight(graph)(X), step(X), strict=True):
+    for found, wanted in zip(as_python(graph)(X), step(X), strict=True):
         torch.testing.assert_close(found, wanted)
     assert not [name for name in _targets(graph.graph) if name.startswith("aten.")]

@@ -71,7 +71,7 @@ class ExplainReport:
         )
 
 
-class _Kinds(Quantity):
+class _FactorKinds(Quantity):
     """Which kinds of factors arrive; nothing is computed from them."""
 
     is_linear = True
@@ -110,7 +110,7 @@ def explain(
     bias       (1,)    torch.nn.functional.linear  rule  PositionSum   as the ordinary gradient  0.00 MiB
     2 parameters, 0.0 MiB for 3 samples
     """
-    journal, kinds = Journal(), _Kinds()
+    journal, kinds = Journal(), _FactorKinds()
     options = Options(batch_size, loss_reduction, batch_first)
     run_recorded(model, loss_fn, batch, [kinds], options, journal=journal)
     count = kinds.batch.size

@@ -15,12 +15,12 @@ from pergrad.engine.compiling.graph import Operator, calls, storage, written_in
 from pergrad.errors import PergradError
 from pergrad.runtime import internals
 
-__all__ = ["straight"]
+__all__ = ["as_python"]
 
 _aten = torch.ops.aten
 
 # What was for autograd, or is for a compiler: without either they are what they are given.
-_IDLE = (_aten.detach.default, _aten.alias.default, torch.ops.pergrad.computed_once.default)
+_NO_OPS = (_aten.detach.default, _aten.alias.default, torch.ops.pergrad.computed_once.default)
 
 # Functions of which torch's own binding for Python takes the same arguments: it reads them in half the time.
 _FUNCTIONS = """
@@ -37,14 +37,14 @@ _BOUND: dict[str, Callable[..., Any]] = {
 }
 
 
-def straight(graph: GraphModule) -> Callable[..., Sequence[Any]]:
+def as_python(graph: GraphModule) -> Callable[..., Sequence[Any]]:
     """The graph's own code, which lets go of each tensor once it has been read for the last time."""
-    for target in _IDLE:
+    for target in _NO_OPS:
         for node in calls(graph.graph, target):
             node.replace_all_uses_with(node.all_input_nodes[0])
     written = written_in(graph.graph)
     cast_at_once(graph.graph, written)
-    _mind_how_results_lie(graph.graph, written)
+    _guard_strides(graph.graph, written)
     graph.graph.eliminate_dead_code()
     _call_directly(graph.graph)  # last: of bindings nobody can tell whether they write
     graph.recompile()
@@ -74,7 +74,7 @@ def _call_directly(graph: Graph) -> None:
             node.target = _BOUND[name]
 
 
-def _mind_how_results_lie(graph: Graph, written: set[int]) -> None:
+def _guard_strides(graph: Graph, written: set[int]) -> None:
     """Torch does not always foresee the strides of a result: those of softplus's gradient it gets wrong.
 
     So what was traced as a view may have to be a copy, unless somebody writes to it; and where strides are
@@ -89,11 +89,11 @@ def _mind_how_results_lie(graph: Graph, written: set[int]) -> None:
         is_own = len(node.args) < 4 and "storage_offset" not in node.kwargs
         may_copy = is_own and storage(source) not in written
         with graph.inserting_before(node):
-            laid = graph.call_function(_laid, (source, value.stride(), may_copy))
-        node.replace_input_with(source, laid)
+            guarded = graph.call_function(_with_strides, (source, value.stride(), may_copy))
+        node.replace_input_with(source, guarded)
 
 
-def _laid(t: Tensor, strides: tuple[int, ...], may_copy: bool) -> Tensor:
+def _with_strides(t: Tensor, strides: tuple[int, ...], may_copy: bool) -> Tensor:
     """The tensor, known to have these strides."""
     if t.stride() == strides:
         return t

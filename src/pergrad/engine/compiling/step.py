@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from pergrad.engine.compiling.cuda_graphs import Replayed, check_devices
-from pergrad.engine.compiling.eager_backend import straight
-from pergrad.engine.compiling.graph_passes import rewrite
-from pergrad.engine.recording.modules import names_of_tensors, submodules, tensors_of
+from pergrad.engine.compiling.eager_backend import as_python
+from pergrad.engine.compiling.inductor_backend import compile_graph
+from pergrad.engine.compiling.results import Template, clear, fill
+from pergrad.engine.compiling.state import (
+    StateNumbers,
+    graph_inputs,
+    signature_of_leaves,
+    state_of,
+)
+from pergrad.engine.compiling.trace import trace_step
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.recording import check_module, check_quantities
 from pergrad.engine.recording.running import run_recorded
-from pergrad.engine.samples.signatures import Signature, describe_hashable
 from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
-from pergrad.runtime import autocast_state, without_compiler
+from pergrad.runtime import without_compiler
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -108,8 +113,8 @@ class CompiledStep:
         self._max_graphs = max_graphs
         self._cuda_graphs = cuda_graphs
         self._pool: Any = None  # the memory of CUDA graphs
-        self._kinds = _Kinds()
-        self._graphs: dict[Any, _Graph | None] = {}  # None: seen once
+        self._states = StateNumbers()
+        self._graphs: dict[Any, _CompiledGraph | None] = {}  # None: seen once
         self._why_not: str | None = None  # the reason to stay uncompiled
         self._is_warned = False  # of too many graphs
 
@@ -119,20 +124,18 @@ class CompiledStep:
 
     def __call__(self, *batch: Any) -> Tensor:
         flat, spec = pytree.tree_flatten(batch)
-        modules = submodules(self._model)
-        state, training = tensors_of(modules), tuple([m.training for m in modules])
-        kind = self._kinds.number(state)
-        autocast = tuple([(device, *autocast_state(device)) for device in self._kinds.devices])
-        key = (spec, _signature(flat), kind, autocast, training)
-        if self._cuda_graphs and key not in self._graphs:  # it names the devices
-            check_devices(_inputs(state, flat))
+        state, training = state_of(self._model)
+        number = self._states.number(state)
+        key = (spec, signature_of_leaves(flat), number, self._states.autocast(), training)
+        if self._cuda_graphs and key not in self._graphs:  # a signature names the devices
+            check_devices(graph_inputs(state, flat))
         if self._why_not is not None or not self._wants_graph(key):
-            return self._run(self._model, self._quantities, batch)
+            return self._run(self._quantities, batch)
         graph = self._graphs[key]
         if graph is None:
             graph = self._graphs[key] = self._made(state, flat, spec)
         if graph is None:
-            return self._run(self._model, self._quantities, batch)
+            return self._run(self._quantities, batch)
         return graph.run(state, flat, self._quantities)
 
     def _wants_graph(self, key: Any) -> bool:
@@ -151,15 +154,16 @@ class CompiledStep:
         self._graphs[key] = None
         return False
 
-    def _run(
-        self, model: nn.Module, quantities: Sequence[Quantity], batch: Sequence[Any]
-    ) -> Tensor:
-        return run_recorded(model, self._loss_fn, batch, quantities, self._options)
+    def _run(self, quantities: Sequence[Quantity], batch: Sequence[Any]) -> Tensor:
+        return run_recorded(self._model, self._loss_fn, batch, quantities, self._options)
 
-    def _made(self, state: list[Tensor], flat: list[Any], spec: Any) -> _Graph | None:
+    def _made(self, state: list[Tensor], flat: list[Any], spec: Any) -> _CompiledGraph | None:
         """The step, traced and compiled; without what fails, from now on and with a warning that says why."""
         try:
-            graph, place = self._traced(state, flat, spec)
+            with nullcontext() if self._backend == "inductor" else without_compiler():
+                graph, template = trace_step(
+                    self._run, self._model, self._quantities, state, flat, spec
+                )
         except Exception as error:
             self._why_not = _reason(error)
             warnings.warn(
@@ -170,7 +174,7 @@ class CompiledStep:
         call: Callable[..., Any]
         if self._backend == "inductor":
             try:
-                call = _by_inductor(graph, _inputs(state, flat))
+                call = compile_graph(graph, graph_inputs(state, flat))
             except Exception as error:
                 self._backend = "eager"
                 warnings.warn(
@@ -180,219 +184,27 @@ class CompiledStep:
                 )
                 return self._made(state, flat, spec)
         else:
-            call = straight(graph)
+            call = as_python(graph)
         if self._cuda_graphs:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             call = Replayed(call, len(state), self._pool)
-        return _Graph(call, place)
+        return _CompiledGraph(call, template)
 
-    def _traced(
-        self, state: list[Tensor], flat: list[Any], spec: Any
-    ) -> tuple[GraphModule, _Place]:
-        """Run the step on tensors without values, and note every function of torch."""
-        names, moves = (
-            names_of_tensors(self._model),
-            [k for k, v in enumerate(flat) if isinstance(v, Tensor)],
-        )
-        trained = {name for name, t in zip(names, state, strict=True) if t.requires_grad}
-        place: _Place = []
 
-        def step(*inputs: Tensor) -> list[Tensor]:
-            nonlocal place
-            own = dict(zip(names, inputs, strict=False))
-            for name in trained:
-                own[name] = own[name].detach().requires_grad_()
-            values = list(flat)
-            for k, t in zip(moves, inputs[len(names) :], strict=True):
-                values[k] = t
-            quantities = [copy.copy(q) for q in self._quantities]
-            with (
-                internals.reparametrize(self._model, own, tie_weights=True),
-                _unflattened(self._model),
-            ):
-                losses = self._run(
-                    self._model, quantities, internals.pytree.tree_unflatten(values, spec)
-                )
-            place, results = _taken_apart(self._quantities, quantities, own)
-            return [losses, *results]
+@dataclass(frozen=True)
+class _CompiledGraph:
+    """A compiled step for one signature, and the template of its results."""
 
-        is_compiled = self._backend == "inductor"
-        with _quiet(), _no_autocast_cache(), nullcontext() if is_compiled else without_compiler():
-            graph: GraphModule = internals.trace(step)(*_inputs(state, flat))
-        return graph, place
+    call: Callable[..., Any]
+    template: Template
+
+    def run(self, state: list[Tensor], flat: list[Any], quantities: Sequence[Quantity]) -> Tensor:
+        clear(quantities, self.template)
+        with torch.no_grad(), torch._C._DisableAutocast():  # the graph has its own casts
+            loss, *results = self.call(*graph_inputs(state, flat))
+        fill(quantities, self.template, results, state)
+        return loss
 
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the compiler's advice, and the warnings of what it still uses."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _by_inductor(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-    rewrite(graph.graph)
-    graph.recompile()
-    with _quiet(), torch.no_grad(), internals.DisableAutocast():
-        # In the order in which it was traced: whoever reads a tensor first decides on its layout.
-        call: Any = internals.compile_fx(
-            graph, inputs, config_patches={"reorder_for_locality": False}
-        )
-    return call
-
-
-@dataclass(frozen=True)
-class _Reference:
-    """Stands for a tensor of the model in what a quantity holds: its place in the state."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class _Position:
-    """The place of a tensor among the results of a graph."""
-
-    index: int
-
-
-# What each quantity holds, by attribute: as it was when traced, but for positions and references.
-_Place = list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """A compiled step."""
-
-    call: Callable[..., Any]
-    place: _Place
-
-    def run(self, state: list[Tensor], flat: list[Any], quantities: Sequence[Quantity]) -> Tensor:
-        for quantity, attributes in zip(quantities, self.place, strict=True):
-            for name in attributes:  # the last results: what they lie in can be written to again
-                setattr(quantity, name, None)
-        with torch.no_grad(), internals.DisableAutocast():  # the graph has its casts
-            loss, *results = self.call(*_inputs(state, flat))
-        for quantity, attributes in zip(quantities, self.place, strict=True):
-            for name, value in attributes.items():
-                setattr(quantity, name, _filled(value, results, state))
-            quantity.settle()
-        return loss
-
-
-def _filled(value: Any, results: list[Tensor], state: list[Tensor]) -> Any:
-    """What was held when traced, with the tensors of this call."""
-    kind = type(value)
-    if kind is _Position:
-        return results[value.index]
-    if kind is _Reference:
-        return state[value.index]
-    if kind is str:  # names, most of all
-        return value
-    if kind is dict:  # by hand: pytrees take longer for it than kernels to run
-        return {key: _filled(part, results, state) for key, part in value.items()}
-    if kind is tuple or kind is list:
-        return kind([_filled(part, results, state) for part in value])
-    if internals.pytree.tree_is_leaf(value):
-        return value
-    return internals.pytree.tree_map(lambda part: _filled(part, results, state), value)
-
-
-def _taken_apart(
-    before: Sequence[Quantity], after: Sequence[Quantity], own: dict[str, Tensor]
-) -> tuple[_Place, list[Tensor]]:
-    """What the quantities have come to hold: the tensors, and how to put others in their place."""
-    references = {id(t): _Reference(index) for index, t in enumerate(own.values())}
-    results: list[Tensor] = []
-
-    def leaf(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) in references:
-            return references[id(value)]
-        results.append(value)
-        return _Position(len(results) - 1)
-
-    place: _Place = []
-    for old, new in zip(before, after, strict=True):
-        place.append(
-            {
-                name: internals.pytree.tree_map(leaf, value)
-                for name, value in vars(new).items()
-                if name not in vars(old) or vars(old)[name] is not value
-            }
-        )
-    return place, results
-
-
-class _Kinds:
-    """Numbers the states of a model that differ in more than their values.
-
-    Mostly a state is like that of the last call, which is sooner told than looked up.
-    """
-
-    devices: Sequence[str] = ()  # of the last one, by type
-
-    def __init__(self) -> None:
-        self._last: tuple[list[Any], ...] = ()
-        self._number = 0
-        self._known: dict[Any, int] = {}
-
-    def number(self, state: list[Tensor]) -> int:
-        described: tuple[list[Any], ...] = (
-            [t.shape for t in state],
-            [t.stride() for t in state],
-            [t.dtype for t in state],
-            [t.device for t in state],
-            [t.requires_grad for t in state],
-        )
-        if described != self._last:
-            self._last = described
-            key = tuple([tuple(of_each) for of_each in described])
-            self._number = self._known.setdefault(key, len(self._known))
-            self.devices = sorted({device.type for device in described[3]}) or ["cpu"]
-        return self._number
-
-
-def _inputs(state: list[Tensor], flat: Sequence[Any]) -> list[Tensor]:
-    """What a graph is called with."""
-    return [t.detach() for t in (*state, *(v for v in flat if isinstance(v, Tensor)))]
-
-
-def _signature(flat: Sequence[Any]) -> Signature:
-    """All that a graph may depend on but the values of tensors."""
-    parts: list[Any] = []
-    for value in flat:
-        if isinstance(value, Tensor):
-            parts += value.shape, value.stride(), value.dtype, value.device, value.requires_grad
-        elif not describe_hashable(value, parts):
-            parts += type(value), repr(value)
-    return tuple(parts)
-
-
-@contextmanager
-def _unflattened(model: nn.Module) -> Iterator[None]:
-    """Within, recurrent layers do not lay weights side by side for cuDNN: those of a trace lie nowhere."""
-    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
-    for layer in layers:
-        vars(layer)["flatten_parameters"] = lambda: None
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del vars(layer)["flatten_parameters"]
-
-
-@contextmanager
-def _no_autocast_cache() -> Iterator[None]:
-    """Within, autocast keeps no casts of weights: those of a trace have no values."""
-    was = torch.is_autocast_cache_enabled()
-    torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(was)

@@ -1,0 +1,27 @@
+"""Compiles a traced step by inductor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from pergrad.engine.compiling.graph_passes import rewrite
+from pergrad.engine.compiling.trace import quiet
+
+__all__ = ["compile_graph"]
+
+
+def compile_graph(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    """Rewrite a graph as the compiler likes it, and compile it for inputs like these."""
+    rewrite(graph.graph)
+    graph.recompile()
+    with quiet(), torch.no_grad(), torch._C._DisableAutocast():
+        from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes seconds
+
+        # Keep the order of the trace: the first reader of a tensor decides on its layout.
+        call: Any = compile_fx(graph, inputs, config_patches={"reorder_for_locality": False})
+    return call

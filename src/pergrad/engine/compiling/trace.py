@@ -1,0 +1,95 @@
+"""Traces a step: runs it once on tensors without values, and notes every function of torch."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
+
+from pergrad.engine.compiling.results import Template, take_apart
+from pergrad.engine.compiling.state import graph_inputs
+from pergrad.engine.recording.modules import names_of_tensors
+from pergrad.quantities import Quantity
+
+__all__ = ["quiet", "trace_step"]
+
+Step = Callable[[Sequence[Quantity], Sequence[Any]], Tensor]  # of quantities and a batch
+
+
+def trace_step(
+    step: Step,
+    model: nn.Module,
+    quantities: Sequence[Quantity],
+    state: list[Tensor],
+    flat: list[Any],
+    spec: Any,
+) -> tuple[GraphModule, Template]:
+    """Trace `step`, which gives the losses and fills quantities: its graph, and a template of the results.
+
+    The graph takes the tensors of `graph_inputs(state, flat)`, and returns the losses and the results.
+    """
+    names = names_of_tensors(model)
+    tensors_at = [k for k, v in enumerate(flat) if isinstance(v, Tensor)]
+    trained = {name for name, t in zip(names, state, strict=True) if t.requires_grad}
+    template: Template = []
+
+    def traced(*inputs: Tensor) -> list[Tensor]:
+        nonlocal template
+        own = dict(zip(names, inputs, strict=False))
+        for name in trained:
+            own[name] = own[name].detach().requires_grad_()
+        values = list(flat)
+        for k, t in zip(tensors_at, inputs[len(names) :], strict=True):
+            values[k] = t
+        filled = [copy.copy(q) for q in quantities]
+        with _reparametrize_module(model, own, tie_weights=True), _unflattened(model):
+            losses = step(filled, pytree.tree_unflatten(values, spec))
+        template, results = take_apart(quantities, filled, own)
+        return [losses, *results]
+
+    with quiet(), _no_autocast_cache():
+        trace = make_fx(traced, tracing_mode="fake", _allow_non_fake_inputs=True)
+        graph: GraphModule = trace(*graph_inputs(state, flat))
+    return graph, template
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within, the compiler gives no advice, and what it uses itself raises no warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def _unflattened(model: nn.Module) -> Iterator[None]:
+    """Within, recurrent layers do not flatten their weights for cuDNN: those of a trace have no memory."""
+    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    for layer in layers:
+        vars(layer)["flatten_parameters"] = lambda: None
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["flatten_parameters"]
+
+
+@contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Within, autocast keeps no casts of weights: those of a trace have no values."""
+    was = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was)
