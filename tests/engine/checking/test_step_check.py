@@ -63,14 +63,6 @@ def test_samples_may_be_the_second_dimension() -> None:
     assert verified(linear(), loss, numbers(T, SIZE, D), batch_first=False)
 
 
-def test_value_of_the_block_is_what_was_asked_for() -> None:
-    quantities = pergrad.Grads(), pergrad.Grads()
-    model = linear()
-    with pergrad.record(model, *quantities, verify=True) as value:
-        loss(model, numbers(SIZE, D)).backward()
-    assert value == quantities
-
-
 def test_random_state_is_what_the_step_alone_leaves() -> None:
     model, x = linear(), numbers(SIZE, D)
     before = torch.get_rng_state()

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import spectral_norm
 from transformers import BatchEncoding, GPT2Config, GPT2LMHeadModel
 
 import pergrad
@@ -164,41 +163,6 @@ def test_wrong_rule_is_found() -> None:
     assert "1 parameters wrong" in str(report)
 
 
-@pytest.mark.parametrize("kind", ["numbers", "words"])
-def test_samples_mixed_out_of_sight_of_autograd_are_found(kind: str) -> None:
-    part = nn.Linear(D, OUT) if kind == "numbers" else nn.Embedding(WORDS, OUT)
-    batch = numbers(SIZE, D) if kind == "numbers" else words()
-    report = quietly(Formula(centred, part=part).double(), loss, batch)
-    assert not report.ok
-    assert any("mixes samples" in problem for problem in report.problems)
-
-
-@pytest.mark.parametrize("mixes", [False, True])
-def test_mixing_is_looked_for_in_a_batch_of_integers_without_an_embedding_layer(
-    mixes: bool,
-) -> None:
-    def looked_up(m: Any, ids: Tensor) -> Tensor:
-        x = F.embedding(ids, m.table)
-        with torch.no_grad():
-            other = x.detach().numpy()[::-1].copy() if mixes else x.detach().numpy()
-        return (x * torch.from_numpy(other) * m.scale).sum((1, 2))
-
-    model = Formula(looked_up, table=numbers(9, 3), scale=numbers(3))
-    report = pergrad.verify(
-        model, lambda m, ids: m(ids), torch.tensor([[0, 1], [2, 3], [4, 5], [6, 7]]), quiet=True
-    )
-    assert any("mixes samples" in problem for problem in report.problems) == mixes
-    assert report.ok != mixes
-
-
-def test_mixing_that_cannot_be_tried_is_noted() -> None:
-    model = Formula(lambda m, ids: F.embedding(ids, m.table).sum((1, 2)), table=numbers(9, 3))
-    same = torch.tensor([[1, 2], [1, 2], [1, 2]])
-    report = pergrad.verify(model, lambda m, ids: m(ids), same, quiet=True)
-    assert report.ok
-    assert any("whether samples mix was not tried" in note for note in report.notes)
-
-
 def test_batch_may_be_what_a_tokenizer_gives() -> None:
     encoding = BatchEncoding({"input_ids": torch.arange(12).view(4, 3) % 7})
     model = Formula(
@@ -342,15 +306,6 @@ def test_right_model_raises_no_alarm(name: str) -> None:
     build, options = FALSE_ALARMS[name]
     report = quietly(*build(), **options)
     assert report.ok, str(report)
-
-
-@pytest.mark.parametrize("name", ["batch norm", "spectral norm"])
-def test_buffers_that_a_forward_changes_are_put_back(name: str) -> None:
-    model = nn.Linear(D, OUT)
-    model = nn.Sequential(model, nn.BatchNorm1d(OUT)) if name[0] == "b" else spectral_norm(model)
-    values = [t.clone() for t in model.double().buffers()]
-    quietly(model, loss, numbers(SIZE, D))
-    torch.testing.assert_close(list(model.buffers()), values, rtol=0, atol=0)
 
 
 def test_gradient_of_the_input_is_untouched() -> None:

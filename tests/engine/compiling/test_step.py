@@ -480,10 +480,3 @@ def test_unknown_backend_is_refused() -> None:
 def test_nothing_to_compute_is_refused() -> None:
     with pytest.raises(pergrad.PergradError, match="pass at least one quantity"):
         pergrad.compiled(nn.Linear(2, 1), losses)
-
-
-def test_cuda_graphs_of_a_model_on_the_cpu_are_refused() -> None:
-    model = nn.Linear(3, 2)
-    step = pergrad.compiled(model, lambda m, x: m(x).sum(1), pergrad.Norms(), cuda_graphs=True)
-    with pytest.raises(ValueError, match="on one GPU; parameters, buffers and batch are on cpu"):
-        step(torch.randn(4, 3))

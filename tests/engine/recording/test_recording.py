@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import pergrad
+from pergrad.engine.intercepting.tracker import TAG
+from pergrad.engine.recording.options import Options
+from pergrad.engine.recording.recording import Recording
 from pergrad.errors import BatchSizeError, ScopeError
 from pergrad.testing import assert_near, loop_grads
 from tests.engine.failing import FailsBetween
@@ -64,22 +67,6 @@ def test_recorded_grads_equal_the_loop(loss_reduction: Any, size: int) -> None:
     )
     assert_all_near(found, loop_grads(model, losses, x, y))
     assert all(p.grad is None for p in model.parameters())
-
-
-@pytest.mark.parametrize("loss_reduction", ["sum", "mean"])
-@pytest.mark.parametrize("is_scalar", [True, False], ids=["scalar loss", "loss of each sample"])
-def test_grads_take_a_scalar_or_the_losses_of_the_samples(
-    loss_reduction: Any, is_scalar: bool
-) -> None:
-    model, (x, y) = mlp(), batch()
-
-    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        if is_scalar:
-            return F.cross_entropy(model(x), y, reduction=loss_reduction)
-        return losses(model, x, y)
-
-    found = pergrad.grads(model, loss, x, y, loss_reduction=loss_reduction)
-    assert_all_near(found, loop_grads(model, losses, x, y))
 
 
 def test_samples_may_be_the_second_dimension() -> None:
@@ -389,12 +376,6 @@ def test_what_is_no_module_is_refused() -> None:
         pass
 
 
-@pytest.mark.parametrize("loss", [lambda m, x: m(x), lambda m, x: 3.0], ids=["(B, 3)", "float"])
-def test_loss_of_another_kind_is_refused(loss: Callable[..., Any]) -> None:
-    with pytest.raises(pergrad.PergradError, match=r"losses of the samples, \(B,\), or a scalar"):
-        pergrad.grads(mlp(), loss, data(4, 4))
-
-
 # -- afterwards nothing is left
 
 
@@ -474,3 +455,50 @@ def test_second_derivatives_are_refused() -> None:
 
     with pytest.raises(pergrad.PergradError, match="create_graph"):
         pergrad.grads(model, penalty, torch.randn(5, 3, dtype=torch.float64))
+
+
+# -- a recording by itself
+
+
+def test_one_quantity_passed_twice_is_refused() -> None:
+    grads = pergrad.Grads()
+    with pytest.raises(pergrad.PergradError, match="twice"), pergrad.record(mlp(), grads, grads):
+        pass
+
+
+def test_parameters_that_are_not_asked_for_are_frozen_within_only() -> None:
+    model = mlp()
+    model[0].bias.requires_grad_(False)
+    recording = Recording(model, [pergrad.Grads()], Options(params="2.*"))
+    before = [p.requires_grad for p in model.parameters()]
+    with recording.intercepting():
+        within = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert within == {"2.weight", "2.bias"}
+    assert [p.requires_grad for p in model.parameters()] == before
+
+
+def test_frozen_parameters_are_trainable_again_after_an_exception() -> None:
+    model = mlp()
+    recording = Recording(model, [pergrad.Grads()], Options(params="2.*"))
+    with pytest.raises(ZeroDivisionError), recording.intercepting():
+        _ = 1 / 0
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_arguments_are_tagged_within_and_not_afterwards() -> None:
+    model, x = mlp(), torch.randn(3, 4, dtype=torch.float64)
+    recording = Recording(model, [pergrad.Grads()], Options())
+    recording.enter_forward((x,), {})
+    assert hasattr(x, TAG)
+    recording.leave_forward()
+    recording.clean_up()
+    assert not hasattr(x, TAG)
+
+
+def test_ending_without_a_call_or_a_backward_is_refused() -> None:
+    recording = Recording(mlp(), [pergrad.Grads()], Options())
+    with pytest.raises(ScopeError, match="was not called"):
+        recording.check_complete()
+    recording.begin(3)
+    with pytest.raises(ScopeError, match="no gradient reached"):
+        recording.check_complete()
