@@ -1,4 +1,4 @@
-"""The oracle, one backward a sample, and checks against it: for pergrad's own tests and for users' rules."""
+"""The oracle, one backward a sample, and checks against it, for pergrad's tests and for users' own rules."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def loop_grads(
     batch_size: int | None = None,
     batch_dim: int = 0,
 ) -> dict[str, Tensor]:
-    """The per-sample gradients by the plain loop: one forward and one backward for each sample.
+    """Compute per-sample gradients by a loop: one forward and one backward for each sample.
 
-    Every tensor in `batch` (any pytree) with `batch_size` entries along `batch_dim` is sliced; the
-    others are passed as they are. By default the first tensor tells the size. Parameters that a
-    sample does not touch have zeros.
+    Every tensor in `batch` (any pytree, mapping or dataclass) with `batch_size` entries along `batch_dim` is
+    sliced; the others are passed unchanged. By default the first tensor gives the size. Parameters that a
+    sample does not reach have zeros.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -67,7 +67,7 @@ def loop_grads(
 
 
 class _Applied(nn.Module):
-    """A function as a module: its weights are parameters, its sample-carrying arguments the input."""
+    """Wraps a function as a module: its weights are parameters, its arguments with samples the input."""
 
     def __init__(
         self,
@@ -107,17 +107,17 @@ def check_rule(
     dtype: torch.dtype = torch.float64,
     **kwargs: Any,
 ) -> None:
-    """Checks the rule of `function` on one call of it: raises AssertionError where it is wrong.
+    """Check the rule of `function` on one call of it; raises AssertionError if it is wrong.
 
-    The arguments that require grad and carry no samples are the weights. The per-sample gradients of
-    every non-empty set of them (the others frozen) are compared with one backward a sample, for a loss
-    that is a sum and one that is a mean; the output and the gradient of the input with the plain call.
+    The arguments that require grad and carry no samples are the weights. The per-sample gradients of every
+    non-empty set of weights, the others frozen, are compared with one backward a sample, for a sum and for a
+    mean as the loss. The output and the gradient of the input are compared with those of the plain call.
 
     Args:
         function: the function whose rule is checked.
         args: its arguments.
         samples: positions or names of the arguments that carry samples.
-        batch_dim: where those have their samples, and the output too.
+        batch_dim: the dimension of the samples in those arguments and in the output.
         dtype: floating tensors are cast to it; the tolerance is 1e-9 of the largest element in
             float64 and 1e-4 in float32.
         kwargs: its keyword arguments.
@@ -196,7 +196,7 @@ def _compare(
 
 
 def assert_near(actual: Tensor | None, expected: Tensor, what: str = "tensor") -> None:
-    """Equal shape and dtype, and no element further off than the dtype's share of the largest one.
+    """Assert equal shape and dtype, and no element off by more than the dtype's share of the largest one.
 
     >>> assert_near(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
     """

@@ -51,10 +51,10 @@ def test_state_that_lies_elsewhere_is_captured_again() -> None:
     replayed = Replayed(_step, 1, torch.cuda.graph_pool_handle())
     x = torch.ones(2, device="cuda")
     for weight in (torch.zeros(2, device="cuda"), torch.full((2,), 10.0, device="cuda")):
-        for k in range(1, 4):
-            found, _ = replayed(weight, x)
+        for _ in range(3):
+            found, _text = replayed(weight, x)
             assert found.tolist() == weight.tolist()
-        assert weight[0] % 10 == k
+        assert weight[0] % 10 == 3
 
 
 @pytest.mark.gpu

@@ -443,7 +443,7 @@ def test_model_that_looks_at_values_goes_on_uncompiled_and_says_why(backend: str
     step = pergrad.compiled(model, lambda model, x: model(x).sum(1), norms, backend=backend)
     x = torch.randn(4, 3)
     step(x)
-    with pytest.warns(UserWarning, match="cannot be traced and goes on uncompiled"):
+    with pytest.warns(UserWarning, match="cannot be traced and runs uncompiled"):
         step(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -82,6 +82,6 @@ def test_control_flow_that_depends_on_values_cannot_be_traced() -> None:
             return super().forward(x) * (2 if x.sum() > 0 else 1)
 
     model = Looks(3, 2)
-    with pytest.raises(Exception, match="data-dependent|Could not guard"):
+    with pytest.raises(Exception, match=r"data-dependent|Could not guard"):
         traced(model, torch.randn(4, 3))
     assert isinstance(model.weight, nn.Parameter)

@@ -1,4 +1,4 @@
-"""`explain`: how the per-sample gradients of each parameter come about, and what they cost."""
+"""`explain`: reports how the per-sample gradients of each parameter are computed, and their cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COST: dict[Rung | None, str] = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """One parameter: what uses it, on which rung, in what form its gradients come, and their cost."""
+    """One parameter: the functions that use it, the rung, the kinds of factors, and the cost."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class ExplainReport:
-    """A row for each recorded parameter; printing it shows the table."""
+    """A row for each recorded parameter; prints as a table."""
 
     rows: tuple[Explanation, ...]
     batch_size: int
@@ -72,7 +72,7 @@ class ExplainReport:
 
 
 class _FactorKinds(Quantity):
-    """Which kinds of factors arrive; nothing is computed from them."""
+    """Notes the kinds of factors of each parameter, and computes nothing from them."""
 
     is_linear = True
 
@@ -95,12 +95,12 @@ def explain(
     loss_reduction: LossReduction = "sum",
     batch_first: bool = True,
 ) -> ExplainReport:
-    """How each parameter's per-sample gradients are computed: functions, rung, cost and memory.
+    """Report how each parameter's per-sample gradients are computed: functions, rung, cost and memory.
 
-    The arguments are those of `pergrad.grads`. The rungs, fastest first: a closed-form *rule*; a weight
+    The arguments are those of `pergrad.grads`. The rungs are, fastest first: a closed-form *rule*; a weight
     *derived* from parameters, whose gradients are pulled back; *broadcast* arithmetic; a weight
-    *expanded* to the batch; *vmap* of the one function; and a *masked VJP*, one backward of that function
-    for each sample. All are exact.
+    *expanded* to the batch; *vmap* of one function; and a *masked VJP*, one backward of one function for
+    each sample. All of them are exact.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1)

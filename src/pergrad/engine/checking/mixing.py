@@ -1,4 +1,4 @@
-"""Whether a model mixes samples: change one, and look at the gradients of the others."""
+"""Finds out whether a model mixes samples: changes one, and looks at the gradients of the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["mixing"]
 
 
 def mixing(run: Trial, clean: Mapping[str, Tensor], size: int, notes: list[str]) -> list[str]:
-    """What a sample that is not a number does to the others; `notes` gets why that was not tried."""
+    """List what is wrong when sample 0 is made NaN; `notes` gets the reason where that cannot be tried."""
     if size == 1:
         return []
     tokens = {
@@ -35,7 +35,7 @@ def mixing(run: Trial, clean: Mapping[str, Tensor], size: int, notes: list[str])
             found = run.per_sample(run.batch if spoilt is None else spoilt).result
         except PergradError as error:
             return [f"with one sample NaN: {error}"]
-        except (RuntimeError, ValueError):  # the model itself refuses what is not a number
+        except (RuntimeError, ValueError):  # the model itself refuses NaN
             notes.append("whether samples mix was not tried: the model fails where one is NaN")
             return []
     if spoilt is None and not hooked.was_called:
@@ -52,7 +52,7 @@ def mixing(run: Trial, clean: Mapping[str, Tensor], size: int, notes: list[str])
 
 
 def _changing(run: Trial, clean: Mapping[str, Tensor], size: int, notes: list[str]) -> list[str]:
-    """The same for a batch of integers, which cannot be NaN: sample 0 becomes a copy of another one."""
+    """List what is wrong when sample 0 becomes a copy of another one: integers cannot be NaN."""
     changed = run.with_copy(0, size)
     if changed is None:
         notes.append("whether samples mix was not tried: the batch has none, or all are the same")
@@ -87,7 +87,7 @@ class _Hooked:
 def _poisoned_embeddings(
     model: nn.Module, size: int, dim: int, tokens: set[int]
 ) -> Iterator[_Hooked]:
-    """Within, what embeddings look up for sample 0 is not a number: tokens themselves cannot be NaN."""
+    """Within, embeddings look up NaN for sample 0: tokens themselves are integers."""
 
     def spoil(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         index = args[0] if args else None

@@ -1,4 +1,4 @@
-"""Plain-text tables."""
+"""Writes plain-text tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["text_table"]
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need to be, two spaces apart.
+    """Write rows below a header, each column as wide as its longest cell, two spaces apart.
 
     >>> print(text_table(["name", "shape"], [["weight", "(3, 4)"]]))
     name    shape

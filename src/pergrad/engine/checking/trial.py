@@ -1,4 +1,4 @@
-"""One batch through one model, again and again: whole, sample by sample, or with one sample changed."""
+"""Runs one batch through one model repeatedly: whole, sample by sample, or with one sample changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Trial", "undisturbed"]
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Whatever runs within, the random state and the model's buffers are as before at the end."""
+    """Restore the random state and the model's buffers at the end."""
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -33,7 +33,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 class Trial:
-    """One batch through one model, whole, one sample of it, or with one sample spoilt."""
+    """Runs a batch, one sample of it, or the batch with one sample changed, through a model."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Trial:
 
     @contextmanager
     def repeatable(self) -> Iterator[list[str]]:
-        """The model such that two runs give the same loss, in eval mode if need be."""
+        """Within, two runs give the same loss, in eval mode if need be; gives notes on that."""
         if self._repeats():
             yield []
             return
@@ -79,12 +79,14 @@ class Trial:
         return torch.equal(*losses) or bool(losses[0].isnan())
 
     def per_sample(self, batch: tuple[Any, ...], journal: Journal | None = None) -> Grads:
+        """Record the per-sample gradients of a batch."""
         quantity = Grads()
         options = Options(self.batch_size, self.reduction, self.dim == 0)
         run_recorded(self.model, self.loss_fn, batch, [quantity], options, journal=journal)
         return quantity
 
     def ordinary(self, batch: tuple[Any, ...]) -> dict[str, Tensor]:
+        """Compute the ordinary gradient of a batch's loss by autograd."""
         loss = reduced(self.loss_fn(self.model, *batch), self.reduction)
         found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         return {
@@ -93,7 +95,7 @@ class Trial:
         }
 
     def _map(self, size: int, change: Callable[[Tensor, int], Tensor]) -> tuple[Any, ...]:
-        """The batch with `change` made to each tensor that has samples, in the dimension it has them in."""
+        """Apply `change` to each tensor of the batch that has samples, with the dimension of its samples."""
 
         def apply(value: Any) -> Any:
             if isinstance(value, Tensor):
@@ -106,10 +108,11 @@ class Trial:
         return mapped
 
     def sample(self, n: int, size: int) -> tuple[Any, ...]:
+        """Cut sample n out of the batch."""
         return self._map(size, lambda t, dim: t.narrow(dim, n, 1))
 
     def with_copy(self, n: int, size: int) -> tuple[Any, ...] | None:
-        """The batch with sample n a copy of one that differs from it; None where there is none."""
+        """Replace sample n of the batch by one that differs from it; None where all are equal."""
         for other in range(size):
             differs = False
 
@@ -126,7 +129,7 @@ class Trial:
         return None
 
     def spoilt(self, n: int, size: int) -> tuple[Any, ...] | None:
-        """The batch with sample n not a number; None where it holds no floating numbers."""
+        """Make sample n of the batch NaN; None where the batch holds no floating-point numbers."""
         touched = False
 
         def spoil(t: Tensor, dim: int) -> Tensor:

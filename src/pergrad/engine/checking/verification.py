@@ -1,4 +1,4 @@
-"""`verify`: the per-sample gradients against a loop over a few samples and the ordinary gradient."""
+"""`verify`: compares per-sample gradients with single samples and with the ordinary gradient."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def verify(
     batch_first: bool = True,
     quiet: bool = False,
 ) -> VerifyReport:
-    """Checks the per-sample gradients of one batch, prints a table and returns it; see `report.ok`.
+    """Check the per-sample gradients of one batch, print a table and return it; see `report.ok`.
 
-    A few samples are run alone, one forward and backward each, and compared; the sum over all samples is
-    compared with the ordinary gradient of the batch; and one sample is made NaN, which must leave all
-    others as they are. A model that draws random numbers (dropout) is checked in eval mode, since a
-    sample alone would draw others. The model is left as it was.
+    A few samples are run alone, one forward and backward each, and compared. The sum over all samples is
+    compared with the ordinary gradient of the batch. One sample is made NaN, which must not change the
+    gradients of any other. A model that draws random numbers (dropout) is checked in eval mode, since a
+    sample alone would draw different ones. The model is left as it was.
 
     Args:
         model: the model.
         loss_fn: as for `pergrad.grads`.
-        batch: what loss_fn takes beside the model; tensors in it are cut to one sample.
+        batch: the arguments of loss_fn after the model; tensors in it are cut to one sample.
         samples: how many samples to run alone.
         batch_size: as for `pergrad.grads`.
         loss_reduction: as for `pergrad.grads`.

@@ -1,7 +1,8 @@
-"""What a compiled step holds from its forward to its backward: no more than compiled training does.
+"""Reduces the activations that a compiled step keeps from its forward to its backward.
 
-The compiler sees one graph, in which nothing tells it that what is needed late should be computed late, and
-in low precision be kept in it.
+The compiler sees forward and backward as one graph. Nothing tells it to recompute in the backward what is
+cheap, or to keep in low precision what is read in it. With these passes a step keeps no more than compiled
+training does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _aten = torch.ops.aten
 
 
 def keep_less(graph: Graph, written: set[int]) -> None:
-    """All of it, in place; `written` are the storages that some call writes to."""
+    """Run all passes of this module, in place; `written` are the storages that some call writes to."""
     results = set(map(storage, graph.output_node().all_input_nodes))
     _share_casts(graph, written | results)  # each result has memory of its own
     _take_signs_of_copies(graph, written)
@@ -33,7 +34,7 @@ def keep_less(graph: Graph, written: set[int]) -> None:
 
 
 def _casts(graph: Graph, apart: set[int]) -> list[Node]:
-    """All but those from and to some storages."""
+    """List the casts, except those from or to the storages `apart`."""
     return [
         node
         for node in cast_calls(graph)
@@ -42,7 +43,7 @@ def _casts(graph: Graph, apart: set[int]) -> list[Node]:
 
 
 def _share_casts(graph: Graph, apart: set[int]) -> None:
-    """What is cast twice is cast once: autocast does it for each layer that reads a tensor."""
+    """Share equal casts of one tensor: autocast makes one for each layer that reads it."""
     known: dict[tuple[Node, torch.dtype], Node] = {}
     for node in _casts(graph, apart):
         first = known.setdefault(
@@ -54,9 +55,9 @@ def _share_casts(graph: Graph, apart: set[int]) -> None:
 
 
 def _take_signs_of_copies(graph: Graph, written: set[int]) -> None:
-    """The backward of a ReLU looks at its output in bfloat16 where that is kept, not in float32 beside it.
+    """Let the backward of a ReLU read its output's bfloat16 copy, so that the float32 one is not kept too.
 
-    A number has the same sign in both, but for those below 1e-40.
+    The sign of a number is the same in both, except below 1e-40.
     """
     copies = {
         undetached(node.all_input_nodes[0]): node
@@ -74,16 +75,16 @@ def _take_signs_of_copies(graph: Graph, written: set[int]) -> None:
 
 
 def _write_inputs_of_layer_norms(graph: Graph, written: set[int]) -> None:
-    """A sum that a layer norm reads is written to memory then, on a GPU, where its backward finds it.
+    """Have sums that layer norms read written to memory, on a GPU, where the backward reads them.
 
-    Else the compiler adds it up anew wherever it is read; which it finds too much for the backward, and so
-    writes (x - mean) / std of all layers in the forward.
+    Otherwise the compiler inlines a sum into its readers. That is too expensive for the backward, so it keeps
+    (x - mean) / std of all layers instead.
     """
     for node in calls(graph, _aten.native_layer_norm.default):
         x = undetached(node.all_input_nodes[0])
         if x.target is _aten.add.Tensor and is_on_gpu(x) and storage(x) not in written:
-            # To ask for an order, of what has none yet, is to ask that it is written: in rows, as the layer
-            # reads it, whatever its first summand was made by.
+            # Asking for a stride order makes the compiler write the tensor: in rows, as the layer reads it,
+            # whatever the layout of its first summand.
             in_rows = x.meta["val"].contiguous()
             with graph.inserting_after(x):
                 kept = graph.call_function(

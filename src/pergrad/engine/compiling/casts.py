@@ -1,4 +1,4 @@
-"""Casts of parameters, with which autocast begins most products: all at once, in one launch."""
+"""Batches the casts of parameters that autocast makes before most products into one launch."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def _alike(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 @operation("casts", _alike)
 def casts(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Each of them in another type."""
-    found = _alike(tensors, dtype)  # no parts of one block: results may not share their memory
-    internals.copy_each(found, tensors)
+    """Cast each tensor to `dtype`."""
+    found = _alike(tensors, dtype)  # not views of one block: results may not share memory
+    torch._foreach_copy_(found, tensors)
     return found
 
 
 def cast_at_once(graph: Graph, written: set[int]) -> None:
-    """Casts of the step's inputs on a GPU, made in its beginning: most are needed until its end anyway.
+    """Cast the step's inputs on a GPU in one launch at its beginning: most casts are needed to its end.
 
-    One by one they were a sixth of the launches of a step, each longer on the host than on the GPU.
+    One by one, casts were a sixth of the launches of a step, each longer on the host than on the GPU.
     """
     alike: dict[torch.dtype, dict[Node, list[Node]]] = defaultdict(dict)
     for node in cast_calls(graph):

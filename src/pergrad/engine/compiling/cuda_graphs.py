@@ -1,4 +1,4 @@
-"""A compiled step as one CUDA graph: what the host would launch again and again is launched at once."""
+"""Captures a compiled step as a CUDA graph, so that the host launches all its kernels at once."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["Replayed"]
 
 
 class Replayed:
-    """`call`, from its second call on, as a CUDA graph of it.
+    """Runs `call`, from its second call on as a CUDA graph.
 
-    The first `state` inputs are read and written where they lie; where they lie elsewhere, as after
-    `load_state_dict(assign=True)`, another graph is captured. The others are copied to where the graph reads
-    them, and the results from where it writes them: graphs that share a `pool` of memory never run at once.
+    The graph reads and writes the first `state` inputs in place. When their addresses change, as after
+    `load_state_dict(assign=True)`, another graph is captured. The other inputs are copied to the graph's own,
+    and the results from the graph's own: graphs that share a memory `pool` overwrite each other's.
     """
 
     def __init__(self, call: Callable[..., Sequence[Any]], state: int, pool: Any) -> None:
         self._call = call
         self._state = state
         self._pool = pool
-        self._is_warm = False  # the first call does what a capture must not see: it loads kernels
+        self._is_warm = False  # the first call loads kernels, which a capture must not do
         self._captured: _Captured | None = None
 
     def __call__(self, *inputs: Tensor) -> Sequence[Any]:
@@ -34,12 +34,14 @@ class Replayed:
             return self._call(*inputs)
         state, batch = inputs[: self._state], inputs[self._state :]
         if self._captured is None or not self._captured.reads(state):
-            # Meanwhile the last one is kept: a pool whose last graph is gone takes no other.
+            # The last graph lives until the new one is captured: a pool without graphs takes no other.
             self._captured = _Captured(self._call, state, batch, self._pool)
         return self._captured.run(batch)
 
 
 class _Captured:
+    """A CUDA graph, the addresses of the state that it reads, and its own batch and results."""
+
     def __init__(
         self,
         call: Callable[..., Sequence[Any]],
@@ -51,7 +53,7 @@ class _Captured:
         self._batch = [t.clone() for t in batch]
         self._graph = torch.cuda.CUDAGraph()
         try:
-            # Relaxed: other threads, such as one that pins memory for a loader, go on meanwhile.
+            # Relaxed: other threads, such as a loader's that pins memory, may call CUDA meanwhile.
             with (
                 kept_tables() as self._tables,
                 torch.cuda.graph(self._graph, pool, capture_error_mode="relaxed"),
@@ -74,7 +76,7 @@ class _Captured:
 
 
 def check_devices(inputs: Sequence[Tensor]) -> None:
-    """A graph runs on one GPU, with everything there."""
+    """Refuse inputs that are not all on one GPU."""
     devices = {t.device for t in inputs}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
         found = ", ".join(sorted(map(str, devices)))

@@ -1,4 +1,4 @@
-"""A traced step as straight-line Python: its functions of torch one after the other, and nothing between."""
+"""Runs a traced step without a compiler: calls its functions of torch one after the other."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["as_python"]
 
 _aten = torch.ops.aten
 
-# What was for autograd, or is for a compiler: without either they are what they are given.
+# Functions for autograd or a compiler only: without either they return their argument.
 _NO_OPS = (_aten.detach.default, _aten.alias.default, torch.ops.pergrad.computed_once.default)
 
-# Functions of which torch's own binding for Python takes the same arguments: it reads them in half the time.
+# Functions whose Python binding in torch takes the same arguments, and parses them in half the time.
 _FUNCTIONS = """
     abs add addmm bmm cat clone convolution cos div embedding eq exp ge gt le log lt mean mm mul
     native_dropout native_group_norm native_layer_norm ne neg ones_like permute pow reciprocal relu reshape
@@ -38,7 +38,7 @@ _BOUND: dict[str, Callable[..., Any]] = {
 
 
 def as_python(graph: GraphModule) -> Callable[..., Sequence[Any]]:
-    """The graph's own code, which lets go of each tensor once it has been read for the last time."""
+    """Turn a graph into a Python function that frees each tensor after its last use."""
     for target in _NO_OPS:
         for node in calls(graph.graph, target):
             node.replace_all_uses_with(node.all_input_nodes[0])
@@ -46,13 +46,13 @@ def as_python(graph: GraphModule) -> Callable[..., Sequence[Any]]:
     cast_at_once(graph.graph, written)
     _guard_strides(graph.graph, written)
     graph.graph.eliminate_dead_code()
-    _call_directly(graph.graph)  # last: of bindings nobody can tell whether they write
+    _call_directly(graph.graph)  # last: bindings have no schema that says what they write to
     graph.recompile()
     run = graph.forward
 
     def call(*inputs: Any) -> Sequence[Any]:
-        # None of them is asked for a gradient, and none is for a mode to see, such as a default device's.
-        with internals.BelowAutograd(), internals.DisableTorchFunction():
+        # The functions need no autograd, and modes such as a default device's must not see them.
+        with torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
             results: Sequence[Any] = run(*inputs)
             return results
 
@@ -60,7 +60,7 @@ def as_python(graph: GraphModule) -> Callable[..., Sequence[Any]]:
 
 
 def _call_directly(graph: Graph) -> None:
-    """Functions by torch's bindings for Python, where those are for the same."""
+    """Replace functions by torch's Python bindings, where those do the same."""
     for node in graph.nodes:
         function = node.target
         if not isinstance(function, Operator) or function.namespace != "aten":
@@ -75,10 +75,10 @@ def _call_directly(graph: Graph) -> None:
 
 
 def _guard_strides(graph: Graph, written: set[int]) -> None:
-    """Torch does not always foresee the strides of a result: those of softplus's gradient it gets wrong.
+    """Make the graph independent of strides that the trace predicted wrongly, as of softplus's gradient.
 
-    So what was traced as a view may have to be a copy, unless somebody writes to it; and where strides are
-    part of the trace, what they are strides of must lie as it did.
+    A view becomes a reshape, which may copy, unless its memory is written to. Where strides are part of the
+    trace (`as_strided`), the source is checked to have the strides that it had.
     """
     for node in calls(graph, _aten.view.default):
         if storage(node.args[0]) not in written:
@@ -94,12 +94,12 @@ def _guard_strides(graph: Graph, written: set[int]) -> None:
 
 
 def _with_strides(t: Tensor, strides: tuple[int, ...], may_copy: bool) -> Tensor:
-    """The tensor, known to have these strides."""
+    """Return the tensor with these strides: itself, or a copy if that is allowed."""
     if t.stride() == strides:
         return t
     if not may_copy:
         raise PergradError(
-            f"a step that was traced with strides of {strides} has met {t.stride()}: run it with "
+            f"a step traced with strides {strides} got strides {t.stride()}: run it with "
             'backend="inductor", or without `pergrad.compiled`'
         )
     return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)

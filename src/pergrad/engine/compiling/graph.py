@@ -1,4 +1,4 @@
-"""What is read off the graph of a traced step, and how it is changed."""
+"""Reads and changes the graph of a traced step: calls, casts, storages."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Operator: Any = type(torch.ops.aten.detach.default)
 
 
 def calls(graph: Graph, target: Any) -> list[Node]:
-    """The calls of one function, in order."""
+    """List the calls of one function, in order."""
     return list(graph.find_nodes(op="call_function", target=target))
 
 
 def cast_calls(graph: Graph) -> list[Node]:
-    """Calls that change nothing but the type of a tensor."""
-    found = calls(graph, internals.to_copy)
+    """List the calls that change a tensor's dtype and nothing else."""
+    found = calls(graph, torch.ops.aten._to_copy.default)
     return [node for node in found if node.kwargs.keys() == {"dtype"}]
 
 
@@ -39,7 +39,7 @@ def is_on_gpu(node: Node) -> bool:
 
 
 def written_in(graph: Graph) -> set[int]:
-    """The storages that some call writes to: nothing that reads them may be moved."""
+    """Find the storages that some call writes to: calls that read them may not be moved."""
     found: set[int] = set()
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, Operator):
@@ -52,17 +52,17 @@ def written_in(graph: Graph) -> set[int]:
 
 
 def storage(node: Any) -> int:
-    """Where its numbers lie."""
-    return internals.storage_id(node.meta["val"].untyped_storage()) if isinstance(node, Node) else 0
+    """The number of the storage that a node's tensor lies in; 0 for other arguments."""
+    return node.meta["val"].untyped_storage()._cdata if isinstance(node, Node) else 0
 
 
 def undetached(node: Node) -> Node:
-    """The same numbers, where they come from."""
+    """Follow a node back through `detach` to the call that made its tensor."""
     while node.target is torch.ops.aten.detach.default:
         (node,) = node.all_input_nodes
     return node
 
 
 def put_behind(node: Node, next_one: Node) -> None:
-    """Whoever reads the one reads what is made of it instead."""
+    """Let all readers of `node` read `next_one` instead, which itself reads `node`."""
     node.replace_all_uses_with(next_one, lambda user: user is not next_one)

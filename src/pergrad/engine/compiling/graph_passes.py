@@ -1,4 +1,4 @@
-"""What is written differently in a traced step, so that the compiler can do better: the same numbers."""
+"""Rewrites the graph of a traced step so that the compiler generates faster code for the same numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _pad = _aten.constant_pad_nd.default
 
 
 def rewrite(graph: Graph) -> None:
-    """All of it, in place."""
+    """Run all passes, in place."""
     graph.eliminate_dead_code()
     written = written_in(graph)
     cast_at_once(graph, written)
@@ -37,11 +37,11 @@ def rewrite(graph: Graph) -> None:
 
 
 def _make_input_gradients_convolutions(graph: Graph, written: set[int]) -> None:
-    """Gradients of inputs of convolutions become convolutions, for which the compiler chooses the layout.
+    """Write the input gradients of convolutions as convolutions, whose layout the compiler chooses.
 
-    It lets convolutions have channels last, and all that lies between them, but takes their backward as
-    it was traced: each would convert what it is given, and its result again. They come right after what
-    they are given, since whoever reads a tensor first decides on its layout.
+    The compiler gives convolutions, and everything between them, channels last. It leaves their backward in
+    the layout of the trace, with a conversion before and after. The new calls come right after their
+    arguments, since the first reader of a tensor decides on its layout.
     """
     for node in calls(graph, _aten.convolution_backward.default):
         g, _, weight, *_ = node.args
@@ -53,9 +53,9 @@ def _make_input_gradients_convolutions(graph: Graph, written: set[int]) -> None:
 
 
 def _give_kernel_gradients_channels_last(graph: Graph) -> None:
-    """What gradients of kernels are made of has channels last on a GPU, as the products there want it.
+    """Give the arguments of kernel gradients channels last on a GPU, as its kernels want them.
 
-    Else each call would convert what it is given; what gives it to them can write it in that order at once.
+    Otherwise each call converts its arguments; their producers can write channels last at once.
     """
     for node in calls(graph, _aten.convolution_backward.default):
         arguments: Any = node.args
@@ -83,7 +83,7 @@ def _as_convolution(graph: Graph, node: Node) -> Node:
     g, x, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments
     sizes = _sizes(x), _sizes(g), _sizes(weight)
     missing = [0] * len(sizes[0])
-    if not transposed:  # what lies beyond the last window has no gradient
+    if not transposed:  # inputs beyond the last window have no gradient
         missing = [
             size - ((out - 1) * step - 2 * pad + reach * (taps - 1) + 1)
             for size, out, taps, step, pad, reach in zip(
@@ -99,9 +99,9 @@ def _as_convolution(graph: Graph, node: Node) -> Node:
 
 
 def _share_padding(graph: Graph, written: set[int]) -> None:
-    """What is padded for one product is padded once, for all: the compiler would write a copy for each.
+    """Pad a tensor once for all products that read it: the compiler would write a copy for each.
 
-    The gradient of logits is: its rows are as long as the vocabulary, mostly an odd number.
+    The gradient of logits needs it: its rows are as long as the vocabulary, often an odd number.
     """
     padded: dict[tuple[Node, int], Node] = {}
     for node in calls(graph, _pad):
@@ -132,9 +132,9 @@ def _share_padding(graph: Graph, written: set[int]) -> None:
 
 
 def _with_zeros(graph: Graph, node: Node, missing: int) -> Node:
-    """With so many columns more. Joined and not padded: what comes first is then written in place.
+    """Append columns of zeros by `cat`, not by padding: the tensor is then written in place.
 
-    The compiler would compute padding number by number, in twice the time for the gradient of logits.
+    The compiler computes padding element by element, in twice the time for the gradient of logits.
     """
     value = node.meta["val"]
     with graph.inserting_after(node):
@@ -149,10 +149,10 @@ def _with_zeros(graph: Graph, node: Node, missing: int) -> Node:
 
 
 def _add_biases_afterwards(graph: Graph, written: set[int]) -> None:
-    """Biases on the CPU are added by whoever reads a product next, in the same pass over it.
+    """Add biases on the CPU after the product, fused into the next pass over it.
 
-    As a part of the product they are copied to where it goes first. Beyond the view, since right behind the
-    product the compiler would make them a part of it again.
+    As a part of the product, a bias is first copied to every row of its result. It is added after the view:
+    right after the product, the compiler would make it a part of the product again.
     """
     for node in calls(graph, _aten.addmm.default):
         arguments: Any = node.args
@@ -174,10 +174,10 @@ def _add_biases_afterwards(graph: Graph, written: set[int]) -> None:
 
 
 def _write_to_kept_memory(graph: Graph) -> None:
-    """Large products on the CPU go to memory that is there, where the compiler would map it afresh.
+    """Write large products on the CPU to kept memory, where the compiler would map fresh pages.
 
-    Products of matrices it hands to a library in any case. Products of numbers it computes together with what
-    is made of them, unless they are results themselves.
+    The compiler calls a library for products of matrices in any case. It fuses elementwise products into
+    their readers, unless they are results themselves.
     """
     results = set(graph.output_node().all_input_nodes)
     for node in calls(graph, _aten.bmm.default):
@@ -191,8 +191,8 @@ def _write_to_kept_memory(graph: Graph) -> None:
 
 
 def _with_all_rows(node: Node) -> Node:
-    """The tensor that this one is a view of, with rows of the same length."""
-    views = (_aten.view.default, internals.unsafe_view)
+    """Follow a node back through views that keep the length of the rows."""
+    views = (_aten.view.default, _aten._unsafe_view.default)
     while node.target in views:
         (source, _) = node.args
         assert isinstance(source, Node)
@@ -203,17 +203,17 @@ def _with_all_rows(node: Node) -> Node:
 
 
 def _inserted(graph: Graph, target: Any, *arguments: Any) -> Node:
-    """A call where the graph inserts at present, with what it gives."""
+    """Insert a call at the graph's current place, with the value that it gives."""
     node = graph.call_function(target, arguments)
     node.meta["val"] = target(*map_arg(arguments, lambda given: given.meta["val"]))
     return node
 
 
 def _last(graph: Graph, *nodes: Any) -> Node:
-    """The one that comes last in the graph."""
+    """Find the node that comes last in the graph."""
     return next(node for node in reversed(graph.nodes) if node in nodes)
 
 
 def _sizes(node: Node) -> Sequence[int]:
-    """Of its spatial dimensions."""
+    """The sizes of the spatial dimensions."""
     return node.meta["val"].shape[2:]

@@ -1,4 +1,4 @@
-"""Attention over few positions, spelled out for a compiler: as products and a softmax."""
+"""Writes attention over few positions as products and a softmax, for a compiler to fuse."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pergrad.runtime import internals
 
 __all__ = ["spell_out_short_attention"]
 
-# The CPU's kernel goes tile by tile and computes scores twice, so that it never has all of them. Forward and
-# backward of 32 heads of 64 took 4.7 ms by it at 128 positions, where products and softmax, compiled, take
-# 3.8; at 64 positions and 96 heads 4.9 and 3.8; at 512 positions 57 and 78.
+# The CPU's kernel works in tiles and computes scores twice, so that it never holds all of them. Forward and
+# backward of 32 heads of size 64 take 4.7 ms by the kernel at 128 positions, and 3.8 ms as compiled products
+# and softmax; at 64 positions and 96 heads 4.9 and 3.8 ms; at 512 positions 57 and 78 ms.
 _FEW_POSITIONS = 128
 
 
 def spell_out_short_attention(graph: Graph) -> None:
-    """Each call of the CPU's kernel for few positions becomes what it computes, in place."""
-    for node in graph.find_nodes(op="call_function", target=internals.cpu_attention):
+    """Replace the calls of the CPU's attention kernel on few positions by what it computes, in place."""
+    for node in graph.find_nodes(op="call_function", target=_KERNEL):
         if _is_short(*node.args[:3], **_rest(node, 3)):
             node.target = attention
     for node in graph.find_nodes(op="call_function", target=internals.cpu_attention_backward):
@@ -30,7 +30,7 @@ def spell_out_short_attention(graph: Graph) -> None:
 
 
 def _rest(node: Node, start: int) -> dict[str, Any]:
-    """What else the kernel is called with."""
+    """The kernel's arguments after the tensors, by name."""
     return {**dict(zip(("dropout_p", "is_causal"), node.args[start:], strict=False)), **node.kwargs}
 
 
@@ -59,7 +59,7 @@ def attention(
     attn_mask: None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax(q kᵀ · scale) v, and what its backward is given in the place of the kernel's logsumexp."""
+    """softmax(q kᵀ · scale) v, and the softmax itself, which the backward gets in the place of logsumexp."""
     scores = query @ key.mT * _scale(query, scale)
     if is_causal:
         t, s = (torch.arange(size, device=query.device) for size in scores.shape[2:])
@@ -93,5 +93,5 @@ def _scale(query: Tensor, scale: float | None) -> float:
 
 
 def _heads_side_by_side(x: Tensor) -> Tensor:
-    """As the kernel lays out what it gives: (n, t, h, d) in memory."""
+    """Lay out (n, h, t, d) as the kernel does: (n, t, h, d) in memory."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)

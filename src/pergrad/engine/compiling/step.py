@@ -1,4 +1,4 @@
-"""Compiled steps: the engine runs while a step is traced, and what it has found runs from then on."""
+"""Compiled steps: the engine runs while a step is traced; afterwards its graph runs alone."""
 
 from __future__ import annotations
 
@@ -49,31 +49,31 @@ def compiled(
     cuda_graphs: bool = False,
     **options: Unpack[RecordOptions],
 ) -> CompiledStep:
-    """A step, called as step(*batch), that computes the quantities and returns the loss, compiled.
+    """Compile a step: called as step(*batch), it computes the quantities and returns the loss.
 
     The step is traced once for each signature (shapes, types, strides, autocast, training modes, which
-    parameters are frozen) and compiled by inductor: from then on nothing of Python runs in it. Weights and
-    buffers are inputs of the compiled graph: optimizer steps and `load_state_dict` between calls are seen.
-    Random functions draw fresh numbers in each call.
+    parameters are frozen) and compiled by inductor. From then on no Python of the model runs. Weights and
+    buffers are inputs of the compiled graph, so optimizer steps and `load_state_dict` between calls take
+    effect. Random functions draw fresh numbers in each call.
 
-    The first call with a signature runs as `pergrad.record` does, the second one is compiled, which
-    takes seconds for a small model and minutes for a large one; with backend="eager" it is traced alone,
-    which takes seconds for a large one. A model whose control flow depends on values
-    (`.item()`, experts in eager mode) cannot be traced: it goes on as it is, with one warning that says why.
-    Where the compiler fails, as it does for want of a C++ compiler, steps are traced alone, with a warning.
-    Whatever else the loss function reads, Python numbers included, is what it was when traced.
+    The first call with a signature runs as `pergrad.record` does. The second one compiles, which takes
+    seconds for a small model and minutes for a large one; with backend="eager" it only traces, which takes
+    seconds for a large one. A model whose control flow depends on values (`.item()`, experts in eager mode)
+    cannot be traced: it runs uncompiled, with one warning that gives the reason. If the compiler fails, for
+    example without a C++ compiler on the machine, steps are only traced, with a warning. Anything else that
+    the loss function reads, such as global variables, keeps the value that it had in the trace.
 
     Args:
         model: any module.
         loss_fn: called as loss_fn(model, *batch); gives the (B,) losses of the samples, or their sum or
             mean, as `loss_reduction` says.
-        quantities: what to compute; the results are in them after each call.
-        backend: what runs the traced step, named as for `torch.compile`: "inductor" compiles it, "eager"
+        quantities: what to compute; they hold the results after each call.
+        backend: how the traced step runs, named as for `torch.compile`: "inductor" compiles it, "eager"
             calls its functions of torch one after the other.
         max_graphs: how many signatures to compile; further ones run uncompiled, with one warning.
-        cuda_graphs: launch a compiled step at once, as a CUDA graph, from its third call on: for models whose
-            kernels are over before the host has launched the next. It holds the memory of one run for as long
-            as the step lives, and results are copied.
+        cuda_graphs: launch a compiled step as a CUDA graph, from its third call on: for models whose kernels
+            are faster than the host launches them. The graph holds the memory of one run for as long as the
+            step lives, and results are copied.
         options: those of `pergrad.record` but `verify`.
 
     >>> import torch, pergrad
@@ -93,7 +93,7 @@ def compiled(
 
 
 class CompiledStep:
-    """What `pergrad.compiled` returns; `graphs` is the number of signatures compiled so far."""
+    """The step that `pergrad.compiled` returns; `graphs` counts the signatures compiled so far."""
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ class CompiledStep:
         self._cuda_graphs = cuda_graphs
         self._pool: Any = None  # the memory of CUDA graphs
         self._states = StateNumbers()
-        self._graphs: dict[Any, _CompiledGraph | None] = {}  # None: seen once
+        self._graphs: dict[Any, _CompiledGraph | None] = {}  # by signature; None: seen once
         self._why_not: str | None = None  # the reason to stay uncompiled
-        self._is_warned = False  # of too many graphs
+        self._is_warned = False  # that there are too many signatures
 
     @property
     def graphs(self) -> int:
@@ -139,7 +139,7 @@ class CompiledStep:
         return graph.run(state, flat, self._quantities)
 
     def _wants_graph(self, key: Any) -> bool:
-        """Whether a graph is there or is to be made: for what is seen a second time."""
+        """Whether to run a graph: from the second call with a signature on, up to `max_graphs` of them."""
         if key in self._graphs:
             if self._graphs[key] is not None or self.graphs < self._max_graphs:
                 return True
@@ -158,7 +158,7 @@ class CompiledStep:
         return run_recorded(self._model, self._loss_fn, batch, quantities, self._options)
 
     def _made(self, state: list[Tensor], flat: list[Any], spec: Any) -> _CompiledGraph | None:
-        """The step, traced and compiled; without what fails, from now on and with a warning that says why."""
+        """Trace and compile the step; if either fails, warn with the reason and do without it from now on."""
         try:
             with nullcontext() if self._backend == "inductor" else without_compiler():
                 graph, template = trace_step(
@@ -167,7 +167,7 @@ class CompiledStep:
         except Exception as error:
             self._why_not = _reason(error)
             warnings.warn(
-                f"pergrad.compiled: the step cannot be traced and goes on uncompiled ({self._why_not})",
+                f"pergrad.compiled: the step cannot be traced and runs uncompiled ({self._why_not})",
                 stacklevel=3,
             )
             return None
@@ -178,7 +178,7 @@ class CompiledStep:
             except Exception as error:
                 self._backend = "eager"
                 warnings.warn(
-                    "pergrad.compiled: the compiler failed, so that steps run as with "
+                    "pergrad.compiled: the compiler failed, so steps run as with "
                     f'backend="eager" ({_reason(error)})',
                     stacklevel=3,
                 )

@@ -1,4 +1,4 @@
-"""The gate: a module's whole graph as one node, so that its backward can be recorded from outside."""
+"""Hides a module's graph behind one autograd node, the gate, whose backward records the graph's backward."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["run_gated"]
 
 @dataclass
 class _Inside:
-    """What lies behind the gate: the module's own outputs, with their graph, and where it begins."""
+    """The graph behind the gate: from the leaves that stand for the inputs to the module's own outputs."""
 
     recording: Recording
     outputs: list[Tensor]
     leaves: list[Tensor]
 
     def backward(self, grads: tuple[Tensor | None, ...], keep: bool) -> list[Tensor | None]:
-        """The gradients of the inputs; the parameters' go to the ledger."""
+        """Run the recorded backward, which fills the ledger; returns the gradients of the inputs."""
         reached = [(t, g) for t, g in zip(self.outputs, grads, strict=True) if g is not None]
         with self.recording.collecting(), self.recording.intercepting():
             torch.autograd.backward(
@@ -38,7 +38,7 @@ class _Inside:
 
 
 class _Enter(torch.autograd.Function):
-    """The identity, to a tensor that is no leaf: the module may change it in place."""
+    """The identity. Its output is no leaf, so that the module may change it in place."""
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:
@@ -50,6 +50,8 @@ class _Enter(torch.autograd.Function):
 
 
 class _Gate(torch.autograd.Function):
+    """Passes the outputs on; its backward runs the backward of the graph behind it."""
+
     @staticmethod
     def forward(ctx: Any, inside: _Inside, anchor: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.inside = inside
@@ -74,7 +76,7 @@ class _Gate(torch.autograd.Function):
 def run_gated(
     module: nn.Module, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """module(*args, **kwargs), recorded, with all outputs that require grad behind one gate."""
+    """Call module(*args, **kwargs), recorded, and put all outputs that require grad behind one gate."""
     if not torch.is_grad_enabled():
         return module(*args, **kwargs)
     outer: list[Tensor] = []
@@ -82,7 +84,7 @@ def run_gated(
     inner: dict[int, Tensor] = {}
 
     def enter(value: Any) -> Any:
-        """A tensor of our own for each of the caller's, so that no tag is left on theirs."""
+        """Replace each of the caller's tensors by one of our own, so that no tag is left on theirs."""
         if not isinstance(value, Tensor):
             return value
         if id(value) not in inner:

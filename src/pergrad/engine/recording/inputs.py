@@ -1,4 +1,4 @@
-"""Reads the batch off a module's arguments: its size, and where the samples are."""
+"""Reads the batch size off a module's arguments, and which dimension has the samples."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["Input", "batch_size_of", "inputs_of", "mark_inputs"]
 Input: TypeAlias = tuple[Tensor | PackedSequence, int]  # and the dimension of its samples
 
 
-# Arguments of torch.nn's own modules that do not have their samples where the input has them: the
-# dimension that they have them in, None for arguments that are the same for all samples.
+# Arguments of torch.nn's own modules whose samples are not in the dimension of the input's: their dimension,
+# or None for arguments that all samples share.
 _TARGET_AND_MEMORY: dict[str, int | None] = {
     "tgt_mask": None,
     "memory_mask": None,
@@ -43,7 +43,7 @@ _SPECIAL_ARGUMENTS: dict[type[nn.Module], dict[str, int | None]] = {
 def _special_arguments(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[int, int | None]:
-    """By the id of a tensor, the dimension of its samples where that is not the input's."""
+    """Map the id of each special argument to the dimension of its samples."""
     for kind, special in _SPECIAL_ARGUMENTS.items():
         if isinstance(module, kind):
             bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
@@ -70,7 +70,7 @@ def inputs_of(
 
 
 def _unopened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """A sentence on the arguments that hold tensors in a way that is not looked into."""
+    """Say which argument holds tensors as attributes, where they are not found."""
     for leaf in leaves((args, kwargs)):
         held = [k for k, v in getattr(leaf, "__dict__", {}).items() if isinstance(v, Tensor)]
         if held and not isinstance(leaf, nn.Module):

@@ -1,4 +1,4 @@
-"""The options of a recording, checked once, and the parameters that they choose."""
+"""Holds the options of a recording, checked once, and chooses parameters by them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What one may ask of a recording; see `pergrad.record`."""
+    """The options of a recording; see `pergrad.record`."""
 
     batch_size: int | None = None
     loss_reduction: LossReduction = "sum"
@@ -48,7 +48,7 @@ class Options:
     batch_dim: int = field(init=False)  # of the samples in the inputs
 
     def __post_init__(self) -> None:
-        """Refuse what is no batch size or no reduction, in the words of PyTorch's own checks."""
+        """Refuse wrong batch sizes and reductions, in the words of PyTorch's own checks."""
         size: Any = self.batch_size
         object.__setattr__(self, "batch_dim", 0 if self.batch_first else 1)  # it is frozen
         if self.loss_reduction not in _REDUCTIONS:
@@ -66,7 +66,7 @@ class Options:
             raise PergradError(f"max_bytes must be positive, got {self.max_bytes}")
 
     def scale(self, size: int) -> Tensor | float:
-        """What the gradient of each sample is multiplied by: a mean's 1/B undone, the user's weights."""
+        """The factor of each sample's gradient: B for a mean loss, times the user's sample weights."""
         undone = float(size) if self.loss_reduction == "mean" else 1.0
         if self.sample_weights is None:
             return undone
@@ -78,7 +78,7 @@ class Options:
         return self.sample_weights.detach() * undone
 
     def chosen(self, module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of the trainable parameters that `params` asks for."""
+        """Choose the trainable parameters that `params` asks for."""
         if self.params is None:
             return dict(weights)
         asked = [self.params] if isinstance(self.params, str | Tensor) else list(self.params)
@@ -101,7 +101,7 @@ class Options:
             if not matching:
                 what = f"pattern {wanted!r}" if isinstance(wanted, str) else "tensor"
                 raise PergradError(
-                    f"params: no trainable parameter of the module is meant by the {what}; there are "
+                    f"params: the {what} matches no trainable parameter of the module; there are "
                     f"{list(weights)}"
                 )
             found |= matching
