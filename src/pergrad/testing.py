@@ -25,7 +25,7 @@ def loop_grads(
     batch_size: int | None = None,
     batch_dim: int = 0,
 ) -> dict[str, Tensor]:
-    """Compute per-sample gradients by a loop: one forward and one backward for each sample.
+    """Computes per-sample gradients by a loop: one forward and one backward for each sample.
 
     Every tensor in `batch` (any pytree, mapping or dataclass) with `batch_size` entries along `batch_dim` is
     sliced; the others are passed unchanged. By default the first tensor gives the size. Parameters that a
@@ -107,7 +107,7 @@ def check_rule(
     dtype: torch.dtype = torch.float64,
     **kwargs: Any,
 ) -> None:
-    """Check the rule of `function` on one call of it; raises AssertionError if it is wrong.
+    """Checks the rule of `function` on one call of it; raises AssertionError if it is wrong.
 
     The arguments that require grad and carry no samples are the weights. The per-sample gradients of every
     non-empty set of weights, the others frozen, are compared with one backward a sample, for a sum and for a
@@ -196,7 +196,7 @@ def _compare(
 
 
 def assert_near(actual: Tensor | None, expected: Tensor, what: str = "tensor") -> None:
-    """Assert equal shape and dtype, and no element off by more than the dtype's share of the largest one.
+    """Asserts equal shape and dtype, and no element off by more than the dtype's share of the largest one.
 
     >>> assert_near(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
     """

@@ -65,10 +65,10 @@ def record(
     >>> grads.result["weight"].shape, norms.result, model.weight.grad
     (torch.Size([4, 1, 3]), tensor([2., 2., 2., 2.]), None)
     """
-    check_quantities(quantities)
     options = Options(
         batch_size, loss_reduction, batch_first, params, sample_weights, max_bytes, offload
     )
+    check_quantities(quantities)
     check = Grads() if verify else None
     with (
         nullcontext() if check is None else verified(module, check, loss_reduction, batch_first),

@@ -70,7 +70,7 @@ def autocast_state(device: str) -> tuple[bool, torch.dtype]:
 
 
 def current_autocast(device: str) -> Callable[[], torch.autocast]:
-    """Make contexts in which functions run under the autocast settings of now.
+    """Makes contexts in which functions run under the autocast settings of now.
 
     They keep no casts of weights: a cast that is made within must not be met outside.
     """
@@ -79,7 +79,7 @@ def current_autocast(device: str) -> Callable[[], torch.autocast]:
 
 
 def cast_as_autocast(t: Tensor) -> Tensor:
-    """Cast a tensor as autocast is about to cast it for a product: not float64, and no integers."""
+    """Casts a tensor as autocast is about to cast it for a product: not float64, and no integers."""
     dtype = t.dtype
     if dtype == torch.float64 or not dtype.is_floating_point:
         return t

@@ -12,7 +12,7 @@ import pergrad
 from pergrad.engine.compiling.state import graph_inputs, state_of
 from pergrad.engine.compiling.trace import trace_step
 from pergrad.engine.recording.options import Options
-from pergrad.engine.recording.scope import run_recorded
+from pergrad.engine.recording.running import run_recorded
 from pergrad.quantities import Quantity
 from pergrad.testing import assert_near
 

@@ -68,7 +68,7 @@ def compare(
     loss_reduction: LossReduction = "sum",
     how: Callable[[str], str | None] = lambda name: None,
 ) -> VerifyReport:
-    """Compare per-sample gradients with those of some samples alone, and their sum with the ordinary one.
+    """Compares per-sample gradients with those of some samples alone, and their sum with the ordinary one.
 
     Args:
         found: the gradients of all samples.
@@ -96,7 +96,7 @@ def compare(
 
 
 def spread_out(samples: int, size: int) -> tuple[int, ...]:
-    """Choose up to `samples` of `size` samples, evenly spaced from the first to the last.
+    """Chooses up to `samples` of `size` samples, evenly spaced from the first to the last.
 
     >>> spread_out(4, 10)
     (0, 3, 6, 9)

@@ -95,7 +95,7 @@ def explain(
     loss_reduction: LossReduction = "sum",
     batch_first: bool = True,
 ) -> ExplainReport:
-    """Report how each parameter's per-sample gradients are computed: functions, rung, cost and memory.
+    """Reports how each parameter's per-sample gradients are computed: functions, rung, cost and memory.
 
     The arguments are those of `pergrad.grads`. The rungs are, fastest first: a closed-form *rule*; a weight
     *derived* from parameters, whose gradients are pulled back; *broadcast* arithmetic; a weight

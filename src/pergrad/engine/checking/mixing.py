@@ -19,7 +19,7 @@ __all__ = ["mixing"]
 
 
 def mixing(run: Trial, clean: Mapping[str, Tensor], size: int, notes: list[str]) -> list[str]:
-    """List what is wrong when sample 0 is made NaN; `notes` gets the reason where that cannot be tried."""
+    """Lists what is wrong when sample 0 is made NaN; `notes` gets the reason where that cannot be tried."""
     if size == 1:
         return []
     tokens = {
@@ -52,7 +52,7 @@ def mixing(run: Trial, clean: Mapping[str, Tensor], size: int, notes: list[str])
 
 
 def _changing(run: Trial, clean: Mapping[str, Tensor], size: int, notes: list[str]) -> list[str]:
-    """List what is wrong when sample 0 becomes a copy of another one: integers cannot be NaN."""
+    """Lists what is wrong when sample 0 becomes a copy of another one: integers cannot be NaN."""
     changed = run.with_copy(0, size)
     if changed is None:
         notes.append("whether samples mix was not tried: the batch has none, or all are the same")

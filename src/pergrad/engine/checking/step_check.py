@@ -28,7 +28,7 @@ _SAMPLES = 4  # run alone
 def verified(
     module: nn.Module, grads: Grads, loss_reduction: LossReduction, batch_first: bool
 ) -> Iterator[None]:
-    """Within, watch the module's one call; at the end compare `grads` with single samples.
+    """Watches the module's one call within; at the end compares `grads` with single samples.
 
     A few samples go through the module alone, each backward from the gradients that the recorded loss gave
     its part of the output. The loss function itself is not checked.
@@ -116,7 +116,7 @@ class _WatchedCall:
             )
 
     def repeated(self, change: Callable[[Any], Any]) -> list[Tensor]:
-        """Repeat the call with changed arguments; refuse a module that gives something else each time."""
+        """Repeats the call with changed arguments; refuses a module that gives something else each time."""
         (arguments, autocast), runs = self._calls[0], []
         args, kwargs = map_leaves(change, arguments)
         for seed in range(2):

@@ -8,7 +8,7 @@ __all__ = ["text_table"]
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write rows below a header, each column as wide as its longest cell, two spaces apart.
+    """Writes rows below a header, each column as wide as its longest cell, two spaces apart.
 
     >>> print(text_table(["name", "shape"], [["weight", "(3, 4)"]]))
     name    shape

@@ -21,7 +21,7 @@ __all__ = ["Trial", "undisturbed"]
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Restore the random state and the model's buffers at the end."""
+    """Restores the random state and the model's buffers at the end."""
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -79,14 +79,14 @@ class Trial:
         return torch.equal(*losses) or bool(losses[0].isnan())
 
     def per_sample(self, batch: tuple[Any, ...], journal: Journal | None = None) -> Grads:
-        """Record the per-sample gradients of a batch."""
+        """Records the per-sample gradients of a batch."""
         quantity = Grads()
         options = Options(self.batch_size, self.reduction, self.dim == 0)
         run_recorded(self.model, self.loss_fn, batch, [quantity], options, journal=journal)
         return quantity
 
     def ordinary(self, batch: tuple[Any, ...]) -> dict[str, Tensor]:
-        """Compute the ordinary gradient of a batch's loss by autograd."""
+        """Computes the ordinary gradient of a batch's loss by autograd."""
         loss = reduced(self.loss_fn(self.model, *batch), self.reduction)
         found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         return {
@@ -95,7 +95,7 @@ class Trial:
         }
 
     def _map(self, size: int, change: Callable[[Tensor, int], Tensor]) -> tuple[Any, ...]:
-        """Apply `change` to each tensor of the batch that has samples, with the dimension of its samples."""
+        """Applies `change` to each tensor of the batch that has samples, and to their dimension."""
 
         def apply(value: Any) -> Any:
             if isinstance(value, Tensor):
@@ -108,11 +108,11 @@ class Trial:
         return mapped
 
     def sample(self, n: int, size: int) -> tuple[Any, ...]:
-        """Cut sample n out of the batch."""
+        """Cuts sample n out of the batch."""
         return self._map(size, lambda t, dim: t.narrow(dim, n, 1))
 
     def with_copy(self, n: int, size: int) -> tuple[Any, ...] | None:
-        """Replace sample n of the batch by one that differs from it; None where all are equal."""
+        """Replaces sample n of the batch by one that differs from it; None where all are equal."""
         for other in range(size):
             differs = False
 
@@ -129,7 +129,7 @@ class Trial:
         return None
 
     def spoilt(self, n: int, size: int) -> tuple[Any, ...] | None:
-        """Make sample n of the batch NaN; None where the batch holds no floating-point numbers."""
+        """Makes sample n of the batch NaN; None where the batch holds no floating-point numbers."""
         touched = False
 
         def spoil(t: Tensor, dim: int) -> Tensor:

@@ -28,7 +28,7 @@ def verify(
     batch_first: bool = True,
     quiet: bool = False,
 ) -> VerifyReport:
-    """Check the per-sample gradients of one batch, print a table and return it; see `report.ok`.
+    """Checks the per-sample gradients of one batch, prints a table and returns it; see `report.ok`.
 
     A few samples are run alone, one forward and backward each, and compared. The sum over all samples is
     compared with the ordinary gradient of the batch. One sample is made NaN, which must not change the

@@ -26,7 +26,7 @@ _aten = torch.ops.aten
 
 
 def keep_less(graph: Graph, written: set[int]) -> None:
-    """Run all passes of this module, in place; `written` are the storages that some call writes to."""
+    """Runs all passes of this module, in place; `written` are the storages that some call writes to."""
     results = set(map(storage, graph.output_node().all_input_nodes))
     _share_casts(graph, written | results)  # each result has memory of its own
     _take_signs_of_copies(graph, written)
@@ -34,7 +34,7 @@ def keep_less(graph: Graph, written: set[int]) -> None:
 
 
 def _casts(graph: Graph, apart: set[int]) -> list[Node]:
-    """List the casts, except those from or to the storages `apart`."""
+    """Lists the casts, except those from or to the storages `apart`."""
     return [
         node
         for node in cast_calls(graph)
@@ -43,7 +43,7 @@ def _casts(graph: Graph, apart: set[int]) -> list[Node]:
 
 
 def _share_casts(graph: Graph, apart: set[int]) -> None:
-    """Share equal casts of one tensor: autocast makes one for each layer that reads it."""
+    """Shares equal casts of one tensor: autocast makes one for each layer that reads it."""
     known: dict[tuple[Node, torch.dtype], Node] = {}
     for node in _casts(graph, apart):
         first = known.setdefault(
@@ -55,7 +55,7 @@ def _share_casts(graph: Graph, apart: set[int]) -> None:
 
 
 def _take_signs_of_copies(graph: Graph, written: set[int]) -> None:
-    """Let the backward of a ReLU read its output's bfloat16 copy, so that the float32 one is not kept too.
+    """Lets the backward of a ReLU read its output's bfloat16 copy, so that the float32 one is not kept too.
 
     The sign of a number is the same in both, except below 1e-40.
     """
@@ -75,7 +75,7 @@ def _take_signs_of_copies(graph: Graph, written: set[int]) -> None:
 
 
 def _write_inputs_of_layer_norms(graph: Graph, written: set[int]) -> None:
-    """Have sums that layer norms read written to memory, on a GPU, where the backward reads them.
+    """Has sums that layer norms read written to memory, on a GPU, where the backward reads them.
 
     Otherwise the compiler inlines a sum into its readers. That is too expensive for the backward, so it keeps
     (x - mean) / std of all layers instead.

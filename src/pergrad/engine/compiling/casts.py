@@ -21,14 +21,14 @@ def _alike(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 @operation("casts", _alike)
 def casts(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Cast each tensor to `dtype`."""
+    """Casts each tensor to `dtype`."""
     found = _alike(tensors, dtype)  # not views of one block: results may not share memory
     torch._foreach_copy_(found, tensors)
     return found
 
 
 def cast_at_once(graph: Graph, written: set[int]) -> None:
-    """Cast the step's inputs on a GPU in one launch at its beginning: most casts are needed to its end.
+    """Casts the step's inputs on a GPU in one launch at its beginning: most casts are needed to its end.
 
     One by one, casts were a sixth of the launches of a step, each longer on the host than on the GPU.
     """

@@ -76,7 +76,7 @@ class _Captured:
 
 
 def check_devices(inputs: Sequence[Tensor]) -> None:
-    """Refuse inputs that are not all on one GPU."""
+    """Refuses inputs that are not all on one GPU."""
     devices = {t.device for t in inputs}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
         found = ", ".join(sorted(map(str, devices)))

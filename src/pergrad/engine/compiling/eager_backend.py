@@ -38,7 +38,7 @@ _BOUND: dict[str, Callable[..., Any]] = {
 
 
 def as_python(graph: GraphModule) -> Callable[..., Sequence[Any]]:
-    """Turn a graph into a Python function that frees each tensor after its last use."""
+    """Turns a graph into a Python function that frees each tensor after its last use."""
     for target in _NO_OPS:
         for node in calls(graph.graph, target):
             node.replace_all_uses_with(node.all_input_nodes[0])
@@ -60,7 +60,7 @@ def as_python(graph: GraphModule) -> Callable[..., Sequence[Any]]:
 
 
 def _call_directly(graph: Graph) -> None:
-    """Replace functions by torch's Python bindings, where those do the same."""
+    """Replaces functions by torch's Python bindings, where those do the same."""
     for node in graph.nodes:
         function = node.target
         if not isinstance(function, Operator) or function.namespace != "aten":
@@ -75,7 +75,7 @@ def _call_directly(graph: Graph) -> None:
 
 
 def _guard_strides(graph: Graph, written: set[int]) -> None:
-    """Make the graph independent of strides that the trace predicted wrongly, as of softplus's gradient.
+    """Makes the graph independent of strides that the trace predicted wrongly, as of softplus's gradient.
 
     A view becomes a reshape, which may copy, unless its memory is written to. Where strides are part of the
     trace (`as_strided`), the source is checked to have the strides that it had.
@@ -94,7 +94,7 @@ def _guard_strides(graph: Graph, written: set[int]) -> None:
 
 
 def _with_strides(t: Tensor, strides: tuple[int, ...], may_copy: bool) -> Tensor:
-    """Return the tensor with these strides: itself, or a copy if that is allowed."""
+    """Returns the tensor with these strides: itself, or a copy if that is allowed."""
     if t.stride() == strides:
         return t
     if not may_copy:

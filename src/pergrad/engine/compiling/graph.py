@@ -24,12 +24,12 @@ Operator: Any = type(torch.ops.aten.detach.default)
 
 
 def calls(graph: Graph, target: Any) -> list[Node]:
-    """List the calls of one function, in order."""
+    """Lists the calls of one function, in order."""
     return list(graph.find_nodes(op="call_function", target=target))
 
 
 def cast_calls(graph: Graph) -> list[Node]:
-    """List the calls that change a tensor's dtype and nothing else."""
+    """Lists the calls that change a tensor's dtype and nothing else."""
     found = calls(graph, torch.ops.aten._to_copy.default)
     return [node for node in found if node.kwargs.keys() == {"dtype"}]
 
@@ -39,7 +39,7 @@ def is_on_gpu(node: Node) -> bool:
 
 
 def written_in(graph: Graph) -> set[int]:
-    """Find the storages that some call writes to: calls that read them may not be moved."""
+    """Finds the storages that some call writes to: calls that read them may not be moved."""
     found: set[int] = set()
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, Operator):
@@ -57,12 +57,12 @@ def storage(node: Any) -> int:
 
 
 def undetached(node: Node) -> Node:
-    """Follow a node back through `detach` to the call that made its tensor."""
+    """Follows a node back through `detach` to the call that made its tensor."""
     while node.target is torch.ops.aten.detach.default:
         (node,) = node.all_input_nodes
     return node
 
 
 def put_behind(node: Node, next_one: Node) -> None:
-    """Let all readers of `node` read `next_one` instead, which itself reads `node`."""
+    """Lets all readers of `node` read `next_one` instead, which itself reads `node`."""
     node.replace_all_uses_with(next_one, lambda user: user is not next_one)

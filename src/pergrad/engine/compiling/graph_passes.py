@@ -22,7 +22,7 @@ _pad = _aten.constant_pad_nd.default
 
 
 def rewrite(graph: Graph) -> None:
-    """Run all passes, in place."""
+    """Runs all passes, in place."""
     graph.eliminate_dead_code()
     written = written_in(graph)
     cast_at_once(graph, written)
@@ -37,7 +37,7 @@ def rewrite(graph: Graph) -> None:
 
 
 def _make_input_gradients_convolutions(graph: Graph, written: set[int]) -> None:
-    """Write the input gradients of convolutions as convolutions, whose layout the compiler chooses.
+    """Writes the input gradients of convolutions as convolutions, whose layout the compiler chooses.
 
     The compiler gives convolutions, and everything between them, channels last. It leaves their backward in
     the layout of the trace, with a conversion before and after. The new calls come right after their
@@ -53,7 +53,7 @@ def _make_input_gradients_convolutions(graph: Graph, written: set[int]) -> None:
 
 
 def _give_kernel_gradients_channels_last(graph: Graph) -> None:
-    """Give the arguments of kernel gradients channels last on a GPU, as its kernels want them.
+    """Gives the arguments of kernel gradients channels last on a GPU, as its kernels want them.
 
     Otherwise each call converts its arguments; their producers can write channels last at once.
     """
@@ -99,7 +99,7 @@ def _as_convolution(graph: Graph, node: Node) -> Node:
 
 
 def _share_padding(graph: Graph, written: set[int]) -> None:
-    """Pad a tensor once for all products that read it: the compiler would write a copy for each.
+    """Pads a tensor once for all products that read it: the compiler would write a copy for each.
 
     The gradient of logits needs it: its rows are as long as the vocabulary, often an odd number.
     """
@@ -132,7 +132,7 @@ def _share_padding(graph: Graph, written: set[int]) -> None:
 
 
 def _with_zeros(graph: Graph, node: Node, missing: int) -> Node:
-    """Append columns of zeros by `cat`, not by padding: the tensor is then written in place.
+    """Appends columns of zeros by `cat`, not by padding: the tensor is then written in place.
 
     The compiler computes padding element by element, in twice the time for the gradient of logits.
     """
@@ -149,7 +149,7 @@ def _with_zeros(graph: Graph, node: Node, missing: int) -> Node:
 
 
 def _add_biases_afterwards(graph: Graph, written: set[int]) -> None:
-    """Add biases on the CPU after the product, fused into the next pass over it.
+    """Adds biases on the CPU after the product, fused into the next pass over it.
 
     As a part of the product, a bias is first copied to every row of its result. It is added after the view:
     right after the product, the compiler would make it a part of the product again.
@@ -174,7 +174,7 @@ def _add_biases_afterwards(graph: Graph, written: set[int]) -> None:
 
 
 def _write_to_kept_memory(graph: Graph) -> None:
-    """Write large products on the CPU to kept memory, where the compiler would map fresh pages.
+    """Writes large products on the CPU to kept memory, where the compiler would map fresh pages.
 
     The compiler calls a library for products of matrices in any case. It fuses elementwise products into
     their readers, unless they are results themselves.
@@ -191,7 +191,7 @@ def _write_to_kept_memory(graph: Graph) -> None:
 
 
 def _with_all_rows(node: Node) -> Node:
-    """Follow a node back through views that keep the length of the rows."""
+    """Follows a node back through views that keep the length of the rows."""
     views = (_aten.view.default, _aten._unsafe_view.default)
     while node.target in views:
         (source, _) = node.args
@@ -203,14 +203,14 @@ def _with_all_rows(node: Node) -> Node:
 
 
 def _inserted(graph: Graph, target: Any, *arguments: Any) -> Node:
-    """Insert a call at the graph's current place, with the value that it gives."""
+    """Inserts a call at the graph's current place, with the value that it gives."""
     node = graph.call_function(target, arguments)
     node.meta["val"] = target(*map_arg(arguments, lambda given: given.meta["val"]))
     return node
 
 
 def _last(graph: Graph, *nodes: Any) -> Node:
-    """Find the node that comes last in the graph."""
+    """Finds the node that comes last in the graph."""
     return next(node for node in reversed(graph.nodes) if node in nodes)
 
 

@@ -16,7 +16,7 @@ __all__ = ["compile_graph"]
 
 
 def compile_graph(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-    """Rewrite a graph as the compiler likes it, and compile it for inputs like these."""
+    """Rewrites a graph as the compiler likes it, and compiles it for inputs like these."""
     rewrite(graph.graph)
     graph.recompile()
     with quiet(), torch.no_grad(), torch._C._DisableAutocast():

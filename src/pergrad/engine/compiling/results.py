@@ -35,7 +35,7 @@ Template: TypeAlias = list[dict[str, Any]]
 def take_apart(
     before: Sequence[Quantity], after: Sequence[Quantity], own: dict[str, Tensor]
 ) -> tuple[Template, list[Tensor]]:
-    """Take the tensors out of the attributes that quantities got in a step: a template, and the tensors.
+    """Takes the tensors out of the attributes that quantities got in a step: a template, and the tensors.
 
     `own` are the tensors of the model, which a quantity may hold too: they are no results.
     """
@@ -63,7 +63,7 @@ def take_apart(
 
 
 def clear(quantities: Sequence[Quantity], template: Template) -> None:
-    """Let go of the last results, so that the next ones can be written to their memory."""
+    """Lets go of the last results, so that the next ones can be written to their memory."""
     for quantity, attributes in zip(quantities, template, strict=True):
         for name in attributes:
             setattr(quantity, name, None)
@@ -72,7 +72,7 @@ def clear(quantities: Sequence[Quantity], template: Template) -> None:
 def fill(
     quantities: Sequence[Quantity], template: Template, results: list[Tensor], state: list[Tensor]
 ) -> None:
-    """Give quantities their attributes, with the tensors of this step in the template's slots."""
+    """Gives quantities their attributes, with the tensors of this step in the template's slots."""
     for quantity, attributes in zip(quantities, template, strict=True):
         for name, value in attributes.items():
             setattr(quantity, name, _filled(value, results, state))

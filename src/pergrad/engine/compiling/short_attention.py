@@ -20,7 +20,7 @@ _FEW_POSITIONS = 128
 
 
 def spell_out_short_attention(graph: Graph) -> None:
-    """Replace the calls of the CPU's attention kernel on few positions by what it computes, in place."""
+    """Replaces the calls of the CPU's attention kernel on few positions by what it computes, in place."""
     for node in graph.find_nodes(op="call_function", target=_KERNEL):
         if _is_short(*node.args[:3], **_rest(node, 3)):
             node.target = attention
@@ -93,5 +93,5 @@ def _scale(query: Tensor, scale: float | None) -> float:
 
 
 def _heads_side_by_side(x: Tensor) -> Tensor:
-    """Lay out (n, h, t, d) as the kernel does: (n, t, h, d) in memory."""
+    """Lays out (n, h, t, d) as the kernel does: (n, t, h, d) in memory."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)

@@ -15,13 +15,13 @@ __all__ = ["StateNumbers", "graph_inputs", "signature_of_leaves", "state_of"]
 
 
 def state_of(model: nn.Module) -> tuple[list[Tensor], tuple[bool, ...]]:
-    """List parameters and buffers, each once, and whether each module is in training mode."""
+    """Lists parameters and buffers, each once, and whether each module is in training mode."""
     modules = submodules(model)
     return tensors_of(modules), tuple([module.training for module in modules])
 
 
 def graph_inputs(state: list[Tensor], flat: Sequence[Any]) -> list[Tensor]:
-    """List the tensors that a graph is called with: the state, then those of the flat batch."""
+    """Lists the tensors that a graph is called with: the state, then those of the flat batch."""
     return [t.detach() for t in (*state, *(v for v in flat if isinstance(v, Tensor)))]
 
 

@@ -49,7 +49,7 @@ def compiled(
     cuda_graphs: bool = False,
     **options: Unpack[RecordOptions],
 ) -> CompiledStep:
-    """Compile a step: called as step(*batch), it computes the quantities and returns the loss.
+    """Compiles a step: called as step(*batch), it computes the quantities and returns the loss.
 
     The step is traced once for each signature (shapes, types, strides, autocast, training modes, which
     parameters are frozen) and compiled by inductor. From then on no Python of the model runs. Weights and
@@ -158,7 +158,7 @@ class CompiledStep:
         return run_recorded(self._model, self._loss_fn, batch, quantities, self._options)
 
     def _made(self, state: list[Tensor], flat: list[Any], spec: Any) -> _CompiledGraph | None:
-        """Trace and compile the step; if either fails, warn with the reason and do without it from now on."""
+        """Traces and compiles the step; warns with the reason if either fails, and then does without it."""
         try:
             with nullcontext() if self._backend == "inductor" else without_compiler():
                 graph, template = trace_step(

@@ -33,7 +33,7 @@ def trace_step(
     flat: list[Any],
     spec: Any,
 ) -> tuple[GraphModule, Template]:
-    """Trace `step`, which gives the losses and fills quantities: its graph, and a template of the results.
+    """Traces `step`, which gives the losses and fills quantities: its graph, and a template of the results.
 
     The graph takes the tensors of `graph_inputs(state, flat)`, and returns the losses and the results.
     """

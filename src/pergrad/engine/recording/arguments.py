@@ -14,7 +14,7 @@ __all__ = ["leaves", "map_leaves"]
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Iterate over the leaves of an argument; a packed sequence is one leaf."""
+    """Iterates over the leaves of an argument; a packed sequence is one leaf."""
     for leaf in pytree.tree_leaves(value, is_leaf=_is_packed):
         if isinstance(leaf, Mapping):
             yield from leaves(dict(leaf))
@@ -25,7 +25,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Replace each leaf of an argument by what `function` gives for it.
+    """Replaces each leaf of an argument by what `function` gives for it.
 
     Lists, tuples and dicts are built anew; other mappings and dataclasses are copied if a part is replaced.
     """

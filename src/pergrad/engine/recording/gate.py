@@ -24,7 +24,7 @@ class _Inside:
     leaves: list[Tensor]
 
     def backward(self, grads: tuple[Tensor | None, ...], keep: bool) -> list[Tensor | None]:
-        """Run the recorded backward, which fills the ledger; returns the gradients of the inputs."""
+        """Runs the recorded backward, which fills the ledger; returns the gradients of the inputs."""
         reached = [(t, g) for t, g in zip(self.outputs, grads, strict=True) if g is not None]
         with self.recording.collecting(), self.recording.intercepting():
             torch.autograd.backward(
@@ -76,7 +76,7 @@ class _Gate(torch.autograd.Function):
 def run_gated(
     module: nn.Module, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call module(*args, **kwargs), recorded, and put all outputs that require grad behind one gate."""
+    """Calls module(*args, **kwargs), recorded, and puts all outputs that require grad behind one gate."""
     if not torch.is_grad_enabled():
         return module(*args, **kwargs)
     outer: list[Tensor] = []
@@ -84,7 +84,7 @@ def run_gated(
     inner: dict[int, Tensor] = {}
 
     def enter(value: Any) -> Any:
-        """Replace each of the caller's tensors by one of our own, so that no tag is left on theirs."""
+        """Replaces each of the caller's tensors by one of our own, so that no tag is left on theirs."""
         if not isinstance(value, Tensor):
             return value
         if id(value) not in inner:

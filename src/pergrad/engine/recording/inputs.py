@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -43,7 +43,7 @@ _SPECIAL_ARGUMENTS: dict[type[nn.Module], dict[str, int | None]] = {
 def _special_arguments(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[int, int | None]:
-    """Map the id of each special argument to the dimension of its samples."""
+    """Maps the id of each special argument to the dimension of its samples."""
     for kind, special in _SPECIAL_ARGUMENTS.items():
         if isinstance(module, kind):
             bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
@@ -61,7 +61,10 @@ def inputs_of(
     """Lists every tensor among the arguments that may carry samples, and the dimension to look in."""
     special = _special_arguments(module, args, kwargs)
     found: list[Input] = []
-    for leaf in leaves((args, kwargs)):
+    given: Iterable[Any] = (*args, *kwargs.values())
+    if not all(type(value) is Tensor for value in given):  # mostly they are, and need no opening
+        given = leaves(given)
+    for leaf in given:
         if isinstance(leaf, Tensor | PackedSequence):
             dim = special.get(id(leaf), batch_dim)
             if dim is not None:
@@ -70,7 +73,7 @@ def inputs_of(
 
 
 def _unopened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Say which argument holds tensors as attributes, where they are not found."""
+    """Says which argument holds tensors as attributes, where they are not found."""
     for leaf in leaves((args, kwargs)):
         held = [k for k, v in getattr(leaf, "__dict__", {}).items() if isinstance(v, Tensor)]
         if held and not isinstance(leaf, nn.Module):

@@ -17,7 +17,7 @@ __all__ = ["names_of_tensors", "submodules", "survey", "tensors_of"]
 
 
 def submodules(module: nn.Module, names: list[str] | None = None) -> list[nn.Module]:
-    """List the modules that `module.named_modules()` gives, in its order; `names` gets their names."""
+    """Lists the modules that `module.named_modules()` gives, in its order; `names` gets their names."""
     found: list[nn.Module] = []
     _visit(module, "", found, set(), names)
     return found
@@ -36,15 +36,12 @@ def _visit(
         names.append(name)
     for key, child in module._modules.items():
         if child is not None and child not in seen:
-            _visit(child, "" if names is None else _joined(name, key), found, seen, names)
-
-
-def _joined(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
+            path = key if not name or names is None else f"{name}.{key}"
+            _visit(child, path, found, seen, names)
 
 
 def tensors_of(modules: Iterable[nn.Module]) -> list[Tensor]:
-    """List the parameters and buffers of modules, each once."""
+    """Lists the parameters and buffers of modules, each once."""
     found: dict[int, Tensor] = {}
     for module in modules:
         for t in (*module._parameters.values(), *module._buffers.values()):
@@ -54,18 +51,18 @@ def tensors_of(modules: Iterable[nn.Module]) -> list[Tensor]:
 
 
 def names_of_tensors(module: nn.Module) -> list[str]:
-    """Name the tensors that `tensors_of(submodules(module))` lists, each by the first of its names."""
+    """Names the tensors that `tensors_of(submodules(module))` lists, each by the first of its names."""
     prefixes: list[str] = []
     names: dict[int, str] = {}
     for m, prefix in zip(submodules(module, prefixes), prefixes, strict=True):
         for key, t in (*m._parameters.items(), *m._buffers.items()):
             if t is not None:
-                names.setdefault(id(t), _joined(prefix, key))
+                names.setdefault(id(t), f"{prefix}.{key}" if prefix else key)
     return list(names.values())
 
 
 def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Find the trainable parameters, by the names of `named_parameters`, and all parameters and buffers."""
+    """Finds the trainable parameters, by the names of `named_parameters`, and all parameters and buffers."""
     weights: dict[str, Tensor] = {}
     own: dict[int, Tensor] = {}
     prefixes: list[str] = []
@@ -79,7 +76,7 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
             if p is None or id(p) in own:
                 continue
             own[id(p)] = p
-            name = _joined(prefix, key)
+            name = f"{prefix}.{key}" if prefix else key
             if type(p) is not nn.Parameter and isinstance(p, UninitializedParameter):
                 raise PergradError(
                     f"parameter {name!r} of a lazy module has no shape yet: call the module once first"

@@ -48,7 +48,7 @@ class Options:
     batch_dim: int = field(init=False)  # of the samples in the inputs
 
     def __post_init__(self) -> None:
-        """Refuse wrong batch sizes and reductions, in the words of PyTorch's own checks."""
+        """Refuses wrong batch sizes and reductions, in the words of PyTorch's own checks."""
         size: Any = self.batch_size
         object.__setattr__(self, "batch_dim", 0 if self.batch_first else 1)  # it is frozen
         if self.loss_reduction not in _REDUCTIONS:
@@ -78,7 +78,7 @@ class Options:
         return self.sample_weights.detach() * undone
 
     def chosen(self, module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Choose the trainable parameters that `params` asks for."""
+        """Chooses the trainable parameters that `params` asks for."""
         if self.params is None:
             return dict(weights)
         asked = [self.params] if isinstance(self.params, str | Tensor) else list(self.params)

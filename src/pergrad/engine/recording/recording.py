@@ -27,13 +27,13 @@ __all__ = ["Recording", "check_module", "check_quantities", "recorded"]
 
 
 def check_module(module: Any) -> None:
-    """Refuse anything but a module, in the words of PyTorch's own check."""
+    """Refuses anything but a module, in the words of PyTorch's own check."""
     if not isinstance(module, nn.Module):
         raise PergradError(f"Module passed must be nn.Module, got {type(module).__name__}")
 
 
 def check_quantities(quantities: Sequence[Any]) -> None:
-    """Refuse an empty list, anything but quantities, and one quantity passed twice."""
+    """Refuses an empty list, anything but quantities, and one quantity passed twice."""
     if not quantities:
         raise PergradError(
             "nothing to compute: pass at least one quantity, such as pergrad.Grads()"

@@ -37,7 +37,7 @@ Describe: TypeAlias = Callable[[Any, list[Any]], bool]  # as `describe`: False w
 
 
 def describe(value: Any, parts: list[Any]) -> bool:
-    """Add the description of a plain argument to `parts`; False where it has none."""
+    """Adds the description of a plain argument to `parts`; False where it has none."""
     kind = type(value)
     if kind in PLAIN:
         parts.append(value)
@@ -55,7 +55,7 @@ def describe(value: Any, parts: list[Any]) -> bool:
 
 
 def describe_hashable(value: Any, parts: list[Any]) -> bool:
-    """Add the type of a value and the value itself to `parts`; False where it cannot be hashed."""
+    """Adds the type of a value and the value itself to `parts`; False where it cannot be hashed."""
     try:
         hash(value)
     except TypeError:
@@ -67,7 +67,7 @@ def describe_hashable(value: Any, parts: list[Any]) -> bool:
 def describe_all(
     values: Iterable[Any], parts: list[Any], describe_tensor: Describe, describe_other: Describe
 ) -> bool:
-    """Add the descriptions of values, lists and tuples opened, to `parts`; False where one has none.
+    """Adds the descriptions of values, lists and tuples opened, to `parts`; False where one has none.
 
     `Tracker.read` does this by hand, in one pass with all else that it reads off a call's arguments.
     """

@@ -1,0 +1,55 @@
+"""A loss function runs recorded: its losses are returned, and its backward fills the quantities."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pergrad
+from pergrad.engine.intercepting.journal import Journal
+from pergrad.engine.recording.options import Options
+from pergrad.engine.recording.running import reduced, run_recorded
+from pergrad.errors import PergradError, ScopeError
+from pergrad.testing import assert_near, loop_grads
+
+
+def losses(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum(1)
+
+
+def test_losses_are_returned_without_a_graph_and_quantities_are_filled() -> None:
+    model, x = nn.Linear(3, 2).double(), torch.randn(4, 3, dtype=torch.float64)
+    grads, journal = pergrad.Grads(), Journal()
+    found = run_recorded(model, losses, [x], [grads], Options(), journal=journal)
+    assert not found.requires_grad
+    assert_near(found, losses(model, x).detach())
+    for name, expected in loop_grads(model, losses, x).items():
+        assert_near(grads.result[name], expected, name)
+        assert journal.rung_of(name) == "rule"
+
+
+@pytest.mark.parametrize(("reduction", "function"), [("sum", Tensor.sum), ("mean", Tensor.mean)])
+def test_losses_of_samples_are_reduced_and_a_scalar_is_taken_as_it_is(
+    reduction: Any, function: Callable[[Tensor], Tensor]
+) -> None:
+    each = torch.rand(5, requires_grad=True)
+    assert reduced(each, reduction) == function(each)
+    total = each.sum()
+    assert reduced(total, reduction) is total
+
+
+@pytest.mark.parametrize(
+    ("loss", "got"), [(torch.ones(2, 3), r"\(2, 3\)"), (3.0, "float"), (None, "NoneType")]
+)
+def test_anything_but_losses_is_refused_with_what_was_got(loss: Any, got: str) -> None:
+    with pytest.raises(PergradError, match=f"or a scalar; got {got}"):
+        reduced(loss, "sum")
+
+
+def test_a_loss_without_a_graph_is_refused_unless_gradients_are_off() -> None:
+    with pytest.raises(ScopeError, match="does not depend on any parameter"):
+        reduced(torch.ones(3), "sum")
+    with torch.no_grad():
+        assert reduced(torch.ones(3), "sum") == 3
