@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.samples.signatures import (
-    Memory,
     describe,
     describe_hashable,
     signature_of_call,
@@ -99,14 +98,3 @@ def test_values_of_tensors_are_no_part_of_a_signature() -> None:
 def test_call_with_an_argument_that_has_no_description_has_no_signature(value: Any) -> None:
     assert _signature(value) is None
     assert _signature(torch.ones(1), weight=value) is None
-
-
-def test_memory_is_bounded() -> None:
-    class Small(Memory[int]):
-        most = 3
-
-    memory = Small()
-    for k in range(10):
-        memory.put((k,), k)
-        assert memory.get((k,)) == k
-    assert sum(memory.get((k,)) is not None for k in range(10)) <= 3

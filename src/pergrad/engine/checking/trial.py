@@ -14,7 +14,6 @@ from pergrad.engine.recording.arguments import map_leaves
 from pergrad.engine.recording.options import LossReduction, Options
 from pergrad.engine.recording.running import reduced, run_recorded
 from pergrad.quantities import Grads
-from pergrad.runtime import internals
 
 __all__ = ["Trial", "undisturbed"]
 

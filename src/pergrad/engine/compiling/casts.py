@@ -23,7 +23,7 @@ def _alike(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def casts(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Casts each tensor to `dtype`."""
     found = _alike(tensors, dtype)  # not views of one block: results may not share memory
-    torch._foreach_copy_(found, tensors)
+    internals.copy_each(found, tensors)
     return found
 
 

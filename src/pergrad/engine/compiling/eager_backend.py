@@ -52,7 +52,7 @@ def as_python(graph: GraphModule) -> Callable[..., Sequence[Any]]:
 
     def call(*inputs: Any) -> Sequence[Any]:
         # The functions need no autograd, and modes such as a default device's must not see them.
-        with torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
+        with internals.BelowAutograd(), internals.DisableTorchFunction():
             results: Sequence[Any] = run(*inputs)
             return results
 

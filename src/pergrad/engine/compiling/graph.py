@@ -30,7 +30,7 @@ def calls(graph: Graph, target: Any) -> list[Node]:
 
 def cast_calls(graph: Graph) -> list[Node]:
     """Lists the calls that change a tensor's dtype and nothing else."""
-    found = calls(graph, torch.ops.aten._to_copy.default)
+    found = calls(graph, internals.to_copy)
     return [node for node in found if node.kwargs.keys() == {"dtype"}]
 
 
@@ -53,7 +53,7 @@ def written_in(graph: Graph) -> set[int]:
 
 def storage(node: Any) -> int:
     """The number of the storage that a node's tensor lies in; 0 for other arguments."""
-    return node.meta["val"].untyped_storage()._cdata if isinstance(node, Node) else 0
+    return internals.storage_id(node.meta["val"].untyped_storage()) if isinstance(node, Node) else 0
 
 
 def undetached(node: Node) -> Node:

@@ -192,7 +192,7 @@ def _write_to_kept_memory(graph: Graph) -> None:
 
 def _with_all_rows(node: Node) -> Node:
     """Follows a node back through views that keep the length of the rows."""
-    views = (_aten.view.default, _aten._unsafe_view.default)
+    views = (_aten.view.default, internals.unsafe_view)
     while node.target in views:
         (source, _) = node.args
         assert isinstance(source, Node)

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from pergrad.engine.compiling.graph_passes import rewrite
 from pergrad.engine.compiling.trace import quiet
+from pergrad.runtime import internals
 
 __all__ = ["compile_graph"]
 
@@ -19,9 +20,9 @@ def compile_graph(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any
     """Rewrites a graph as the compiler likes it, and compiles it for inputs like these."""
     rewrite(graph.graph)
     graph.recompile()
-    with quiet(), torch.no_grad(), torch._C._DisableAutocast():
-        from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes seconds
-
+    with quiet(), torch.no_grad(), internals.DisableAutocast():
         # Keep the order of the trace: the first reader of a tensor decides on its layout.
-        call: Any = compile_fx(graph, inputs, config_patches={"reorder_for_locality": False})
+        call: Any = internals.compile_fx(
+            graph, inputs, config_patches={"reorder_for_locality": False}
+        )
     return call

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from pergrad.quantities import Quantity
+from pergrad.runtime import internals
 
 __all__ = ["Template", "clear", "fill", "take_apart"]
 
@@ -54,7 +54,7 @@ def take_apart(
     for old, new in zip(before, after, strict=True):
         template.append(
             {
-                name: pytree.tree_map(slot, value)
+                name: internals.pytree.tree_map(slot, value)
                 for name, value in vars(new).items()
                 if name not in vars(old) or vars(old)[name] is not value
             }
@@ -91,6 +91,6 @@ def _filled(value: Any, results: list[Tensor], state: list[Tensor]) -> Any:
         return {key: _filled(part, results, state) for key, part in value.items()}
     if kind is tuple or kind is list:
         return kind([_filled(part, results, state) for part in value])
-    if pytree.tree_is_leaf(value):
+    if internals.pytree.tree_is_leaf(value):
         return value
-    return pytree.tree_map(lambda part: _filled(part, results, state), value)
+    return internals.pytree.tree_map(lambda part: _filled(part, results, state), value)

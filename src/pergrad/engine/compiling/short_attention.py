@@ -21,7 +21,7 @@ _FEW_POSITIONS = 128
 
 def spell_out_short_attention(graph: Graph) -> None:
     """Replaces the calls of the CPU's attention kernel on few positions by what it computes, in place."""
-    for node in graph.find_nodes(op="call_function", target=_KERNEL):
+    for node in graph.find_nodes(op="call_function", target=internals.cpu_attention):
         if _is_short(*node.args[:3], **_rest(node, 3)):
             node.target = attention
     for node in graph.find_nodes(op="call_function", target=internals.cpu_attention_backward):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from pergrad.engine.compiling.cuda_graphs import Replayed, check_devices
 from pergrad.engine.compiling.eager_backend import as_python
@@ -28,7 +27,7 @@ from pergrad.engine.recording.recording import check_module, check_quantities
 from pergrad.engine.recording.running import run_recorded
 from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
-from pergrad.runtime import without_compiler
+from pergrad.runtime import internals, without_compiler
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -123,7 +122,7 @@ class CompiledStep:
         return sum(graph is not None for graph in self._graphs.values())
 
     def __call__(self, *batch: Any) -> Tensor:
-        flat, spec = pytree.tree_flatten(batch)
+        flat, spec = internals.pytree.tree_flatten(batch)
         state, training = state_of(self._model)
         number = self._states.number(state)
         key = (spec, signature_of_leaves(flat), number, self._states.autocast(), training)
@@ -200,7 +199,7 @@ class _CompiledGraph:
 
     def run(self, state: list[Tensor], flat: list[Any], quantities: Sequence[Quantity]) -> Tensor:
         clear(quantities, self.template)
-        with torch.no_grad(), torch._C._DisableAutocast():  # the graph has its own casts
+        with torch.no_grad(), internals.DisableAutocast():  # the graph has its own casts
             loss, *results = self.call(*graph_inputs(state, flat))
         fill(quantities, self.template, results, state)
         return loss

@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils import _pytree as pytree
 
 from pergrad.engine.compiling.results import Template, take_apart
 from pergrad.engine.compiling.state import graph_inputs
 from pergrad.engine.recording.modules import names_of_tensors
 from pergrad.quantities import Quantity
+from pergrad.runtime import internals
 
 __all__ = ["quiet", "trace_step"]
 
@@ -51,14 +49,13 @@ def trace_step(
         for k, t in zip(tensors_at, inputs[len(names) :], strict=True):
             values[k] = t
         filled = [copy.copy(q) for q in quantities]
-        with _reparametrize_module(model, own, tie_weights=True), _unflattened(model):
-            losses = step(filled, pytree.tree_unflatten(values, spec))
+        with internals.reparametrize(model, own, tie_weights=True), _unflattened(model):
+            losses = step(filled, internals.pytree.tree_unflatten(values, spec))
         template, results = take_apart(quantities, filled, own)
         return [losses, *results]
 
     with quiet(), _no_autocast_cache():
-        trace = make_fx(traced, tracing_mode="fake", _allow_non_fake_inputs=True)
-        graph: GraphModule = trace(*graph_inputs(state, flat))
+        graph: GraphModule = internals.trace(traced)(*graph_inputs(state, flat))
     return graph, template
 
 

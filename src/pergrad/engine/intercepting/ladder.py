@@ -16,7 +16,7 @@ from torch import Tensor
 from pergrad.engine.intercepting.weights import Weight, quiet_vmap, vjp_of_each
 from pergrad.engine.samples.layouts import Layout, Owners, Samples, samples_back, samples_first
 from pergrad.factors import Dense
-from pergrad.runtime import current_autocast
+from pergrad.runtime import current_autocast, internals
 from pergrad.runtime.tolerances import largest, tolerance_of_rerun
 
 __all__ = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
@@ -18,7 +17,8 @@ from pergrad.engine.samples.propagation import name_of
 from pergrad.engine.samples.signatures import Signature
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.rules import DECOMPOSITIONS, RULES, Rule
-from pergrad.runtime import cast_as_autocast
+from pergrad.runtime import cast_as_autocast, internals
+from pergrad.runtime.caches import Cache
 
 __all__ = ["call_by_plan", "call_with_rule", "planned", "unsupported", "written"]
 

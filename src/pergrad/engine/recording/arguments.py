@@ -8,14 +8,15 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree as pytree
+
+from pergrad.runtime import internals
 
 __all__ = ["leaves", "map_leaves"]
 
 
 def leaves(value: Any) -> Iterator[Any]:
     """Iterates over the leaves of an argument; a packed sequence is one leaf."""
-    for leaf in pytree.tree_leaves(value, is_leaf=_is_packed):
+    for leaf in internals.pytree.tree_leaves(value, is_leaf=_is_packed):
         if isinstance(leaf, Mapping):
             yield from leaves(dict(leaf))
         elif _has_fields(leaf):
@@ -46,7 +47,7 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
             return changed
         return function(leaf)
 
-    return pytree.tree_map(replaced, value, is_leaf=_is_packed)
+    return internals.pytree.tree_map(replaced, value, is_leaf=_is_packed)
 
 
 def _is_packed(value: Any) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from pergrad.errors import PergradError
+from pergrad.runtime import internals
 
 __all__ = ["names_of_tensors", "submodules", "survey", "tensors_of"]
 
@@ -34,7 +35,7 @@ def _visit(
     found.append(module)
     if names is not None:
         names.append(name)
-    for key, child in module._modules.items():
+    for key, child in internals.children_of(module).items():
         if child is not None and child not in seen:
             path = key if not name or names is None else f"{name}.{key}"
             _visit(child, path, found, seen, names)
@@ -44,7 +45,10 @@ def tensors_of(modules: Iterable[nn.Module]) -> list[Tensor]:
     """Lists the parameters and buffers of modules, each once."""
     found: dict[int, Tensor] = {}
     for module in modules:
-        for t in (*module._parameters.values(), *module._buffers.values()):
+        for t in (
+            *internals.parameters_of(module).values(),
+            *internals.buffers_of(module).values(),
+        ):
             if t is not None:
                 found[id(t)] = t
     return list(found.values())
@@ -55,7 +59,7 @@ def names_of_tensors(module: nn.Module) -> list[str]:
     prefixes: list[str] = []
     names: dict[int, str] = {}
     for m, prefix in zip(submodules(module, prefixes), prefixes, strict=True):
-        for key, t in (*m._parameters.items(), *m._buffers.items()):
+        for key, t in (*internals.parameters_of(m).items(), *internals.buffers_of(m).items()):
             if t is not None:
                 names.setdefault(id(t), f"{prefix}.{key}" if prefix else key)
     return list(names.values())
@@ -72,7 +76,7 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
                 "nn.DataParallel copies the module to other threads and devices, where its parameters "
                 "cannot be recorded: record its `.module`, on one device"
             )
-        for key, p in m._parameters.items():
+        for key, p in internals.parameters_of(m).items():
             if p is None or id(p) in own:
                 continue
             own[id(p)] = p
@@ -88,7 +92,7 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
                     f"parameter {name!r} is on the meta device and has no values: materialise the module "
                     "first, for example with module.to_empty(device=...) and its weights"
                 )
-        for b in m._buffers.values():
+        for b in internals.buffers_of(m).values():
             if b is not None:
                 own[id(b)] = b
     return weights, list(own.values())

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.overrides import _get_current_function_mode_stack
 
 from pergrad.engine.collecting.ledger import Ledger
 from pergrad.engine.intercepting.autograd_functions import seeing_functions

@@ -8,7 +8,7 @@ nothing of the step that it was seen in.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from pergrad.engine.samples.sizes import BatchSize
 
 __all__ = [
     "PLAIN",
-    "Memory",
     "Signature",
     "describe",
     "describe_all",
@@ -100,21 +99,3 @@ def signature_of_call(
     if has_signature and describe_all(kwargs.values(), parts, describe_tensor, describe_other):
         return tuple(parts)
     return None
-
-
-V = TypeVar("V")
-
-
-class Memory(Generic[V]):
-    """What was worked out for a signature; bounded, so that shapes that always change do not pile up."""
-
-    most = 10_000
-
-    def __init__(self) -> None:
-        self._known: dict[Signature | None, V] = {}  # never anything for None, no signature
-        self.get = self._known.get
-
-    def put(self, signature: Signature, value: V) -> None:
-        if len(self._known) >= self.most:
-            self._known.clear()
-        self._known[signature] = value
