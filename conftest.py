@@ -1,13 +1,43 @@
+import operator
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from pergrad.runtime.caches import clear_caches
 
+
+def _let_scalars_be_read() -> None:
+    """Let `range(0, T, BLOCK)` run in the interpreter of Triton 3.6.
+
+    It holds a scalar as an array of one number and reads it by `int(array)`, which NumPy 2.4 refuses.
+    Triton 3.7 reads it as is done here, and is left alone.
+    """
+    try:
+        # Not at the top: Triton reads TRITON_INTERPRET when it defines its own functions, as `tl.sum`.
+        from triton.runtime import interpreter  # noqa: PLC0415
+    except ImportError:  # no Triton for this machine: the tests of kernels are skipped
+        return
+    patch = interpreter._patch_lang_tensor
+    scalar: Any = type("Scalar", (), {"handle": SimpleNamespace(data=torch.ones(1).int().numpy())})
+    patch(scalar, interpreter._LangPatchScope())
+    try:
+        operator.index(scalar())
+    except TypeError:
+
+        def patch_and_mend(tensor: type, scope: Any) -> None:
+            patch(tensor, scope)
+            scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+        interpreter._patch_lang_tensor = patch_and_mend
+
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+    _let_scalars_be_read()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
