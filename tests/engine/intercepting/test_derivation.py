@@ -416,6 +416,8 @@ GROUPS: dict[str, dict[str, Case]] = {
 CASES = {f"{group}: {name}": case for group, own in GROUPS.items() for name, case in own.items()}
 
 
+# torch 2.11 warns so once even where `check_invariants` is given.
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 @pytest.mark.parametrize("size", [T, 3, 1])
 @pytest.mark.parametrize("name", CASES)
 def test_per_sample_gradients_are_those_of_the_loop(name: str, size: int) -> None:
