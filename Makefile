@@ -4,21 +4,25 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; \
 	done)
 VENV := .venv
+CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 # One stamp for everything, and one for each extra that a target can do with alone.
 STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.installed-demo
 DOCS := $(VENV)/.installed-docs
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c $(CONSTRAINTS)
+# The oldest torch that is promised, in an environment of its own.
+FLOOR := VENV=.venv-floor CONSTRAINTS=constraints-floor.txt
 WORKERS ?= 2
 PRECISION ?= bf16
 ARGS ?=
 
 # One thread per worker: workers with a thread per core each slow one another down.
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow zoo demo bench bench-gpu bench-tables lint format types clean
+.PHONY: help install test tests counts test-slow test-floor versions zoo demo bench bench-gpu bench-tables lint format types clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -26,13 +30,13 @@ help: ## list the targets
 
 install: $(STAMP) ## set up .venv with the package and its tools
 
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+$(STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(INSTALL) -e '.[dev]'
 	@# BackPACK asks for torchvision, which only its examples use, and which must fit torch to the build.
 	$(INSTALL) --no-deps backpack-for-pytorch
 	@touch $@ $(DEMO) $(DOCS)
 
-$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-%: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(INSTALL) -e '.[$*]'
 	@touch $@
 
@@ -45,6 +49,20 @@ test: lint types ## lint, type-check and run the tests
 
 test-slow: $(STAMP) ## run the tests that `make test` leaves out
 	$(PYTEST) -m slow $(ARGS)
+
+test-floor: ## run the tests with the oldest torch and Triton that are promised (installs several GB)
+	$(MAKE) $(FLOOR) tests
+
+versions: $(STAMP) ## run the tests with both sets of versions and write the counts into the docs
+	$(MAKE) $(FLOOR) counts
+	$(MAKE) counts
+	$(BIN)/python -m tests.versions --write docs/support.md
+
+tests: $(STAMP)
+	$(PYTEST) $(ARGS)
+
+counts: $(STAMP)
+	$(ONE_THREAD) $(BIN)/python -m tests.versions --run --workers $(WORKERS)
 
 zoo: $(STAMP) ## check every Hugging Face architecture and write its table
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo.table --write tests/zoo/RESULTS.md
@@ -84,5 +102,5 @@ format: $(STAMP) ## fix style and formatting
 	$(BIN)/ruff format
 
 clean: ## remove everything that make and its tools create
-	rm -rf $(VENV) build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-floor build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

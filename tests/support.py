@@ -194,12 +194,12 @@ def section(table: str) -> str:
     return "\n".join(parts)
 
 
-def placed(text: str, tables: str) -> str:
+def placed(text: str, tables: str, start: str = START, end: str = END) -> str:
     """The text with the section between its markers."""
-    if text.count(START) != 1 or text.count(END) != 1 or text.index(END) < text.index(START):
-        raise SystemExit(f"expected the markers {START} and {END} once each, in this order")
-    head, rest = text.split(START)
-    return f"{head}{START}\n{tables}\n{END}{rest.split(END)[1]}"
+    if text.count(start) != 1 or text.count(end) != 1 or text.index(end) < text.index(start):
+        raise SystemExit(f"expected the markers {start} and {end} once each, in this order")
+    head, rest = text.split(start)
+    return f"{head}{start}\n{tables}\n{end}{rest.split(end)[1]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
