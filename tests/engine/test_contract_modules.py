@@ -84,6 +84,21 @@ def legacy_cases() -> Iterator[Case]:
         yield Case(f"legacy-{name}-{test.get('desc', 'plain')}-{index}", build, make_input)
 
 
+def affine_instance_norm_cases() -> Iterator[Case]:
+    """Instance norms with weights, which the databases of torch 2.11 do not have."""
+    for cls, shape in (
+        (nn.InstanceNorm1d, (4, 3, 15)),
+        (nn.InstanceNorm2d, (2, 3, 6, 6)),
+        (nn.InstanceNorm3d, (2, 3, 4, 4, 4)),
+    ):
+        x = torch.randn(shape, dtype=torch.float64)
+        yield Case(
+            f"{cls.__name__}-affine",
+            lambda cls=cls: cls(3, affine=True).double(),
+            lambda x=x: x.clone(),
+        )
+
+
 def has_batch(module: nn.Module, x: Tensor) -> bool:
     ranks = {
         nn.Linear: range(2, 9),
@@ -100,7 +115,7 @@ def has_batch(module: nn.Module, x: Tensor) -> bool:
 torch.manual_seed(0)
 CASES = [
     case
-    for case in (*module_db_cases(), *legacy_cases())
+    for case in (*module_db_cases(), *legacy_cases(), *affine_instance_norm_cases())
     if any(True for _ in case.build().parameters())
 ]
 BATCHED = [case for case in CASES if has_batch(case.build(), case.make_input())]
@@ -112,7 +127,7 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-def test_databases_hold_every_family() -> None:
+def test_every_family_has_cases() -> None:
     assert {type(case.build()) for case in BATCHED} == set(FAMILIES)
 
 
