@@ -185,6 +185,10 @@ def after_reshape(layout: Samples | Owners, old: torch.Size, new: torch.Size) ->
                     return candidate
                 found = found or candidate
         left *= size
+    if found is None and layout.scope.count == 1 and len(new) and all(new):
+        return layout.scope.samples(
+            0, new[0], 1
+        )  # there is nothing to cut: all is of the one sample
     return found or layout.scope.lost(
         f"a reshape from {tuple(old)} to {tuple(new)} cuts through the samples"
     )
