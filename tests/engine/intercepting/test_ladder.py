@@ -8,9 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import pergrad
-from pergrad.engine.intercepting import recorder
-from pergrad.engine.intercepting.ladder import by_masked_vjp
+from pergrad.engine.intercepting import recorder, rule_calls
+from pergrad.engine.intercepting.journal import Journal, Rung
+from pergrad.engine.recording.options import Options
+from pergrad.engine.recording.scope import run_recorded
+from pergrad.engine.samples.signatures import Memory
+from pergrad.quantities import Grads
 from pergrad.testing import loop_grads
 from tests.engine.exactness import Case, Formula, assert_all_near, assert_exact, numbers, of, total
 
@@ -341,8 +344,46 @@ def test_per_sample_gradients_are_those_of_the_loop(name: str, size: int) -> Non
 
 # Rows that are told by their owners are no axis to map over: they need the last rung.
 BY_OWNER = ("samples permuted", "samples selected", "samples sorted", "lookup: written by a mask")
+# A weight that the model expands to the batch itself has rows of its own from there on.
+EXPANDED = frozenset(
+    [
+        "product: bmm by an expanded weight",
+        "product: attention to learned keys",
+        "lookup: gather",
+        "lookup: scatter_add of a weight",
+        "lookup: scatter of a weight",
+        "lookup: index_add",
+        "lookup: index_copy, weight",
+        "long tail: cat",
+        "long tail: grid_sample of a weight",
+    ]
+)
 
 
+@pytest.fixture
+def no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves weights that meet samples nothing above vmap: no rule, plan or broadcast."""
+    monkeypatch.setattr(rule_calls, "_PLANS", Memory())
+    monkeypatch.setattr(recorder, "RULES", {})
+    monkeypatch.setattr(recorder, "by_broadcast", lambda *_: None)
+
+
+def total_loss(model: Formula, *batch: Tensor) -> Tensor:
+    return total(model(*batch))
+
+
+def grads_on(rung: Rung, model: Formula, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Per-sample gradients, computed on that rung for every parameter."""
+    quantity, journal = Grads(), Journal()
+    run_recorded(model, total_loss, batch, [quantity], Options(None, "sum", True), journal=journal)
+    assert journal.uses.keys() == dict(model.named_parameters()).keys()
+    for name, uses in journal.uses.items():
+        assert journal.rung_of(name) == rung, name
+        assert {own for _, own in uses} <= {"derived", rung}, name
+    return quantity.result
+
+
+@pytest.mark.usefixtures("no_rules")
 @pytest.mark.parametrize("name", CASES)
 def test_rungs_agree_with_each_other_and_the_loop(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -350,23 +391,15 @@ def test_rungs_agree_with_each_other_and_the_loop(
     torch.manual_seed(0)
     case = CASES[name]
     model, batch = case.build(), case.batch(3)
-    masked_uses = []
-
-    def loss(model: Formula, *batch: Tensor) -> Tensor:
-        return total(model(*batch))
-
-    def masked_vjp(*given: Any) -> Any:
-        masked_uses.append(given)
-        return by_masked_vjp(*given)
-
-    expected = loop_grads(model, loss, *batch)
-    monkeypatch.setattr(recorder, "RULES", {})
-    monkeypatch.setattr(recorder, "by_broadcast", lambda *_: None)
-    monkeypatch.setattr(recorder, "by_masked_vjp", masked_vjp)
-    mapped = pergrad.grads(model, loss, *batch)
-    assert bool(masked_uses) == name.startswith(BY_OWNER)
+    lowest: Rung = "expanded" if name in EXPANDED else "masked VJP"
+    expected = loop_grads(model, total_loss, *batch)
+    mapped = grads_on("vmap" if is_mapped(name) else lowest, model, batch)
     monkeypatch.setattr(recorder, "by_vmap", lambda *_: None)
-    masked = pergrad.grads(model, loss, *batch)
+    masked = grads_on(lowest, model, batch)
     assert_all_near(mapped, expected)
     assert_all_near(masked, expected)
     assert_all_near(masked, mapped)
+
+
+def is_mapped(name: str) -> bool:
+    return name not in EXPANDED and not name.startswith(BY_OWNER)
