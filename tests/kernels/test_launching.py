@@ -1,14 +1,24 @@
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaLauncher
+from triton.compiler import CompiledKernel
+from triton.knobs import runtime
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
 from pergrad.kernels import kernels_for, launchers, launching
 from pergrad.kernels.launching import Kernel, float32_precision, power_of_two, same_dtype
@@ -202,3 +212,78 @@ def test_calls_that_always_differ_do_not_pile_up(monkeypatch: pytest.MonkeyPatch
     for size in range(10):
         kernel(1, x, size, BLOCK=16, num_warps=4)
         assert len(kernel._compiled) <= 3
+
+
+# What follows is about the installed Triton, so that a change of how it launches is noticed.
+
+
+class _Noting(_Compiled):
+    """Stands for what Triton has compiled, and notes all that a launch gets."""
+
+    def launch_metadata(self, *_: Any) -> str:
+        return "for hooks"
+
+    def run(self, *given: Any) -> None:  # type: ignore[override]
+        self.launches.append(given)
+
+
+def _doubling(x, out, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + k, 2 * tl.load(x + k, mask=k < size), mask=k < size)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_repeated_launch_gets_what_tritons_own_launch_gives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noting = _Noting()
+    monkeypatch.setattr(launching, "CompiledKernel", _Noting)
+    monkeypatch.setattr(JITFunction, "_do_compile", lambda *_, **__: noting)
+    # A driver as `JITFunction.run` asks for one; to compile for this target needs no GPU.
+    gpu = SimpleNamespace(
+        get_current_device=lambda: -1,
+        get_current_stream=lambda _: 77,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    )
+    monkeypatch.setattr(driver, "_active", gpu)
+    kernel, x, out = Kernel(JITFunction(_doubling)), torch.zeros(9), torch.zeros(9)
+    for _ in range(2):
+        kernel(3, x, out, 9, BLOCK=16, num_warps=4)
+    by_triton, by_us = noting.launches
+    assert by_triton[:6] == by_us[:6] == (3, 1, 1, 77, "function", "metadata")
+    assert by_triton[6:9] == ("for hooks", runtime.launch_enter_hook, runtime.launch_exit_hook)
+    assert by_us[6:9] == (None, None, None)
+    assert len(by_triton[9:]) == 4
+    assert all(a is b for a, b in zip(by_triton[9:], by_us[9:], strict=True))
+
+
+def test_tritons_launcher_takes_what_a_repeated_launch_gives() -> None:
+    launcher = inspect.signature(CudaLauncher.__call__)
+    begin = ["self", "gridX", "gridY", "gridZ", "stream", "function"]
+    assert [*launcher.parameters][:6] == begin
+    arguments = launcher.bind(*range(15)).arguments  # 9 for the launch, and those of the kernel
+    rest = ["kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook", "args"]
+    assert [*arguments][6:] in (rest, ["args"])  # Triton 3.6 hands all of them on as they are
+
+
+def test_what_triton_compiles_has_all_that_a_repeated_launch_reads() -> None:
+    assert isinstance(CompiledKernel.run, property)
+    made = inspect.getsource(CompiledKernel.__init__)
+    assert "self.packed_metadata =" in made
+    assert "self.function =" in made
+    assert JITFunction(_doubling).arg_names == ["x", "out", "size", "BLOCK"]
+
+
+@pytest.mark.gpu
+def test_a_repeated_launch_computes_what_tritons_own_does() -> None:
+    jitted = triton.jit(_doubling)
+    kernel, x = Kernel(jitted), torch.randn(1000, device="cuda")
+    expected, first, again = (torch.zeros_like(x) for _ in range(3))
+    jitted[(8,)](x, expected, 1000, BLOCK=128, num_warps=4)
+    kernel(8, x, first, 1000, BLOCK=128, num_warps=4)
+    assert len(kernel._compiled) == 1
+    kernel._jitted = None  # from here on only by what was compiled
+    kernel(8, x, again, 1000, BLOCK=128, num_warps=4)
+    assert torch.equal(expected, 2 * x)
+    assert torch.equal(first, expected)
+    assert torch.equal(again, expected)
