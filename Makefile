@@ -15,6 +15,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c $
 FLOOR := VENV=.venv-floor CONSTRAINTS=constraints-floor.txt
 WORKERS ?= 2
 PRECISION ?= bf16
+SEED ?= 0
 ARGS ?=
 
 # One thread per worker: workers with a thread per core each slow one another down.
@@ -22,7 +23,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test tests counts test-slow test-floor versions zoo demo bench bench-gpu bench-tables lint format types clean
+.PHONY: help install test tests counts test-slow test-floor versions mutants zoo demo bench bench-gpu bench-tables lint format types clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -64,6 +65,9 @@ tests: $(STAMP)
 counts: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m tests.versions --run --workers $(WORKERS)
 
+mutants: $(STAMP) ## change 200 random lines, one at a time: do the tests notice? (SEED=0)
+	$(BIN)/python -m mutation --seed $(SEED) --workers $(WORKERS) $(ARGS)
+
 zoo: $(STAMP) ## check every Hugging Face architecture and write its table
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo.table --write tests/zoo/RESULTS.md
 	$(BIN)/python -m tests.support --write docs/support.md
@@ -102,5 +106,5 @@ format: $(STAMP) ## fix style and formatting
 	$(BIN)/ruff format
 
 clean: ## remove everything that make and its tools create
-	rm -rf $(VENV) .venv-floor build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-floor .mutants build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
