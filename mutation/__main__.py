@@ -56,6 +56,7 @@ class Runs:
         tests = [self._witnesses.tests_for(m, self._uses) for m in mutations]
         outcomes = [Outcome("not run")] * len(mutations)
         wanted = [k for k in range(len(mutations)) if tests[k]]
+        self._unreliable |= self._failing_anyway({tests[k][0] for k in wanted})
         while wanted:
             self._run(wanted, mutations, tests, outcomes, _FIRST_SECONDS, _FIRST_FILES)
             left = [k for k in wanted if not outcomes[k].noticed]
@@ -123,6 +124,8 @@ class Runs:
             return set()
         trial = Trial(None, known, seconds, budget=float("inf"), stop_at_first=False)
         ((_, outcome),) = run_trials(self._root, [trial], 1)
+        if outcome.how not in ("survived", "failed"):
+            raise RuntimeError(f"no test runs even without a change:\n{outcome.log}")
         if outcome.failed:
             print(f"not counted, since they fail without a change too: {', '.join(outcome.failed)}")
         return set(outcome.failed)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import faulthandler
 import importlib
 import json
 import os
+import py_compile
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +49,7 @@ class Outcome:
     failed: tuple[str, ...] = ()
     tests: int = 0
     seconds: float = 0.0
+    log: str = ""  # its end, of what crashed or hung
 
     @property
     def noticed(self) -> bool:
@@ -119,6 +123,9 @@ def _copy(root: Path, tree: Path) -> None:
             shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
         elif (root / name).exists():
             shutil.copy(root / name, tree / name)
+    # By hash: by time and size, two changes within a second could pass for one another.
+    mode = py_compile.PycInvalidationMode.CHECKED_HASH
+    compileall.compile_dir(tree / "src", quiet=2, invalidation_mode=mode)
 
 
 def _start(root: Path, tree: Path, trial: Trial) -> int:
@@ -141,7 +148,11 @@ def _start(root: Path, tree: Path, trial: Trial) -> int:
         os.dup2(log, 2)
         _enter(root, tree)
         code = _run(tree, trial)
+    except BaseException:
+        traceback.print_exc()
     finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)  # no clean-up of the parent's
 
 
@@ -151,7 +162,6 @@ def _enter(root: Path, tree: Path) -> None:
     gone = {"", str(root), str(root / "src")}
     sys.path[:] = [str(tree / "src"), *(p for p in sys.path if p not in gone)]
     os.environ["PYTHONPATH"] = str(tree / "src")  # of processes that tests start
-    sys.dont_write_bytecode = True  # two changes of one size within a second look the same
     for name in [*sys.modules]:
         if name.partition(".")[0] in ("tests", "benchmarks", "conftest"):
             del sys.modules[name]
@@ -162,6 +172,8 @@ def _run(tree: Path, trial: Trial) -> int:
     faulthandler.enable(open(tree / "crash", "w"))  # noqa: SIM115
     faulthandler.dump_traceback_later(_COLLECTION_LIMIT, exit=True)
     options = ["-q", "--tb=short", "--no-header", f"--rootdir={tree}"]
+    # Plugins are imported before pytest could rewrite their assertions, which they do not need.
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     without = ["cacheprovider", "xdist", "faulthandler", "pytest_cov"]
     plugins = [part for name in without for part in ("-p", f"no:{name}")]
     first = ["-x"] if trial.stop_at_first else []
@@ -222,7 +234,10 @@ def _outcome(tree: Path, status: int, seconds: float) -> Outcome:
         return Outcome("failed", tuple(failed), len(started), seconds)
     if not any(what == "end" for what, _ in notes):
         # A conftest that cannot be imported ends the process before any test.
-        return Outcome("crashed or hung", tuple(started[-1:]), len(started), seconds)
+        log = "".join(
+            (tree / name).read_text() for name in ("log", "crash") if (tree / name).exists()
+        )
+        return Outcome("crashed or hung", tuple(started[-1:]), len(started), seconds, log[-2000:])
     return Outcome("survived" if started else "not run", (), len(started), seconds)
 
 

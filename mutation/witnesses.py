@@ -72,6 +72,7 @@ class Witnesses:
     tests: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     lines: dict[str, dict[int, set[int]]] = field(default_factory=dict)  # by source file
+    imported: dict[str, set[int]] = field(default_factory=dict)  # lines that an import runs
 
     @classmethod
     def of(cls, project: Project, *, workers: int, reuse: bool = False) -> Witnesses:
@@ -119,7 +120,7 @@ class Witnesses:
                 for k in range(b, b_end):
                     old = min(a + k - b, max(a_end - 1, a))
                     moved[k + 1] = set(known.get(old + 1, ()))
-        return Witnesses(sources, self.files, self.tests, self.seconds, lines)
+        return Witnesses(sources, self.files, self.tests, self.seconds, lines, self.imported)
 
     def _cover(self, project: Project, files: list[str], workers: int) -> None:
         folder = project.root / project.cache
@@ -165,6 +166,8 @@ class Witnesses:
             lines = self.lines.setdefault(path.as_posix(), {})
             for line, contexts in found.contexts_by_lineno(name).items():
                 tests = lines.setdefault(line, set())
+                if "" in contexts:
+                    self.imported.setdefault(path.as_posix(), set()).add(line)
                 for context in contexts:
                     number = numbers.get(context.rpartition("|")[0])
                     if number is not None:
@@ -183,6 +186,8 @@ class Witnesses:
         for path, lines in where.items():
             known = self.lines.get(path, {})
             numbers.update(*(known.get(line, ()) for line in lines))
+        if not numbers and self._is_run_by_import(mutation):
+            numbers.update(*self.lines.get(mutation.path, {}).values())
         breadth = self._breadth()
         own = _test_module_of(mutation.path)
         functions: dict[str, list[int]] = {}
@@ -197,6 +202,12 @@ class Witnesses:
                 cost = self.seconds[test] + breadth[k] / 1000
                 ranked.append((turn // (4 if is_own else 1) + cost, test))
         return [test for _, test in sorted(ranked)]
+
+    def _is_run_by_import(self, mutation: Mutation) -> bool:
+        """Whether no test of its own runs it, but the import of the package, as what registers rules is."""
+        return bool(mutation.names) or not mutation.witnesses.isdisjoint(
+            self.imported.get(mutation.path, ())
+        )
 
     def _breadth(self) -> Counter[int]:
         if not hasattr(self, "_counted"):
