@@ -16,12 +16,12 @@ MOST_MODULES = 15
 # Modules of the engine whose tests are in test modules of other names.
 WITHOUT_OWN_TESTS: frozenset[str] = frozenset(
     """
-    collecting/ledger
+    collecting/grad_samples collecting/ledger
     intercepting/composites intercepting/function_kinds intercepting/in_place intercepting/journal
     intercepting/plans intercepting/recorder intercepting/rule_calls intercepting/taps
     intercepting/tracker intercepting/weights
     checking/mixing checking/step_check checking/text_tables checking/trial
-    recording/gate recording/options recording/recording
+    recording/gate recording/options recording/running
     compiling/cuda_graphs compiling/graph
     contract
     """.split()

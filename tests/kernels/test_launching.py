@@ -237,7 +237,6 @@ def test_a_repeated_launch_gets_what_tritons_own_launch_gives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     noting = _Noting()
-    monkeypatch.setattr(launching, "CompiledKernel", _Noting)
     monkeypatch.setattr(JITFunction, "_do_compile", lambda *_, **__: noting)
     # A driver as `JITFunction.run` asks for one; to compile for this target needs no GPU.
     gpu = SimpleNamespace(

@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pergrad.engine.intercepting import recorder, rule_calls
+from pergrad.engine.intercepting import recorder
 from pergrad.engine.intercepting.journal import Journal, Rung
 from pergrad.engine.recording.options import Options
-from pergrad.engine.recording.scope import run_recorded
-from pergrad.engine.samples.signatures import Memory
+from pergrad.engine.recording.running import run_recorded
 from pergrad.quantities import Grads
 from pergrad.testing import loop_grads
 from tests.engine.exactness import Case, Formula, assert_all_near, assert_exact, numbers, of, total
@@ -362,8 +361,7 @@ EXPANDED = frozenset(
 
 @pytest.fixture
 def no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves weights that meet samples nothing above vmap: no rule, plan or broadcast."""
-    monkeypatch.setattr(rule_calls, "_PLANS", Memory())
+    """Leaves weights that meet samples nothing above vmap; no plan is there, as all caches are empty."""
     monkeypatch.setattr(recorder, "RULES", {})
     monkeypatch.setattr(recorder, "by_broadcast", lambda *_: None)
 
