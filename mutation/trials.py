@@ -77,13 +77,20 @@ def import_all_but_the_package(name: str = "pergrad") -> None:
     os.environ.update(
         CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"
     )
+    settings = hypothesis.settings.default
     for module in HEAVY:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     assert name not in sys.modules
+    if "torch" in sys.modules:
+        # What importing torch's databases of tests forbids: there is no public way back.
+        flags = sys.modules["torch"].backends.flags_frozen.__globals__
+        flags["__allow_nonbracketed_mutation_flag"] = True
     # To shrink a failing example takes minutes, and that it fails is all there is to know.
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.reuse, hypothesis.Phase.generate]
-    hypothesis.settings.register_profile("mutants", phases=phases, deadline=None, database=None)
+    hypothesis.settings.register_profile(
+        "mutants", parent=settings, phases=phases, deadline=None, database=None
+    )
     hypothesis.settings.load_profile("mutants")
 
 
