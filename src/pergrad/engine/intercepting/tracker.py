@@ -185,7 +185,7 @@ class Tracker:
         return True
 
     @staticmethod
-    def unmark(tensors: Iterable[Tensor]) -> None:
+    def unmark(*tensors: Tensor) -> None:
         for t in tensors:
             if hasattr(t, TAG):
                 delattr(t, TAG)

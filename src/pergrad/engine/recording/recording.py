@@ -115,8 +115,7 @@ class Recording:
 
     def clean_up(self) -> None:
         """Takes the tags off the caller's tensors and the module's own."""
-        Tracker.unmark(self._marked)
-        Tracker.unmark(self._own)
+        Tracker.unmark(*self._marked, *self._own)
         self._marked.clear()
 
     @contextmanager
