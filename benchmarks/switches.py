@@ -10,7 +10,6 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from itertools import pairwise
 
 import torch
@@ -18,7 +17,9 @@ import torch
 from benchmarks.precision import PRECISIONS
 from benchmarks.scaling import AXES, SWEEPS, Shape
 from pergrad.factors import OuterProduct
-from pergrad.reductions import gradients, norms, tiles
+from pergrad.reductions import gradients, tiles
+from pergrad.reductions.choosing import chooser_for
+from pergrad.runtime import MACHINES
 
 
 @dataclass(frozen=True)
@@ -74,20 +75,22 @@ def _factor(shape: Shape, layer: str, place: Place) -> OuterProduct:
 
 def norm_way(shape: Shape, layer: str, place: Place) -> str:
     """Returns how the squared norms of the layer's gradients are computed."""
-    outputs, inputs = layers(shape)[layer]
     if shape.length == 1:
         return "rank one"
-    if place.device == "cuda":
-        factor = _factor(shape, layer, place)
-        kernels = import_module("pergrad.kernels.launchers")
-        sizes = shape.batch, shape.length, outputs, inputs
-        if norms._gram_kernel_is_cheapest(kernels, sizes, place.dtype, tiles._ENOUGH_ON_GPU):
+    factor = _factor(shape, layer, place)
+    g, x = factor.grad_output, factor.input
+    sizes = g.shape, x.shape, g.dtype, x.dtype
+    is_gpu = place.device == "cuda"
+    machine = MACHINES["cuda" if is_gpu else "cpu", "eager"]
+    chooser = chooser_for(machine, is_gpu)
+    if is_gpu:
+        shared = (*sizes, tiles._ENOUGH_ON_GPU, None)
+        if chooser.pick("launch of an outer product", shared) == "shared":
             return "gram kernel"
-        if norms._tile_kernel_is_cheapest(factor, kernels):
-            return "tile kernel"
-    is_little = norms.is_little_work(shape.batch, shape.length, outputs, inputs)
-    is_gram = norms.gram_is_cheaper(shape.length, outputs, inputs) and not is_little
-    return "gram" if is_gram else "gradients"
+    way = chooser.pick("norms of an outer product", sizes)
+    if way == "torch":
+        way = chooser_for(machine, False).pick("norms of an outer product", sizes)
+    return "gram" if way == "inner products" else way
 
 
 def norm_pieces(shape: Shape, layer: str, place: Place) -> str:

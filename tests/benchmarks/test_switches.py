@@ -1,5 +1,5 @@
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,8 @@ import torch
 import pergrad
 from benchmarks.scaling import AXES, SWEEPS, Shape
 from benchmarks.switches import Place, kept_way, layers, main, norm_pieces, norm_way, switches
-from pergrad.reductions import gradients, norms, tiles
+from pergrad.reductions import choosing, gradients, norms, tiles
+from pergrad.runtime.choosing import cheapest
 
 CPU = Place.of("cpu", "float32")
 BASE = Shape(batch=3, length=4, width=8, depth=1, vocabulary=11)
@@ -17,9 +18,10 @@ USES = {"attention": 4, "up": 1, "down": 1, "head": 1}  # weights of a block and
 
 
 @pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> Callable[[Shape], Counter[str]]:
+def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Shape], Counter[str]]]:
     """How often the norms of linear layers are found in each way in one step, be there little to do."""
-    monkeypatch.setattr(norms, "_LITTLE", 0)
+    monkeypatch.setattr(choosing, "_LITTLE", 0)
+    cheapest.cache_clear()
     seen: Counter[str] = Counter()
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,12 +33,11 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Callable[[Shape], Counter[str]]:
 
         return call
 
-    for name, attribute in {
-        "gram": "by_gram",
-        "gradients": "by_tiles",
-        "rank one": "by_rank_one",
-    }.items():
-        monkeypatch.setattr(norms, attribute, counted(name, getattr(norms, attribute)))
+    for way in ("inner products", "gradients", "rank one"):
+        name = "gram" if way == "inner products" else way
+        monkeypatch.setitem(
+            norms.OUTER_PRODUCT_WAYS, way, counted(name, norms.OUTER_PRODUCT_WAYS[way])
+        )
 
     def run(shape: Shape) -> Counter[str]:
         seen.clear()
@@ -44,7 +45,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Callable[[Shape], Counter[str]]:
         pergrad.norms(task.model, lambda m, x, y: task.loss(m(x), y), task.inputs, task.targets)
         return Counter(seen)
 
-    return run
+    yield run
+    cheapest.cache_clear()
 
 
 def expected(shape: Shape) -> Counter[str]:

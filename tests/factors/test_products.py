@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pergrad.factors import OuterProduct
-from pergrad.factors.products import transposed_is_cheaper
+from pergrad.factors.choosing import transposed_is_cheaper
 from pergrad.testing import assert_near
 
 

@@ -4,14 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from pergrad.kernels import gram, launchers
+from pergrad.kernels import gram
 from pergrad.kernels.gram import (
     gram_microseconds,
     gram_squared_norms,
     mended_squared_norms,
 )
 from pergrad.kernels.tile import tile_microseconds, tile_squared_norms
-from pergrad.reductions.norms import _gram_kernel_is_cheapest
+from pergrad.reductions.choosing import chooser_for
+from pergrad.runtime import MACHINES
 
 SHAPES = [(3, 5, 7, 9), (1, 1, 3, 4), (2, 70, 40, 33), (2, 130, 16, 24), (3, 16, 16, 16)]
 
@@ -118,8 +119,13 @@ def test_alone_a_problem_is_never_cheaper() -> None:
 
 
 def test_exact_float32_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, bound = (16, 512, 768, 768), 2**28
-    assert _gram_kernel_is_cheapest(launchers, sizes, torch.float32, bound)
+    gpu = chooser_for(MACHINES["cuda", "eager"], True)
+
+    def way(dtype: torch.dtype, precision: str | None) -> str:
+        sizes = (16, 512, 768), (16, 512, 768), dtype, dtype, 2**28, precision
+        return gpu.pick("launch of an outer product", sizes)
+
+    assert way(torch.float32, "tf32x3") == "shared"
     monkeypatch.setattr(gram, "float32_precision", lambda: "ieee")
-    assert not _gram_kernel_is_cheapest(launchers, sizes, torch.float32, bound)
-    assert _gram_kernel_is_cheapest(launchers, sizes, torch.bfloat16, bound)
+    assert way(torch.float32, "ieee") == "alone"
+    assert way(torch.bfloat16, None) == "shared"

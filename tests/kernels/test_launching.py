@@ -51,6 +51,8 @@ def test_every_launcher_leaves_its_operation_in_a_trace(device: torch.device) ->
         "gram_microseconds",
         "tile_microseconds",
         "convolution_gram_is_cheaper",
+        "convolution_gram_microseconds",
+        "convolution_tile_microseconds",
         "float32_precision",
     }
     assert calls.keys() == launches - costs

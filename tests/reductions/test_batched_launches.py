@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import pergrad
 from pergrad.factors import Dense, ElementProduct, NormalizedProduct, OuterProduct, PositionSum
-from pergrad.reductions import SampleGradients, SquaredNorms, norms, sums
+from pergrad.reductions import SampleGradients, SquaredNorms, choosing, norms, sums
 from pergrad.reductions.batched_launches import weighted_sums
 from pergrad.runtime.queue import Queue
 from pergrad.testing import loop_grads
@@ -50,11 +51,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     noted = Noted()
 
-    def kernels_for(*tensors: Tensor) -> Noted | None:
-        return noted if all(t.dtype != torch.float64 and t.numel() for t in tensors) else None
+    def have_kernels(tensors: Sequence[Tensor]) -> bool:
+        return all(t.dtype != torch.float64 and t.numel() for t in tensors)
 
-    monkeypatch.setattr(norms, "kernels_for", kernels_for)
-    monkeypatch.setattr(sums, "kernels_for", kernels_for)
+    monkeypatch.setattr(choosing, "have_kernels", have_kernels)
+    for module in (norms, sums):
+        monkeypatch.setattr(module, "all_launchers", lambda: noted)
     return names
 
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pergrad.factors import Dense, Factor, joined
+from pergrad.reductions.choosing import fourier_is_cheaper
 from pergrad.reductions.sketches import (
     CountSketch,
     TwoSidedSketch,
     by_entries,
     by_fourier,
     count_sketch,
-    fourier_is_cheaper,
     two_sided_sketch,
 )
 from pergrad.testing import assert_near

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pergrad.factors.base import ALL, Dense, Factor
+from pergrad.factors.choosing import chooser_of
 from pergrad.factors.products import OuterProduct
 from pergrad.runtime.precision import wide
 
@@ -58,9 +59,11 @@ class Convolution(Factor):
 
     @property
     def channels_last_is_cheaper(self) -> bool:
-        """Whether windows are best copied for `channels_last`: what lies side by side stays so for longer."""
-        by_windows = not self._samples_as_groups_is_cheaper() and self.input.is_cpu
-        return by_windows and self.kernel[1] >= self._out_shape[-1]
+        """Whether windows are best copied for `channels_last`: in fewer and longer pieces."""
+        if self._samples_as_groups_is_cheaper():
+            return False
+        sizes = self.kernel[1], self._out_shape[-1]
+        return chooser_of(self.input).pick("order of windows", sizes) == "channels last"
 
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
         if self._samples_as_groups_is_cheaper():
@@ -87,18 +90,10 @@ class Convolution(Factor):
         return replace(self, grad_output=g, kernel=(g.shape[2], *self.kernel[1:]), groups=groups)
 
     def _samples_as_groups_is_cheaper(self) -> bool:
-        """Whether one grouped convolution beats copying the windows.
-
-        The window copy costs k·c reads a position and its product runs at full speed; a grouped
-        convolution copies nothing but is slow where the kernel outweighs the positions. The
-        bounds are those of `benchmarks/conv_ways.py` on CPU and of an H200.
-        """
+        """Whether one grouped convolution beats copying the windows."""
         channels, taps, positions = self.kernel[1], prod(self.kernel[2:]), prod(self._out_shape)
-        if taps == 1:
-            return False
-        if channels == 1:
-            return self.groups > 1
-        return channels >= 16 and positions >= (8 if self.input.is_cuda else 2) * channels
+        sizes = channels, taps, positions, self.groups
+        return chooser_of(self.input).pick("gradient of a kernel", sizes) == "samples as groups"
 
     @property
     def _out_shape(self) -> tuple[int, ...]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from pergrad.factors.base import ALL, Factor
+from pergrad.factors.choosing import chooser_of
 from pergrad.runtime.allocation import large_result
-from pergrad.runtime.precision import aligned, bmm, promoted, wide
+from pergrad.runtime.precision import bmm, promoted, wide, with_aligned_width
 
 __all__ = ["ElementProduct", "NormalizedProduct", "OuterProduct", "PositionSum", "sums_by_groups"]
 
@@ -18,12 +19,21 @@ __all__ = ["ElementProduct", "NormalizedProduct", "OuterProduct", "PositionSum",
 _LARGE = 2**20  # numbers of one sample's gradient, beside which padding costs little
 
 
-def transposed_is_cheaper(o: int, i: int) -> bool:
-    """Whether a CPU computes the (i, o) gradient faster, copy included.
+def _by_product(g: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Σ_t g ⊗ x, (n, o, i)."""
+    o, i = g.shape[2], x.shape[2]
+    longer = with_aligned_width(g) if o * i >= _LARGE else g
+    if longer is g:
+        return bmm(g.mT, x, dtype)
+    return bmm(longer.mT, x, dtype)[:, :o]  # room between samples, none inside
 
-    Rows of a result are computed in vectors of 16: a first convolution's 9 or 27 columns leave lanes empty.
-    """
-    return i % 16 != 0 and o % 16 == 0 and i < min(o, 64)
+
+def _by_transposed_product(g: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same as (n, i, o), and then a copy."""
+    return bmm(x.mT, g, dtype).mT.contiguous()
+
+
+GRADIENT_WAYS = {"as it is": _by_product, "transposed": _by_transposed_product}
 
 
 @dataclass(eq=False)
@@ -54,12 +64,8 @@ class OuterProduct(Factor):
         if self.positions == 1:  # broadcasting beats a batch of rank-1 GEMMs
             g, x = g.to(dtype), x.to(dtype)
             return torch.mul(g.mT, x, out=large_result(self.shape, g))
-        if g.device.type == "cpu" and transposed_is_cheaper(*self.shape[1:]):
-            return bmm(x.mT, g, dtype).mT.contiguous()
-        longer = aligned(g) if prod(self.shape[1:]) >= _LARGE else g
-        if longer is g:
-            return bmm(g.mT, x, dtype)
-        return bmm(longer.mT, x, dtype)[:, : self.shape[1]]  # room between samples, none inside
+        way = chooser_of(g).pick("gradient of an outer product", (g.shape[2], x.shape[2]))
+        return GRADIENT_WAYS[way](g, x, dtype)
 
     def part(self, samples: slice, rows: slice = ALL) -> OuterProduct:
         return OuterProduct(self.grad_output[samples, :, rows], self.input[samples])

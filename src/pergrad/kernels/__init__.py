@@ -7,33 +7,44 @@ another one has written.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pergrad.runtime.caches import cached
 
-__all__ = ["kernels_for"]
+__all__ = ["all_launchers", "have_kernels", "kernels_for"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _OLDEST = (8, 0)  # the first generation of GPUs that multiplies bfloat16
 
 
 def kernels_for(*tensors: Tensor) -> ModuleType | None:
-    """The module `launchers`, where kernels run on these tensors; else torch's own functions must do."""
+    """Gives the module `launchers` where kernels run on these tensors, and None elsewhere."""
+    return all_launchers() if have_kernels(tensors) else None
+
+
+def have_kernels(tensors: Sequence[Tensor]) -> bool:
+    """Whether kernels run on these tensors; else torch's own functions must do."""
     for t in tensors:
         if not t.is_cuda or t.dtype not in _DTYPES or not t.numel():
-            return None
-    return _launchers(tensors[0].device)
+            return False
+    return _runs_triton(tensors[0].device)
 
 
 @cached("whether kernels run on a device, by device", most=1000)
-def _launchers(device: torch.device) -> ModuleType | None:
+def _runs_triton(device: torch.device) -> bool:
     if find_spec("triton") is None or torch.version.hip is not None:
-        return None
-    if torch.cuda.get_device_capability(device) < _OLDEST:
-        return None
+        return False
+    return torch.cuda.get_device_capability(device) >= _OLDEST
+
+
+@cached("the module of all launchers", most=1)
+def all_launchers() -> Any:
+    """Imports the module `launchers`, which needs Triton."""
     return import_module("pergrad.kernels.launchers")

@@ -28,7 +28,13 @@ from pergrad.kernels.launching import (
 from pergrad.kernels.pairs import inner_products, pair_of, sum_of_parts
 from pergrad.runtime import least_trusted, operation
 
-__all__ = ["convolution_by_gram", "convolution_by_tiles", "convolution_gram_is_cheaper"]
+__all__ = [
+    "convolution_by_gram",
+    "convolution_by_tiles",
+    "convolution_gram_is_cheaper",
+    "convolution_gram_microseconds",
+    "convolution_tile_microseconds",
+]
 
 
 @triton.jit
@@ -409,11 +415,21 @@ def convolution_by_gram(
 
 
 def convolution_gram_is_cheaper(positions: int, outputs: int, columns: int) -> bool:
-    """Whether pairs of positions cost less than the (outputs, columns) gradient, at the rates of an H200."""
+    """Whether pairs of positions cost less than the (outputs, columns) gradient."""
+    sizes = positions, outputs, columns
+    return convolution_gram_microseconds(*sizes) < convolution_tile_microseconds(*sizes)
+
+
+def convolution_gram_microseconds(positions: int, outputs: int, columns: int) -> float:
+    """The cost of pairs of positions of one sample and group on an H200."""
     block = power_of_two(positions, 16, 64)
-    of_pairs = pair_count(positions, block) * block**2 * (outputs + columns)
-    of_tiles = positions * max(outputs, 16) * max(columns, 16)
-    return of_pairs / _PAIR_RATES[block] < of_tiles / _TILE_RATE
+    multiplications = pair_count(positions, block) * block**2 * (outputs + columns)
+    return multiplications / _PAIR_RATES[block]
+
+
+def convolution_tile_microseconds(positions: int, outputs: int, columns: int) -> float:
+    """The cost of the tiles of one gradient there."""
+    return positions * max(outputs, 16) * max(columns, 16) / _TILE_RATE
 
 
 # Multiplications a microsecond of the whole GPU, by the size of a block; of tiles.

@@ -7,6 +7,8 @@ from pergrad.kernels.convolution import (
     convolution_by_gram,
     convolution_by_tiles,
     convolution_gram_is_cheaper,
+    convolution_gram_microseconds,
+    convolution_tile_microseconds,
 )
 from pergrad.kernels.gram import (
     gram_microseconds,
@@ -27,6 +29,8 @@ __all__ = [
     "convolution_by_gram",
     "convolution_by_tiles",
     "convolution_gram_is_cheaper",
+    "convolution_gram_microseconds",
+    "convolution_tile_microseconds",
     "float32_precision",
     "gram_microseconds",
     "gram_squared_norms",

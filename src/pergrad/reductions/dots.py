@@ -20,6 +20,7 @@ from pergrad.factors import (
     PositionSum,
     RowSum,
 )
+from pergrad.reductions.inner import multiplied_and_summed
 from pergrad.reductions.tiles import sample_tiles, wide_dtype
 from pergrad.runtime import mm
 
@@ -34,18 +35,15 @@ def dots(factors: Sequence[Factor], direction: Tensor, bound: int) -> Tensor:
     return reduce(add, (dots_of(factor, direction, bound) for factor in factors))
 
 
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """Σ a b over all but the samples, in float64."""
-    return (a * b).flatten(1).sum(1, dtype=torch.float64)
-
-
 @singledispatch
 def dots_of(factor: Factor, direction: Tensor, bound: int) -> Tensor:
     """<G_n, direction> of one factor."""
     found = torch.zeros(factor.shape[0], dtype=torch.float64, device=direction.device)
     for samples, rows, gradients in sample_tiles([factor], bound):
         part = direction[rows] if direction.dim() else direction
-        found[samples] += _inner(gradients, part) if direction.dim() else gradients * part
+        found[samples] += (
+            multiplied_and_summed(gradients, part) if direction.dim() else gradients * part
+        )
     return found
 
 
@@ -53,22 +51,22 @@ def dots_of(factor: Factor, direction: Tensor, bound: int) -> Tensor:
 def _(factor: OuterProduct, direction: Tensor, bound: int) -> Tensor:
     x = factor.input
     pushed = mm(x.flatten(0, 1), direction.T, direction.dtype)  # what D makes of x
-    return _inner(pushed.view(factor.grad_output.shape), factor.grad_output)
+    return multiplied_and_summed(pushed.view(factor.grad_output.shape), factor.grad_output)
 
 
 @dots_of.register
 def _(factor: RowSum, direction: Tensor, bound: int) -> Tensor:
-    return _inner(direction[factor.index], factor.grad_output)
+    return multiplied_and_summed(direction[factor.index], factor.grad_output)
 
 
 @dots_of.register
 def _(factor: PositionSum, direction: Tensor, bound: int) -> Tensor:
-    return _inner(factor.grad_output.to(direction.dtype), direction)
+    return multiplied_and_summed(factor.grad_output.to(direction.dtype), direction)
 
 
 @dots_of.register
 def _(factor: ElementProduct, direction: Tensor, bound: int) -> Tensor:
-    return _inner(factor.grad_output.to(direction.dtype) * direction, factor.input)
+    return multiplied_and_summed(factor.grad_output.to(direction.dtype) * direction, factor.input)
 
 
 @dots_of.register
@@ -83,7 +81,7 @@ def _(factor: Convolution, direction: Tensor, bound: int) -> Tensor:
     pushed = convolve(x, direction, None, factor.stride, 0, factor.dilation, factor.groups)
     for dim, size in enumerate(factor.grad_output.shape[3:], 2):
         pushed = pushed.narrow(dim, 0, size)  # a transposed convolution's may be longer
-    return _inner(pushed.reshape(factor.grad_output.shape), factor.grad_output)
+    return multiplied_and_summed(pushed.reshape(factor.grad_output.shape), factor.grad_output)
 
 
 @dots_of.register

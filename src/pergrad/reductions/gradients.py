@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pergrad.factors import Convolution, Dense, Factor, OuterProduct, PositionSum, add_up, joined
+from pergrad.reductions.choosing import chooser_for
 from pergrad.reductions.dots import dots
 from pergrad.reductions.gram import gram, gram_against
 from pergrad.reductions.moments import squares_about, sum_of_squares
@@ -20,7 +21,7 @@ from pergrad.reductions.sketches import (
     two_sided_sketch,
 )
 from pergrad.reductions.sums import is_summed_in_company, weighted_sum
-from pergrad.runtime import empty, wide
+from pergrad.runtime import empty, machine_on, wide
 
 __all__ = ["SampleGradients", "scaled_squares"]
 
@@ -212,14 +213,6 @@ def scaled_squares(squares: Tensor, scale: Tensor | float) -> Tensor:
     return squares if scale == 1 else squares * scale**2
 
 
-# How many times the memory of the factors gradients may take, to be kept in their place. On a CPU, to make
-# them once beats norms of factors, and then the sum: a clipped sum of the benchmark's transformer takes 1.19
-# plain steps instead of 1.29. On a GPU kernels find the norms of a convolution's factors, and one call its
-# sum, in a quarter of the time that the gradients take: made where they save much memory.
-_PAID_ON_CPU = 1.7
-_PAID_FOR_CONVOLUTIONS_ON_GPU = 0.25
-
-
 def _is_faster_dense(factor: Factor) -> bool:
     """Whether to multiply once, write the gradients and read them twice beats to multiply twice.
 
@@ -235,11 +228,8 @@ def _is_worth_keeping_dense(factor: Factor) -> bool:
     kind = type(factor)
     if kind is Dense or (isinstance(factor, PositionSum) and factor.grad_output.shape[1] == 1):
         return False  # one position is the gradient, and is held for the weight beside a bias
-    paid = 1.0
-    if factor.device.type == "cpu":
-        paid = _PAID_ON_CPU
-    elif kind is Convolution:
-        paid = _PAID_FOR_CONVOLUTIONS_ON_GPU
     dtype = factor.dtype
     bytes_dense = prod(factor.shape) * wide(dtype).itemsize
-    return bytes_dense <= paid * factor.size * dtype.itemsize
+    sizes = bytes_dense, factor.size * dtype.itemsize, kind is Convolution
+    way = chooser_for(machine_on(factor.device), False).pick("kept for later", sizes)
+    return way == "gradients"

@@ -8,34 +8,29 @@ import torch
 from torch import Tensor
 
 from pergrad.factors import Factor, OuterProduct
+from pergrad.reductions.choosing import chooser_of
 from pergrad.reductions.norms import is_cancelled
 from pergrad.reductions.tiles import at_once, whole_batch_tiles
-from pergrad.runtime import is_traced, mm, wide
+from pergrad.runtime import mm, wide
 
-__all__ = ["gram", "gram_against", "pairs_of_positions_are_cheaper"]
+__all__ = ["gram", "gram_against"]
 
 
 def gram(factors: Sequence[Factor], bound: int) -> Tensor:
     """<G_n, G_m>, (n, n) in float64, of joined factors."""
     (first, *others) = factors
-    if isinstance(first, OuterProduct) and not others:
-        n, o, i = first.shape
-        if pairs_of_positions_are_cheaper(n, first.positions, o, i):
-            found, terms = by_pairs_of_positions(first, bound)
-            if found.device.type != "cpu" or is_traced(
-                found
-            ):  # else it would have to be waited for
-                return found
-            is_number = found.diagonal().isfinite()  # a NaN is nothing that another way would heal
-            cancelled = is_cancelled(found.diagonal(), terms, wide(first.dtype)) & is_number
-            if not bool(cancelled.any()):
-                return found
-    return by_rows(factors, bound)
-
-
-def pairs_of_positions_are_cheaper(n: int, t: int, o: int, i: int) -> bool:
-    """Whether (nt, nt) inner products cost less than n gradients of (o, i) and their products."""
-    return n * t * t * (o + i) < (t + n) * o * i
+    if not isinstance(first, OuterProduct) or others:
+        return by_rows(factors, bound)
+    g, x = first.grad_output, first.input
+    chooser = chooser_of(g, x)
+    if chooser.pick("gram of an outer product", (g.shape, x.shape)) == "rows":
+        return by_rows(factors, bound)
+    found, terms = by_pairs_of_positions(first, bound)
+    if chooser.pick("check of a gram") == "left as found":
+        return found
+    is_number = found.diagonal().isfinite()  # another way would not heal a NaN
+    cancelled = is_cancelled(found.diagonal(), terms, wide(first.dtype)) & is_number
+    return by_rows(factors, bound) if bool(cancelled.any()) else found
 
 
 def by_pairs_of_positions(factor: OuterProduct, bound: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ Entries of a float32 gradient beyond 1e19 have infinite norms: their squares do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce, singledispatch
 from math import prod
 from operator import add
@@ -30,7 +30,9 @@ from pergrad.factors import (
     Stacked,
     add_up,
 )
-from pergrad.kernels import kernels_for
+from pergrad.kernels import all_launchers
+from pergrad.reductions.choosing import chooser_of
+from pergrad.reductions.inner import inner_products
 from pergrad.reductions.tiles import (
     at_once,
     is_one_piece,
@@ -38,17 +40,14 @@ from pergrad.reductions.tiles import (
     sample_tiles,
     wide_dtype,
 )
-from pergrad.runtime import aligned, bmm, is_traced, least_trusted, operation, promoted, wide
-from pergrad.runtime.caches import cached
+from pergrad.runtime import bmm, least_trusted, operation, promoted, wide, with_aligned_width
 
 __all__ = [
     "Launch",
     "by_gram",
     "by_rank_one",
     "by_tiles",
-    "gram_is_cheaper",
     "is_cancelled",
-    "is_little_work",
     "launch_of",
     "squared_norms",
     "squared_norms_in_one_launch",
@@ -81,19 +80,13 @@ def squared_norms_of(factor: Factor, bound: int) -> Tensor:
 @squared_norms_of.register
 def _(factor: OuterProduct, bound: int) -> Tensor:
     g, x = factor.grad_output, factor.input
-    kernels = kernels_for(g, x)
+    chooser = chooser_of(g, x)
     if factor.positions == 1:
-        return (
-            by_rank_one(factor)
-            if kernels is None
-            else kernels.rank_one_squared_norms(g[:, 0], x[:, 0])
-        )
-    if kernels is not None and _tile_kernel_is_cheapest(factor, kernels):
-        return kernels.tile_squared_norms(g, x)
-    (n, o, i), t = factor.shape, factor.positions
-    if gram_is_cheaper(t, o, i) and not is_little_work(n, t, o, i):
-        return by_gram(factor, bound)
-    return by_tiles([factor], bound)
+        way = chooser.pick("norms of one position")
+    else:
+        sizes = g.shape, x.shape, g.dtype, x.dtype
+        way = chooser.pick("norms of an outer product", sizes)
+    return OUTER_PRODUCT_WAYS[way](factor, bound)
 
 
 @squared_norms_of.register
@@ -106,10 +99,8 @@ def _(factor: PositionSum, bound: int) -> Tensor:
 
 @squared_norms_of.register
 def _(factor: RowSum, bound: int) -> Tensor:
-    kernels = kernels_for(factor.grad_output)
-    if kernels is not None:
-        return kernels.table_squared_norms(factor.index, factor.grad_output)
-    return _squared(factor.coalesced(wide(factor.dtype)).grad_output)
+    way = chooser_of(factor.grad_output).pick("norms of a table")
+    return TABLE_WAYS[way](factor)
 
 
 @squared_norms_of.register
@@ -119,39 +110,33 @@ def _(factor: Stacked, bound: int) -> Tensor:
 
 @squared_norms_of.register
 def _(factor: Convolution, bound: int) -> Tensor:
-    outputs, inputs = factor.kernel[0] // factor.groups, prod(factor.kernel[1:])
-    kernels = kernels_for(factor.grad_output, factor.input)
-    if kernels is not None and len(factor.stride) <= 2:
-        if kernels.convolution_gram_is_cheaper(factor.positions, outputs, inputs):
-            return kernels.convolution_by_gram(*factor.in_two_dimensions())
-        return kernels.convolution_by_tiles(*factor.in_two_dimensions())
-    if not gram_is_cheaper(factor.positions, outputs, inputs):
-        return by_tiles([factor], bound)
-    copied = factor.groups * inputs * factor.positions  # of one sample
-    step = at_once(copied * factor.input.element_size(), bound)
-    found = []
-    for start in range(0, factor.shape[0], step):
-        some: Convolution = factor.mapped(lambda x, at=start: x[at : at + step])  # type: ignore[misc]
-        # The order of the columns does not matter here.
-        last = factor.channels_last_is_cheaper
-        windows = some.channels_last() if last else some.as_outer_product()
-        found.append(by_gram(windows, bound).view(-1, factor.groups).sum(1))
-    return torch.cat(found)
+    chooser = chooser_of(factor.grad_output, factor.input)
+    way = chooser.pick("norms of a convolution", _sizes(factor))
+    return CONVOLUTION_WAYS[way](factor, bound)
+
+
+def _sizes(factor: Convolution) -> tuple[int, int, int, int]:
+    """Positions, outputs and columns of each group, and spatial dimensions."""
+    outputs, columns = factor.kernel[0] // factor.groups, prod(factor.kernel[1:])
+    return factor.positions, outputs, columns, len(factor.stride)
+
+
+KernelName = Literal["gram_squared_norms", "column_squared_norms"]
 
 
 class Launch(NamedTuple):
-    """What can share a launch: the kernel, and all that must be the same for it."""
+    """A launch that parameters can share: the kernel, and all that must be the same for it."""
 
-    kernel: Literal["gram_squared_norms", "column_squared_norms"]
+    kernel: KernelName
     device: torch.device
     samples: int
     dtypes: tuple[torch.dtype, ...]
 
 
 def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tensor, ...]] | None:
-    """The launch that a parameter can share with others, and what that reads of it, (n, t, d) each.
+    """Gives the launch that a parameter can share with others, and the tensors it reads, (n, t, d) each.
 
-    None where it is better off by itself.
+    None where a launch of its own is cheaper.
     """
     if len(factors) != 1:
         return None
@@ -167,37 +152,20 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
         parts = [factor.gradients.unsqueeze(1)]  # one position
     else:
         return None
-    kernels = kernels_for(*parts)
-    if kernels is None:
+    chooser = chooser_of(*parts)
+    if chooser.pick("launches of parameters") == "one each":
         return None
     tensors = (*[t if t.dim() == 3 else _flat_columns(t) for t in parts[:2]], *parts[2:])
-    described = [(t.shape, t.dtype) for t in tensors]
-    is_outer = kind is OuterProduct
-    is_precise = is_outer and factor.dtype is torch.float32
-    precision = kernels.float32_precision() if is_precise else None
-    device = tensors[0].device
-    launch = _launch_for(kernels, device, is_outer, bound, precision, *described)
-    return None if launch is None else (launch, tensors)
-
-
-@cached("launches of norms, by shapes, types and precision", most=1000)
-def _launch_for(
-    kernels: Any,
-    device: torch.device,
-    is_outer: bool,
-    bound: int,
-    precision: str | None,
-    *described: tuple[Any, torch.dtype],
-) -> Launch | None:
-    """The same, which shapes, types and precision decide: asked once for each layer of a kind."""
-    shapes, dtypes = zip(*described, strict=True)
-    n, t, o = shapes[0]
-    if not is_outer:
-        return Launch("column_squared_norms", device, n, dtypes)
-    is_one_type = dtypes[0] == dtypes[1]
-    if is_one_type and _gram_kernel_is_cheapest(kernels, (n, t, o, shapes[1][2]), dtypes[0], bound):
-        return Launch("gram_squared_norms", device, n, dtypes)
-    return None
+    kernel: KernelName = "column_squared_norms"
+    if kind is OuterProduct:
+        g, x = tensors
+        precision = all_launchers().float32_precision() if g.dtype is torch.float32 else None
+        sizes = g.shape, x.shape, g.dtype, x.dtype, bound, precision
+        if chooser.pick("launch of an outer product", sizes) == "alone":
+            return None
+        kernel = "gram_squared_norms"
+    dtypes = tuple([t.dtype for t in tensors])
+    return Launch(kernel, tensors[0].device, tensors[0].shape[0], dtypes), tensors
 
 
 def squared_norms_in_one_launch(
@@ -207,32 +175,30 @@ def squared_norms_in_one_launch(
 
     (len(tensors) + len(summed), n) in float64.
     """
-    kernels, gs, xs, statistics = _in_one_launch(tensors)
+    gs, xs, statistics = _in_one_launch(tensors)
     if launch.kernel == "gram_squared_norms":
         assert not summed, "inner products have no sums of g that could be trusted"
-        return kernels.gram_squared_norms(gs, xs)
-    return kernels.column_squared_norms(gs, xs, statistics, summed)
+        return all_launchers().gram_squared_norms(gs, xs)
+    return all_launchers().column_squared_norms(gs, xs, statistics, summed)
 
 
 def sums_in_one_launch(
     tensors: Sequence[tuple[Tensor, ...]], summed: Sequence[int]
 ) -> tuple[list[Tensor], Tensor]:
-    """Of what a launch for columns reads: the gradients, (n, d) each, and their squared norms."""
-    kernels, gs, xs, statistics = _in_one_launch(tensors)
-    sums, squares = kernels.column_sums(gs, xs, statistics, summed)
+    """Gives the gradients, (n, d) each, of the tensors of a launch for columns, and their squared norms."""
+    gs, xs, statistics = _in_one_launch(tensors)
+    sums, squares = all_launchers().column_sums(gs, xs, statistics, summed)
     widths = [g.shape[2] for g in (*gs, *(gs[k] for k in summed))]
     return list(sums.split(widths, 1)), squares
 
 
 def _in_one_launch(
     tensors: Sequence[tuple[Tensor, ...]],
-) -> tuple[Any, list[Tensor], list[Tensor], list[Tensor]]:
-    """The kernels, all g, all x or none, and all means and then all 1 / std, or none."""
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """All g, all x or none, and all means and then all 1 / std, or none."""
     gs, *others = [list(of_kind) for of_kind in zip(*tensors, strict=True)]
-    kernels = kernels_for(gs[0])
-    assert kernels is not None
     xs, *statistics = others or [[]]
-    return kernels, gs, xs, [t for of_kind in statistics for t in of_kind]
+    return gs, xs, [t for of_kind in statistics for t in of_kind]
 
 
 def _flat_columns(t: Tensor) -> Tensor:
@@ -240,58 +206,7 @@ def _flat_columns(t: Tensor) -> Tensor:
     return t.flatten(2) if t.dim() > 2 else t.unsqueeze(2)
 
 
-def _gram_kernel_is_cheapest(
-    kernels: Any, sizes: tuple[int, int, int, int], dtype: torch.dtype, bound: int
-) -> bool:
-    """Against the gradient, and against two whole matrices by the GPU's own library."""
-    n, t, o, i = sizes
-    if t == 1:
-        return False
-    is_alone = n * t * (o + i) * dtype.itemsize > bound
-    by_kernel: float = kernels.gram_microseconds(*sizes, dtype, is_alone=is_alone)
-    if dtype == torch.float32:
-        by_gradients = _gradients_microseconds(*sizes)
-    else:
-        by_gradients = kernels.tile_microseconds(*sizes, dtype)
-    return by_kernel <= min(by_gradients, _products_microseconds(*sizes, dtype))
-
-
-def _tile_kernel_is_cheapest(factor: OuterProduct, kernels: Any) -> bool:
-    if factor.dtype == torch.float32:  # the GPU's own products are faster
-        return False
-    (n, o, i), t, dtype = factor.shape, factor.positions, factor.dtype
-    by_kernel: float = kernels.tile_microseconds(n, t, o, i, dtype)
-    return factor.input.dtype == dtype and by_kernel <= _products_microseconds(n, t, o, i, dtype)
-
-
-def _products_microseconds(n: int, t: int, o: int, i: int, dtype: torch.dtype) -> float:
-    """What two matrices of inner products cost on an H200: to multiply, write and read them."""
-    multiplications = n * t * t * (o + i) / (3.3e8 if dtype.itemsize == 2 else _FLOAT32_RATE)
-    return multiplications + n * t * t * 6 * 4 / 4e6 + _MORE_LAUNCHES
-
-
-def _gradients_microseconds(n: int, t: int, o: int, i: int) -> float:
-    """What the gradients themselves cost there in float32: to multiply, write and read them."""
-    return n * t * o * i / _FLOAT32_RATE + n * o * i * 2 * 4 / 4e6
-
-
-_FLOAT32_RATE = 2.0e7  # multiplications a microsecond of an H200's own products in float32
-
-
-_MORE_LAUNCHES = 20.0  # microseconds: the two products, what is made of them, and their checks
-
-
-def gram_is_cheaper(t: int, o: int, i: int) -> bool:
-    """Whether two (t, t) matrices of inner products cost less than the (o, i) gradient itself."""
-    return t * (o + i) < o * i
-
-
-def is_little_work(n: int, t: int, o: int, i: int) -> bool:
-    """Whether the gradients themselves take no longer than the calls that inner products need more."""
-    return n * t * o * i < _LITTLE
-
-
-_LITTLE = 10**6  # multiplications; ten calls of torch
+# -- ways of an outer product
 
 
 def by_rank_one(factor: OuterProduct) -> Tensor:
@@ -308,16 +223,98 @@ def by_gram(factor: OuterProduct, bound: int) -> Tensor:
     block = t if step > 1 else at_once(2 * t * dtype.itemsize, bound)
     for start in range(0, n, step):
         some = factor.part(slice(start, start + step)) if step < n else factor
-        g, x = aligned(some.grad_output), aligned(some.input)
+        g, x = with_aligned_width(some.grad_output), with_aligned_width(some.input)
         parts = []
         for first in range(0, max(t, 1), max(block, 1)):
             rows = slice(first, first + block)
             a, b = bmm(g[:, rows], g.mT, dtype), bmm(x[:, rows], x.mT, dtype)
             diagonal = a.diagonal(first, 1, 2) * b.diagonal(first, 1, 2)
-            parts.append((_inner(a, b), diagonal.sum(1, dtype=torch.float64)))
+            parts.append((inner_products(a, b), diagonal.sum(1, dtype=torch.float64)))
         inner, terms = (reduce(add, of_blocks) for of_blocks in zip(*parts, strict=True))
         found.append(_checked(inner, terms, [OuterProduct(g, x)], bound))
     return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _by_rank_one_kernel(factor: OuterProduct, bound: int) -> Tensor:
+    g, x = factor.grad_output[:, 0], factor.input[:, 0]
+    return all_launchers().rank_one_squared_norms(g, x)
+
+
+def _by_tile_kernel(factor: OuterProduct, bound: int) -> Tensor:
+    return all_launchers().tile_squared_norms(factor.grad_output, factor.input)
+
+
+def _by_torch(factor: OuterProduct, bound: int) -> Tensor:
+    """By whatever way is the cheapest of those without kernels."""
+    g, x = factor.grad_output, factor.input
+    sizes = g.shape, x.shape, g.dtype, x.dtype
+    way = chooser_of(g, x, by_kernels=False).pick("norms of an outer product", sizes)
+    return OUTER_PRODUCT_WAYS[way](factor, bound)
+
+
+OUTER_PRODUCT_WAYS: dict[str, Callable[[OuterProduct, int], Tensor]] = {
+    "rank one": lambda factor, bound: by_rank_one(factor),
+    "inner products": by_gram,
+    "gradients": lambda factor, bound: by_tiles([factor], bound),
+    "rank one kernel": _by_rank_one_kernel,
+    "tile kernel": _by_tile_kernel,
+    "torch": _by_torch,
+}
+
+
+# -- ways of a table, and of a convolution
+
+
+def _by_coalesced_rows(table: RowSum) -> Tensor:
+    return _squared(table.coalesced(wide(table.dtype)).grad_output)
+
+
+def _by_table_kernel(table: RowSum) -> Tensor:
+    return all_launchers().table_squared_norms(table.index, table.grad_output)
+
+
+TABLE_WAYS = {"rows added up": _by_coalesced_rows, "kernel": _by_table_kernel}
+
+
+def _by_gram_of_windows(factor: Convolution, bound: int) -> Tensor:
+    """Inner products of copied windows, as many samples at a time as fit."""
+    copied = factor.groups * prod(factor.kernel[1:]) * factor.positions  # of one sample
+    step = at_once(copied * factor.input.element_size(), bound)
+    found = []
+    for start in range(0, factor.shape[0], step):
+        some: Convolution = factor.mapped(lambda x, at=start: x[at : at + step])  # type: ignore[misc]
+        # The order of the columns does not matter here.
+        last = factor.channels_last_is_cheaper
+        windows = some.channels_last() if last else some.as_outer_product()
+        found.append(by_gram(windows, bound).view(-1, factor.groups).sum(1))
+    return torch.cat(found)
+
+
+def _convolution_by_torch(factor: Convolution, bound: int) -> Tensor:
+    """By whatever way is the cheapest of those without kernels."""
+    chooser = chooser_of(factor.grad_output, by_kernels=False)
+    way = chooser.pick("norms of a convolution", _sizes(factor))
+    return CONVOLUTION_WAYS[way](factor, bound)
+
+
+def _by_convolution_tiles(factor: Convolution, bound: int) -> Tensor:
+    return all_launchers().convolution_by_tiles(*factor.in_two_dimensions())
+
+
+def _by_convolution_pairs(factor: Convolution, bound: int) -> Tensor:
+    return all_launchers().convolution_by_gram(*factor.in_two_dimensions())
+
+
+CONVOLUTION_WAYS: dict[str, Callable[[Convolution, int], Tensor]] = {
+    "inner products": _by_gram_of_windows,
+    "gradients": lambda factor, bound: by_tiles([factor], bound),
+    "tile kernel": _by_convolution_tiles,
+    "pair kernel": _by_convolution_pairs,
+    "torch": _convolution_by_torch,
+}
+
+
+# -- sums that have cancelled
 
 
 def is_cancelled(found: Tensor, terms: Tensor, dtype: torch.dtype) -> Tensor:
@@ -329,21 +326,17 @@ def is_cancelled(found: Tensor, terms: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _checked(found: Tensor, terms: Tensor, factors: Sequence[Factor], bound: int) -> Tensor:
-    """Squared norms as found, or from the gradients where too much has cancelled.
+    """Gives squared norms as found, or from the gradients where too much has cancelled.
 
-    On a GPU and in a compiled step not those of a tied embedding and head: they would have to be waited for.
+    Where nobody can look at values without waiting for them, a tied embedding and head are left as found.
     """
     factor = factors[0]
-    if found.device.type == "cpu" and not is_traced(found):
-        return _computed_again(found, terms, factors, bound)
     if len(factors) == 1 and isinstance(factor, OuterProduct):
-        g, x = factor.grad_output, factor.input
-        if found.device.type == "cpu":
-            return _mended_norms(found, terms, g, x, bound)
-        kernels = kernels_for(g, x)
-        if kernels is not None:
-            return kernels.mended_squared_norms(found, terms, g, x)
-    return found.clamp(min=0)
+        chooser = chooser_of(factor.grad_output, factor.input)
+        way = chooser.pick("mending of an outer product")
+    else:
+        way = chooser_of(found).pick("mending")
+    return MENDING_WAYS[way](found, terms, factors, bound)
 
 
 def _computed_again(found: Tensor, terms: Tensor, factors: Sequence[Factor], bound: int) -> Tensor:
@@ -356,8 +349,25 @@ def _computed_again(found: Tensor, terms: Tensor, factors: Sequence[Factor], bou
 
 @operation("mended_norms", lambda found, terms, g, x, bound: torch.empty_like(found))
 def _mended_norms(found: Tensor, terms: Tensor, g: Tensor, x: Tensor, bound: int) -> Tensor:
-    """The same as a function of a compiled step, which cannot look at numbers itself."""
+    """The same as an operation of a compiled step, whose trace has no values to look at."""
     return _computed_again(found.clone(), terms, [OuterProduct(g, x)], bound)
+
+
+def _mended_in_an_operation(found: Tensor, terms: Tensor, factors: Any, bound: int) -> Tensor:
+    return _mended_norms(found, terms, factors[0].grad_output, factors[0].input, bound)
+
+
+def _mended_by_kernel(found: Tensor, terms: Tensor, factors: Any, bound: int) -> Tensor:
+    g, x = factors[0].grad_output, factors[0].input
+    return all_launchers().mended_squared_norms(found, terms, g, x)
+
+
+MENDING_WAYS: dict[str, Callable[[Tensor, Tensor, Any, int], Tensor]] = {
+    "computed again": _computed_again,
+    "in an operation": _mended_in_an_operation,
+    "kernel": _mended_by_kernel,
+    "left as found": lambda found, *_: found.clamp(min=0),
+}
 
 
 def by_tiles(factors: Sequence[Factor], bound: int) -> Tensor:
@@ -376,14 +386,6 @@ def by_tiles(factors: Sequence[Factor], bound: int) -> Tensor:
         found[samples] += squares
     assert found is not None
     return found
-
-
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """Σ a b, (n, ...) -> (n,) in float64."""
-    a, b = a.flatten(1), b.flatten(1)
-    if a.device.type == "cpu":  # three times as fast as to multiply, and then to sum up in float64
-        return torch.bmm(a.unsqueeze(1), b.unsqueeze(2)).view(-1).double()
-    return (a * b).sum(1, dtype=torch.float64)
 
 
 def _squared(x: Tensor) -> Tensor:
@@ -406,5 +408,5 @@ def _table_times_product(table: RowSum, head: OuterProduct, bound: int) -> Tenso
         )
         index = rows.index.unsqueeze(1).expand(-1, s, -1)
         picked = products.grad_output.gather(2, index).to(dtype)  # (n, s, t)
-        found.append(_inner(picked, bmm(products.input, rows.grad_output.mT, dtype)))
+        found.append(inner_products(picked, bmm(products.input, rows.grad_output.mT, dtype)))
     return torch.cat(found)

@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from pergrad.factors import ALL, ByOwner, Factor, OuterProduct, RowSum
+from pergrad.reductions.choosing import chooser_of
 from pergrad.reductions.tiles import at_once, sample_tiles
-from pergrad.runtime import bmm, is_for_compiler, wide
+from pergrad.runtime import bmm, wide
 
 __all__ = ["CountSketch", "TwoSidedSketch", "count_sketch", "two_sided_sketch"]
 
@@ -118,7 +119,7 @@ class CountSketch:
 
     def of_columns(self, x: Tensor) -> Tensor:
         """(..., columns) -> (..., k)."""
-        if self.runs is not None and x.is_cpu and not is_for_compiler(x):
+        if chooser_of(x).pick("sketch of columns", (self.runs is not None,)) == "runs":
             return self._by_runs(x)
         return _scattered(x, self.column_buckets, self.column_signs, self.size)
 
@@ -143,23 +144,26 @@ def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
 def _scattered(x: Tensor, buckets: Tensor, signs: Tensor, size: int) -> Tensor:
     """Add entry j of the last dimension, with its sign, to bucket h(j)."""
     flat = x.reshape(-1, x.shape[-1])
-    if x.is_cpu:  # row by row twice as fast as on the transposed
-        signed = flat * signs.to(x.dtype)
-        out = flat.new_zeros(len(flat), size).index_add_(1, buckets, signed)
-    else:
-        signed = flat.T * signs.to(x.dtype).unsqueeze(1)
-        out = flat.new_zeros(size, len(flat)).index_add_(0, buckets, signed).T
-    return out.reshape(*x.shape[:-1], size)
+    way = chooser_of(x).pick("buckets")
+    return BUCKET_WAYS[way](flat, buckets, signs.to(x.dtype), size).reshape(*x.shape[:-1], size)
+
+
+def _scattered_by_row(flat: Tensor, buckets: Tensor, signs: Tensor, size: int) -> Tensor:
+    signed = flat * signs
+    return flat.new_zeros(len(flat), size).index_add_(1, buckets, signed)
+
+
+def _scattered_by_column(flat: Tensor, buckets: Tensor, signs: Tensor, size: int) -> Tensor:
+    signed = flat.T * signs.unsqueeze(1)
+    return flat.new_zeros(size, len(flat)).index_add_(0, buckets, signed).T
+
+
+BUCKET_WAYS = {"by row": _scattered_by_row, "by column": _scattered_by_column}
 
 
 def count_sketch(factors: Sequence[Factor], sketch: CountSketch, bound: int) -> Tensor:
     """The sketches of Σ_f F_n, (n, k)."""
     return reduce(add, (count_sketch_of(factor, sketch, bound) for factor in factors))
-
-
-def fourier_is_cheaper(t: int, o: int, i: int, size: int) -> bool:
-    """Whether transforms of t positions cost less than the (o, i) gradient itself."""
-    return t * size * 3 * size.bit_length() < t * o * i
 
 
 @singledispatch
@@ -188,9 +192,9 @@ def by_entries(factor: Factor, sketch: CountSketch, bound: int) -> Tensor:
 @count_sketch_of.register
 def _(factor: OuterProduct, sketch: CountSketch, bound: int) -> Tensor:
     _, o, i = factor.shape
-    if fourier_is_cheaper(factor.positions, o, i, sketch.size):
-        return by_fourier(factor, sketch, bound)
-    return by_entries(factor, sketch, bound)
+    sizes = factor.positions, o, i, sketch.size
+    way = chooser_of(factor.grad_output).pick("sketch of an outer product", sizes)
+    return SKETCH_WAYS[way](factor, sketch, bound)
 
 
 def by_fourier(factor: OuterProduct, sketch: CountSketch, bound: int) -> Tensor:
@@ -212,6 +216,9 @@ def by_fourier(factor: OuterProduct, sketch: CountSketch, bound: int) -> Tensor:
             sums.append((g * x).squeeze(1) if g.shape[1] == 1 else (g * x).sum(1))
         found.append(torch.fft.irfft(reduce(add, sums), size))
     return found[0] if len(found) == 1 else torch.cat(found)
+
+
+SKETCH_WAYS = {"entries": by_entries, "transforms": by_fourier}
 
 
 @count_sketch_of.register

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce, singledispatch
 from operator import add
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from pergrad.factors import ByOwner, Convolution, Dense, Factor, OuterProduct, RowSum, Stacked
-from pergrad.kernels import kernels_for
+from pergrad.kernels import all_launchers
+from pergrad.reductions.choosing import chooser_of
 from pergrad.reductions.tiles import as_rows, is_small, wide_dtype
-from pergrad.runtime import aligned, is_for_compiler, is_large, is_traced, mm, operation, wide
+from pergrad.runtime import is_large, mm, operation, wide, with_aligned_width
 
 __all__ = ["is_summed_in_company", "weighted_sum", "weighted_sums_in_company"]
 
@@ -32,44 +33,55 @@ def is_summed_in_company(factors: Sequence[Factor], bound: int) -> bool:
     """Whether a parameter is summed up faster with others: on a GPU, small ones and products of halves."""
     factor = factors[0]
     if len(factors) == 1 and isinstance(factor, Dense):
-        return is_small(factor) and kernels_for(factor.gradients) is not None
+        way = chooser_of(factor.gradients).pick("sums of small gradients")
+        return way == "together" and is_small(factor)
     if len(factors) > 1 or not isinstance(factor, OuterProduct):
         return False
     g, x = factor.grad_output, factor.input
-    if g.dtype != x.dtype or g.dtype.itemsize != 2 or factor.positions < 32:
-        return False
-    is_small_enough = is_traced(g) or factor.size * g.dtype.itemsize <= bound
-    return is_small_enough and kernels_for(g, x) is not None
+    sizes = factor.positions, factor.size, g.dtype, x.dtype, bound
+    return chooser_of(g, x).pick("sums of outer products", sizes) == "together"
 
 
 def weighted_sums_in_company(factors: Sequence[Any], scale: Tensor, bound: int) -> list[Tensor]:
-    """Σ_n scale[n] G_n of each, of gradients or of outer products of halves, all of one type.
-
-    For outer products the kernel is slower than the GPU's own product: on an H200 it takes 350 µs for a block
-    of GPT-2, where scaling and products take 256. But it is one launch for all parameters, where those are
-    four for each. In a compiled step, where launches cost little, it only looks after the products: whether a
-    sample that is left out has spoilt them.
-    """
+    """Σ_n scale[n] G_n of each, of gradients or of outer products of halves, all of one type."""
     if isinstance(factors[0], Dense):
         return _sums_of_gradients(factors, scale)
-    kernels = kernels_for(factors[0].grad_output)
-    assert kernels is not None
-    if not is_traced(factors[0].grad_output):
-        gs, xs = [f.grad_output for f in factors], [f.input for f in factors]
-        found: list[Tensor] = kernels.weighted_outer_products(gs, xs, scale)
-        return found
+    way = chooser_of(factors[0].grad_output).pick("joint sums of outer products")
+    return JOINT_SUM_WAYS[way](factors, scale, bound)
+
+
+def _by_one_kernel(factors: Sequence[OuterProduct], scale: Tensor, bound: int) -> list[Tensor]:
+    """One launch for all parameters.
+
+    The kernel is slower than the GPU's own product: on an H200 it takes 350 µs for a block of GPT-2, where
+    scaling and products take 256. But those are four launches for each parameter.
+    """
+    gs, xs = [f.grad_output for f in factors], [f.input for f in factors]
+    found: list[Tensor] = all_launchers().weighted_outer_products(gs, xs, scale)
+    return found
+
+
+def _by_products(factors: Sequence[OuterProduct], scale: Tensor, bound: int) -> list[Tensor]:
+    """The GPU's own products, and one kernel that mends those which a sample left out has spoilt."""
     sums: list[Tensor] = []
     waiting: list[tuple[Tensor, Tensor, Tensor]] = []  # their products and factors
     held = 0
     for factor in factors:
-        g, x = aligned(factor.grad_output), aligned(factor.input)
+        g, x = with_aligned_width(factor.grad_output), with_aligned_width(factor.input)
         waiting.append((_product(g, x, scale), g, x))
         sums.append(waiting[-1][0][: factor.shape[1], : factor.shape[2]])
         held += g.nbytes + x.nbytes
         if held >= bound or factor is factors[-1]:
-            kernels.mend_weighted_outer_products(*map(list, zip(*waiting, strict=True)), scale)
+            read = map(list, zip(*waiting, strict=True))
+            all_launchers().mend_weighted_outer_products(*read, scale)
             waiting, held = [], 0
     return sums
+
+
+JOINT_SUM_WAYS: dict[str, Callable[[Sequence[OuterProduct], Tensor, int], list[Tensor]]] = {
+    "kernel": _by_one_kernel,
+    "products, mended": _by_products,
+}
 
 
 def _sums_of_gradients(factors: Sequence[Dense], scale: Tensor) -> list[Tensor]:
@@ -90,32 +102,52 @@ def _product(g: Tensor, x: Tensor, scale: Tensor) -> Tensor:
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
-    """scale[n] x[n, ...], zero where the scale is; rounded to less than float32 on a GPU only.
-
-    There a product in low precision is many times as fast.
-    """
+    """scale[n] x[n, ...], zero where the scale is; rounded to less than float32 on a GPU only."""
     if scale is None:
         return x
-    # A compiler makes one kernel of it by itself.
-    kernels = None if is_for_compiler(x) else kernels_for(x)
-    if kernels is not None:
-        return kernels.scaled_samples(x, scale, True)
+    return SCALING_WAYS[chooser_of(x).pick("scaled samples")](x, scale)
+
+
+def _scaled_in_torch(x: Tensor, scale: Tensor) -> Tensor:
     scale = scale.view(-1, *[1] * (x.dim() - 1))
-    scaled = (x * scale.to(wide(x.dtype))).where(scale != 0, 0)
-    return scaled.to(x.dtype) if x.is_cuda else scaled
+    return (x * scale.to(wide(x.dtype))).where(scale != 0, 0)
+
+
+def _scaled_by_kernel(x: Tensor, scale: Tensor) -> Tensor:
+    return all_launchers().scaled_samples(x, scale, True)
+
+
+SCALING_WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "in torch": _scaled_in_torch,
+    "in torch, rounded": lambda x, scale: _scaled_in_torch(x, scale).to(x.dtype),
+    "kernel": _scaled_by_kernel,
+}
 
 
 def _without_dropped(x: Tensor, scale: Tensor | None) -> Tensor:
     """X with zeros for the samples that are left out: their NaNs would outlive a zero factor."""
     if scale is None:
         return x
-    kernels = None if is_for_compiler(x) else kernels_for(x)
-    if kernels is not None:
-        return kernels.scaled_samples(x, scale, False)
-    is_kept = scale != 0
-    if x.device.type == "cpu" and not is_traced(x) and bool(is_kept.all()):
-        return x
-    return x.where(is_kept.view(-1, *[1] * (x.dim() - 1)), 0)
+    return DROPPING_WAYS[chooser_of(x).pick("dropped samples")](x, scale)
+
+
+def _zeroed_where_dropped(x: Tensor, scale: Tensor) -> Tensor:
+    return x.where((scale != 0).view(-1, *[1] * (x.dim() - 1)), 0)
+
+
+def _zeroed_if_any_is_dropped(x: Tensor, scale: Tensor) -> Tensor:
+    return x if bool((scale != 0).all()) else _zeroed_where_dropped(x, scale)
+
+
+def _zeroed_by_kernel(x: Tensor, scale: Tensor) -> Tensor:
+    return all_launchers().scaled_samples(x, scale, False)
+
+
+DROPPING_WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "looked for": _zeroed_if_any_is_dropped,
+    "zeroed": _zeroed_where_dropped,
+    "kernel": _zeroed_by_kernel,
+}
 
 
 @singledispatch
@@ -128,16 +160,8 @@ def weighted_sum_of(factor: Factor, scale: Tensor | None, dtype: torch.dtype) ->
 
 
 def _weighted_rows(rows: Tensor, scale: Tensor) -> Tensor:
-    kernels = None if is_for_compiler(rows) else kernels_for(rows)
-    if kernels is not None:
-        found: Tensor = kernels.weighted_rows(rows, scale)
-        return found
-    if not is_traced(rows):
-        return _product_of_rows(rows, scale)
-    # A compiler makes one pass of it; but on a CPU it takes twice the time of a product where they are large.
-    if rows.device.type == "cpu" and is_large(rows.shape, rows):
-        return _large_product_of_rows(rows, scale)
-    return _scaled(rows, scale).sum(0)
+    """Σ_n scale[n] rows[n]."""
+    return WEIGHTED_ROWS_WAYS[chooser_of(rows).pick("weighted rows")](rows, scale)
 
 
 def _product_of_rows(rows: Tensor, scale: Tensor) -> Tensor:
@@ -150,6 +174,27 @@ _large_product_of_rows = operation(
 )(_product_of_rows)
 
 
+def _scaled_and_summed(rows: Tensor, scale: Tensor) -> Tensor:
+    return _scaled(rows, scale).sum(0)
+
+
+def _scaled_and_summed_unless_large(rows: Tensor, scale: Tensor) -> Tensor:
+    is_much = is_large(rows.shape, rows)
+    return _large_product_of_rows(rows, scale) if is_much else _scaled_and_summed(rows, scale)
+
+
+def _rows_by_kernel(rows: Tensor, scale: Tensor) -> Tensor:
+    return all_launchers().weighted_rows(rows, scale)
+
+
+WEIGHTED_ROWS_WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "one product": _product_of_rows,
+    "scaled and summed": _scaled_and_summed,
+    "scaled and summed unless large": _scaled_and_summed_unless_large,
+    "kernel": _rows_by_kernel,
+}
+
+
 @weighted_sum_of.register
 def _(factor: OuterProduct, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     g, x = factor.grad_output, factor.input
@@ -157,7 +202,8 @@ def _(factor: OuterProduct, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
         g, x = _without_dropped(g, scale), _scaled(x, scale)
     else:
         g, x = _scaled(g, scale), _without_dropped(x, scale)
-    total = mm(aligned(g).flatten(0, 1).T, aligned(x).flatten(0, 1), dtype)
+    g = with_aligned_width(g).flatten(0, 1)
+    total = mm(g.T, with_aligned_width(x).flatten(0, 1), dtype)
     return total[: factor.shape[1], : factor.shape[2]]
 
 
@@ -170,9 +216,9 @@ def _(factor: RowSum, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
 @weighted_sum_of.register
 def _(factor: Convolution, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     g, x = _scaled(factor.grad_output, scale), _without_dropped(factor.input, scale)
-    # A GPU sums up in float32 whatever it is given, and rounds once.
-    of_halves = g.dtype if g.is_cuda and g.dtype == x.dtype else dtype
-    return replace(factor, grad_output=g, input=x).summed(of_halves).to(dtype)
+    way = chooser_of(g).pick("sum of a convolution", (g.dtype, x.dtype))
+    summed_in = g.dtype if way == "halves" else dtype
+    return replace(factor, grad_output=g, input=x).summed(summed_in).to(dtype)
 
 
 @weighted_sum_of.register

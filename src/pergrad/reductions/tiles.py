@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pergrad.factors import ALL, Factor, add_up
-from pergrad.runtime import promoted, wide
+from pergrad.runtime import free_on_gpu, promoted, wide
 
 __all__ = [
     "as_rows",
@@ -28,17 +28,14 @@ _ENOUGH, _ENOUGH_ON_GPU, _ENOUGH_TO_WAIT = 32 * 2**20, 256 * 2**20, 2**30
 
 
 def default_bound(device: torch.device, *, waits: bool = False) -> int:
-    """Bytes that a reduction may use beside its result: a sixteenth of what is free, or enough.
+    """Gives the bytes that a reduction may use beside its result: a sixteenth of what is free, or enough.
 
-    More is enough where what comes `waits`, to be done at once.
+    Where parameters wait to share launches (`waits`), more is enough.
     """
-    if device.type == "cuda":
-        enough = _ENOUGH_TO_WAIT if waits else _ENOUGH_ON_GPU
-        free = torch.cuda.mem_get_info(device)[0]
-        if free // 16 >= enough:  # without the allocator's statistics, which take a millisecond
-            return enough
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return min(free // 16, enough)
+    enough = _ENOUGH_TO_WAIT if waits else _ENOUGH_ON_GPU
+    on_gpu = free_on_gpu(device, 16 * enough)
+    if on_gpu is not None:
+        return min(on_gpu // 16, enough)
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return min(free // 16, _ENOUGH)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pergrad.factors.choosing import chooser_of
 from pergrad.runtime import internals, operation
 
 __all__ = ["GRU", "LSTM", "RELU", "TANH", "Cell", "Kept", "State"]
@@ -37,6 +38,10 @@ def _hidden(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 class Cell(ABC):
     """One step of a recurrent network."""
+
+    def at(self, projected: Tensor) -> Cell:
+        """The same cell in the form that suits the machine that the projected input is on."""
+        return self
 
     @abstractmethod
     def step(
@@ -82,19 +87,15 @@ def _lstm_pull(
 
 
 class _Lstm(Cell):
-    """c' = σ(f) c + σ(i) tanh(g),  h' = σ(o) tanh(c'),  of (i, f, g, o) = x + W_h h + b_h.
+    """c' = σ(f) c + σ(i) tanh(g),  h' = σ(o) tanh(c'),  of (i, f, g, o) = x + W_h h + b_h."""
 
-    On a GPU a step is a product and torch's own kernel for the rest, in the type of the states.
-    """
+    def at(self, projected: Tensor) -> Cell:
+        return LSTM_WAYS[chooser_of(projected).pick("step of an LSTM")]
 
     def step(
         self, x: Tensor, state: State, weight: Tensor, bias: Tensor | None
     ) -> tuple[State, Kept]:
         h, c = state
-        if c.is_cuda:
-            hidden = _hidden(h, weight, bias).to(c.dtype)
-            output, after, gates = _lstm_step(x.to(c.dtype), hidden, c)
-            return (output, after), (gates, c, after)
         gates = _hidden(h, weight, bias).add_(x)
         i, f, g, o = gates.chunk(4, -1)
         gates[:, : 2 * i.shape[1]].sigmoid_()  # i and f
@@ -107,13 +108,8 @@ class _Lstm(Cell):
     def pull(
         self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
     ) -> tuple[Tensor, Tensor, State]:
-        of_h, of_c = grads
-        if weight.is_cuda:
-            gates, c, after = kept
-            found, of_before = _lstm_pull(of_h.to(c.dtype), of_c.to(c.dtype), c, after, gates)
-            both = found.to(weight.dtype) if out is None else out.copy_(found)
-            return both, both, (both @ weight, of_before)
         i, f, g, o, shown, c = kept
+        of_h, of_c = grads
         of_c = of_c + _through_tanh(of_h * o, shown)
         of_gates = [
             _through_sigmoid(of_c * g, i),
@@ -123,6 +119,27 @@ class _Lstm(Cell):
         ]
         both = torch.cat(of_gates, -1, out=out).to(weight.dtype)
         return both, both, (both @ weight, of_c * f)
+
+
+class _FusedLstm(_Lstm):
+    """The same as a product and torch's own kernel for the rest, in the type of the states."""
+
+    def step(
+        self, x: Tensor, state: State, weight: Tensor, bias: Tensor | None
+    ) -> tuple[State, Kept]:
+        h, c = state
+        hidden = _hidden(h, weight, bias).to(c.dtype)
+        output, after, gates = _lstm_step(x.to(c.dtype), hidden, c)
+        return (output, after), (gates, c, after)
+
+    def pull(
+        self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, State]:
+        gates, c, after = kept
+        of_h, of_c = (t.to(c.dtype) for t in grads)
+        found, of_before = _lstm_pull(of_h, of_c, c, after, gates)
+        both = found.to(weight.dtype) if out is None else out.copy_(found)
+        return both, both, (both @ weight, of_before)
 
 
 class _Gru(Cell):
@@ -173,4 +190,5 @@ class _Plain(Cell):
 
 
 LSTM, GRU = _Lstm(), _Gru()
+LSTM_WAYS: dict[str, Cell] = {"spelled out": LSTM, "fused": _FusedLstm()}
 TANH, RELU = _Plain(Tensor.tanh_, _through_tanh), _Plain(Tensor.relu_, _through_relu)

@@ -13,8 +13,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from pergrad.errors import MixedSamplesError
 from pergrad.factors import Dense, ElementProduct, NormalizedProduct, PositionSum, sums_by_groups
+from pergrad.factors.choosing import chooser_of
 from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
-from pergrad.runtime import internals, is_for_compiler
+from pergrad.runtime import internals
 
 __all__ = ["channel_affine"]
 
@@ -45,16 +46,13 @@ def layer_norm(
     mean: Tensor | None = None,  # (n, ..., 1)
     inverse: Tensor | None = None,  # (n, ..., 1) of 1 / std
 ) -> Gradients:
-    """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g.
-
-    On a GPU x̂ is left to who sums it up, with the statistics of the forward; on a CPU torch's own function is
-    the fastest way to it.
-    """
+    """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g; x̂ is written, or left to reductions with the forward's statistics."""
     shape = (grad_output.shape[0], -1, *normalized_shape)
     rows = grad_output.reshape(shape)
 
     def scale() -> ElementProduct | NormalizedProduct:
-        if mean is not None and inverse is not None and rows.is_cuda:
+        is_left = chooser_of(rows).pick("normalised input") == "left to reductions"
+        if is_left and mean is not None and inverse is not None:
             of_rows = (t.reshape(shape[0], -1, 1) for t in (mean, inverse))
             return NormalizedProduct(rows, input.reshape(rows.shape), *of_rows)
         normalized = F.layer_norm(input.to(grad_output.dtype), normalized_shape, eps=eps)
@@ -108,9 +106,7 @@ def group_norm(
 ) -> Gradients:
     """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g, with x̂ normalised over each group of channels.
 
-    Where the sums cost least as torch's own backward has them, ∂γ_n = (Σ_t g ⊙ x - mean Σ_t g) / std: then x̂
-    is never written. In a compiled step they are those of the input's gradient, computed once for both. On a
-    GPU x̂ is else left to who sums it up, with the statistics of the forward.
+    By sums, ∂γ_n = (Σ_t g ⊙ x - mean Σ_t g) / std, and x̂ is never written.
     """
 
     def statistics() -> tuple[Tensor, Tensor]:  # (n · r, groups) each
@@ -121,20 +117,22 @@ def group_norm(
         variance, center = torch.var_mean(groups, 2, correction=0)
         return center, (variance + eps).rsqrt()
 
-    if is_for_compiler(grad_output):
+    can_be_left = mean is not None and grad_output.shape[1] == 1
+    has_kernel = input is not None and _torch_has_a_kernel(grad_output)
+    way = chooser_of(grad_output).pick("gradients of a group norm", (can_be_left, has_kernel))
+    if way == "sums shared with the input's gradient":
         shift = _sum_of_positions(grad_output)
         return {
             "weight": lambda: Dense(_scale_by_sums(grad_output, input, shift, *statistics())),
             "bias": lambda: Dense(shift.sum(1)),
         }
-    is_left = grad_output.is_cuda and mean is not None and grad_output.shape[1] == 1
-    if input is not None and not is_left and _torch_has_a_kernel(grad_output):
+    if way == "sums of torch":
         both = cache(lambda: _scale_and_shift(grad_output, input, *statistics()))
         return {"weight": lambda: Dense(both()[0]), "bias": lambda: Dense(both()[1])}
     rows = _channels_last(grad_output)
 
     def scale() -> ElementProduct | NormalizedProduct:
-        if is_left:
+        if way == "left to reductions":
             of_groups = (t.unsqueeze(1) for t in statistics())
             return NormalizedProduct(rows, _channels_last(input), *of_groups)
         whole = input.to(grad_output.dtype).flatten(0, 1)

@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
+from pergrad.factors.choosing import chooser_of
 from pergrad.rules.cells import Cell, Kept, State
 from pergrad.rules.linear import linear
 from pergrad.rules.registry import Gradients, implements_per_sample_grads
-from pergrad.runtime import internals, is_traced, without_autocast
+from pergrad.runtime import internals, without_autocast
 
 __all__ = ["Run", "Steps", "Unrolled", "linear_over_steps", "recurrent_states", "unrolled"]
 
@@ -59,6 +60,7 @@ class Steps(NamedTuple):
 class Run:
     """All steps, once they are run."""
 
+    cell: Cell  # as it was run
     output: Tensor  # h of every step
     last: State  # of every sequence, after its last step
     kept: list[Kept]  # of every step, in the order in which they were run
@@ -85,6 +87,7 @@ def unrolled(
     if has_torch_function((projected, *start)):
         arguments = (cell, steps, projected, start, w_hh, b_hh, w_hr)
         return handle_torch_function(unrolled, (projected, *start), *arguments)
+    cell = cell.at(projected)
     output: list[Tensor] = []
     before: list[Tensor] = []
     unprojected: list[Tensor] = []
@@ -93,7 +96,7 @@ def unrolled(
     state = _rows(start, 0, 0)
     # All casts are written out: autocast would have torch's own cell in low precision.
     with torch.no_grad(), without_autocast(projected.device):
-        if projected.is_cuda:  # once, and not in each step
+        if chooser_of(projected).pick("cast of a recurrent input") == "once":
             projected = projected.to(start[0].dtype)
         for rows, x in zip(steps.rows(projected), steps.split(projected), strict=True):
             state = _of_rows(rows, state, start, ended)
@@ -106,7 +109,7 @@ def unrolled(
             kept.append(known)
         for others in reversed(ended):
             state = _appended(state, others)
-        run = Run(steps.join(output), state, kept)
+        run = Run(cell, steps.join(output), state, kept)
         shown = steps.join(unprojected).to(w_hh.dtype) if unprojected else None
         return Unrolled(run, steps.join(before).to(w_hh.dtype), shown)
 
@@ -156,7 +159,6 @@ def _linear_over_steps(
 
 
 def recurrent_states(
-    cell: Cell,
     steps: Steps,
     projected: Tensor,
     start: State,
@@ -168,10 +170,10 @@ def recurrent_states(
 ) -> tuple[Tensor, ...]:
     """The output of a run and its last states, with gradients to the input, the start and the stand-ins."""
     if has_torch_function((projected, *start, hidden)):
-        arguments = (cell, steps, projected, start, hidden, shown, w_hh, w_hr, run)
+        arguments = (steps, projected, start, hidden, shown, w_hh, w_hr, run)
         return handle_torch_function(recurrent_states, (projected, *start, hidden), *arguments)
     found: tuple[Tensor, ...] = _Recurrence.apply(
-        cell, steps, run, w_hh, w_hr, projected, hidden, shown, *start
+        steps, run, w_hh, w_hr, projected, hidden, shown, *start
     )
     return found
 
@@ -182,14 +184,13 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        cell: Cell,
         steps: Steps,
         run: Run,
         w_hh: Tensor,
         w_hr: Tensor | None,
         *inputs: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        ctx.cell, ctx.steps, ctx.count = cell, steps, len(run.kept)
+        ctx.cell, ctx.steps, ctx.count = run.cell, steps, len(run.kept)
         ctx.save_for_backward(w_hh, w_hr, *[t for kept in run.kept for t in kept])
         return run.output.detach(), *[s.detach() for s in run.last]
 
@@ -202,7 +203,7 @@ class _Recurrence(torch.autograd.Function):
         # Its steps are nothing that a recorder should see.
         with internals.DisableTorchFunction(), without_autocast(w_hh.device):
             flow = _pulled_back(ctx.cell, ctx.steps, of_output, of_last, kept, w_hh, w_hr)
-        return None, None, None, None, None, *flow
+        return None, None, None, None, *flow
 
 
 def _pulled_back(
@@ -217,7 +218,7 @@ def _pulled_back(
     """The gradients of the projected input, of what W_h and W_r gave, and of the states to start with."""
     to_input: Tensor | None = None
     outs: Sequence[Tensor | None] = [None] * len(kept)
-    if not is_traced(of_output):  # a compiler would copy all of it for each step
+    if chooser_of(of_output).pick("gradients of steps") == "in place":
         shape = (*of_output.shape[:-1], w_hh.shape[0])
         to_input = of_output.new_empty(shape, dtype=w_hh.dtype)
         outs = steps.split(to_input)

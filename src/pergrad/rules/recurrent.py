@@ -47,7 +47,7 @@ def _layer(
     shown = None
     if w_hr is not None and unprojected is not None:
         shown = linear_over_steps(unprojected, w_hr, None, carry_samples(run.output, before))
-    return recurrent_states(cell, steps, projected, start, hidden, shown, w, r, run)
+    return recurrent_states(steps, projected, start, hidden, shown, w, r, run)
 
 
 def _stack(

@@ -2,8 +2,9 @@
 
 from pergrad.runtime import internals
 from pergrad.runtime.allocation import empty, is_large
+from pergrad.runtime.choosing import NEVER, Chooser, Table
+from pergrad.runtime.machine import MACHINES, Machine, free_on_gpu, machine_of, machine_on
 from pergrad.runtime.precision import (
-    aligned,
     autocast_state,
     bmm,
     cast_as_autocast,
@@ -12,6 +13,7 @@ from pergrad.runtime.precision import (
     mm,
     promoted,
     wide,
+    with_aligned_width,
     without_autocast,
 )
 from pergrad.runtime.tracing import (
@@ -23,22 +25,30 @@ from pergrad.runtime.tracing import (
 )
 
 __all__ = [
-    "aligned",
+    "MACHINES",
+    "NEVER",
+    "Chooser",
+    "Machine",
+    "Table",
     "autocast_state",
     "bmm",
     "cast_as_autocast",
     "computed_once",
     "current_autocast",
     "empty",
+    "free_on_gpu",
     "internals",
     "is_for_compiler",
     "is_large",
     "is_traced",
     "least_trusted",
+    "machine_of",
+    "machine_on",
     "mm",
     "operation",
     "promoted",
     "wide",
+    "with_aligned_width",
     "without_autocast",
     "without_compiler",
 ]

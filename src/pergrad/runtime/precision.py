@@ -12,7 +12,6 @@ from pergrad.runtime import internals
 from pergrad.runtime.allocation import large_result
 
 __all__ = [
-    "aligned",
     "autocast_state",
     "bmm",
     "cast_as_autocast",
@@ -21,6 +20,7 @@ __all__ = [
     "mm",
     "promoted",
     "wide",
+    "with_aligned_width",
     "without_autocast",
 ]
 
@@ -87,8 +87,8 @@ def cast_as_autocast(t: Tensor) -> Tensor:
     return t.to(wanted) if is_on and dtype is not wanted else t
 
 
-def aligned(x: Tensor) -> Tensor:
-    """With zeros behind the last dimension, where a GPU's products would else be several times as slow."""
+def with_aligned_width(x: Tensor) -> Tensor:
+    """Pads the last dimension with zeros to a multiple of 8, where a GPU multiplies several times as fast."""
     missing = -x.shape[-1] % 8
     return F.pad(x, (0, missing)) if x.is_cuda and x.dtype in _HALVES and missing else x
 

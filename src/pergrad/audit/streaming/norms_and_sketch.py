@@ -12,7 +12,7 @@ from torch import Tensor
 from pergrad.factors import ByOwner, Convolution, Factor, OuterProduct, RowSum
 from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import CountSketch, SampleGradients
-from pergrad.reductions.sketches import fourier_is_cheaper
+from pergrad.reductions.choosing import fourier_is_cheaper
 from pergrad.reductions.tiles import at_once
 from pergrad.runtime import wide
 

@@ -1,0 +1,342 @@
+"""Says, for each device and mode, which way every reduction goes, and what its ways cost.
+
+A reduction lists its ways by name, as functions of the same arguments. The tables at the end of this module
+say which of them run where; `Chooser.pick` takes the cheapest. They are read from top to bottom: what torch
+does everywhere, what a CPU and a GPU do otherwise, and what Triton's kernels take over, eagerly, in a trace
+and in a compiled step. All costs of one choice have one unit, which its comment states.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pergrad.kernels import all_launchers, have_kernels
+from pergrad.runtime import MACHINES, NEVER, Chooser, Machine, Table, machine_of
+
+__all__ = ["chooser_for", "chooser_of", "fourier_is_cheaper"]
+
+Shape = tuple[int, ...]
+Dtype = torch.dtype
+
+
+def chooser_of(*tensors: Tensor, by_kernels: bool = True) -> Chooser:
+    """Gives the chooser of the machine that reductions of these tensors run on.
+
+    Args:
+        tensors: those that a kernel would read, all on one device.
+        by_kernels: whether kernels count among the ways, where they run on these tensors.
+    """
+    if by_kernels and have_kernels(tensors):
+        return _BY_KERNELS_OR_TORCH[machine_of(tensors[0])]
+    return _BY_TORCH[machine_of(tensors[0])]
+
+
+def chooser_for(machine: Machine, has_kernels: bool) -> Chooser:
+    """Gives the chooser of a machine, with kernels among its ways or without."""
+    return (_BY_KERNELS_OR_TORCH if has_kernels else _BY_TORCH)[machine]
+
+
+def _chooser(machine: Machine, *, has_kernels: bool) -> Chooser:
+    """Lays the tables of a device, a mode and of kernels over that of all."""
+    is_eager = machine.mode == "eager"
+    tables = [_EVERYWHERE]
+    if not is_eager:
+        tables.append(_WITHOUT_VALUES)
+    if machine.device == "cpu":
+        tables += [_ON_CPU, _ON_CPU_EAGERLY if is_eager else _ON_CPU_WITHOUT_VALUES]
+    elif machine.device == "cuda":
+        tables.append(_ON_GPU)
+    if machine.mode == "compiled":
+        tables.append(_COMPILED)
+    if has_kernels:
+        tables += [_BY_KERNELS, _BY_KERNELS_EAGERLY if is_eager else _BY_KERNELS_WITHOUT_VALUES]
+        if machine.mode != "compiled":
+            tables.append(_BY_KERNELS_UNLESS_COMPILED)
+        if machine.device == "cuda":
+            tables.append(_BY_KERNELS_ON_GPU)
+    return Chooser(*tables)
+
+
+# -- squared norms of an outer product: g (n, t, o), x (n, t, i)
+# By torch: multiplications a sample and position. By kernels: microseconds on an H200.
+
+
+def _gradients(g: Shape, x: Shape, *_: object) -> float:
+    """The (o, i) gradient itself."""
+    return float(g[2] * x[2])
+
+
+def _inner_products(g: Shape, x: Shape, *_: object) -> float:
+    """Two (t, t) matrices; never where gradients take no longer than the calls that these need more."""
+    (n, t, o), i = g, x[2]
+    return NEVER if n * t * o * i < _LITTLE else float(t * (o + i))
+
+
+_LITTLE = 10**6  # multiplications; ten calls of torch
+
+
+def _tile_kernel(g: Shape, x: Shape, g_dtype: Dtype, x_dtype: Dtype) -> float:
+    if (
+        g_dtype == torch.float32 or g_dtype != x_dtype
+    ):  # the GPU's own products of float32 are faster
+        return NEVER
+    found: float = all_launchers().tile_microseconds(*g, x[2], g_dtype)
+    return found
+
+
+def _products_by_torch(g: Shape, x: Shape, g_dtype: Dtype, *_: object) -> float:
+    """Two matrices of inner products: to multiply, write and read them."""
+    (n, t, o), i = g, x[2]
+    multiplications = n * t * t * (o + i) / (3.3e8 if g_dtype.itemsize == 2 else _FLOAT32_RATE)
+    return multiplications + n * t * t * 6 * 4 / 4e6 + _MORE_LAUNCHES
+
+
+_FLOAT32_RATE = 2.0e7  # multiplications a microsecond of an H200's own products in float32
+_MORE_LAUNCHES = 20.0  # microseconds: the two products, what is made of them, and their checks
+
+
+# -- the same, in one launch with other parameters, or alone: microseconds
+
+
+def _shared_gram_kernel(
+    g: Shape, x: Shape, g_dtype: Dtype, x_dtype: Dtype, bound: int, precision: str | None
+) -> float:
+    """Inner products by the kernel; `precision` is the one that it reads where the type is float32."""
+    (n, t, o), i = g, x[2]
+    if t == 1 or g_dtype != x_dtype:
+        return NEVER
+    is_alone = n * t * (o + i) * g_dtype.itemsize > bound
+    found: float = all_launchers().gram_microseconds(n, t, o, i, g_dtype, is_alone=is_alone)
+    return found
+
+
+def _best_alone(g: Shape, x: Shape, g_dtype: Dtype, *_: object) -> float:
+    """The gradients, or two whole matrices by the GPU's own library."""
+    (n, t, o), i = g, x[2]
+    if g_dtype == torch.float32:  # to multiply, write and read them
+        by_gradients = n * t * o * i / _FLOAT32_RATE + n * o * i * 2 * 4 / 4e6
+    else:
+        by_gradients = all_launchers().tile_microseconds(n, t, o, i, g_dtype)
+    return min(by_gradients, _products_by_torch(g, x, g_dtype))
+
+
+# -- squared norms of a convolution's kernel, (outputs, columns) in each of its groups
+# By torch: multiplications a sample and position. By kernels: microseconds of an H200.
+
+
+def _kernel_gradients(positions: int, outputs: int, columns: int, dims: int) -> float:
+    return float(outputs * columns)
+
+
+def _pairs_of_windows(positions: int, outputs: int, columns: int, dims: int) -> float:
+    return float(positions * (outputs + columns))
+
+
+def _kernel_by_tiles(positions: int, outputs: int, columns: int, dims: int) -> float:
+    if dims > 2:
+        return NEVER
+    found: float = all_launchers().convolution_tile_microseconds(positions, outputs, columns)
+    return found
+
+
+def _kernel_by_pairs(positions: int, outputs: int, columns: int, dims: int) -> float:
+    if dims > 2:
+        return NEVER
+    found: float = all_launchers().convolution_gram_microseconds(positions, outputs, columns)
+    return found
+
+
+def _kernel_by_torch(positions: int, outputs: int, columns: int, dims: int) -> float:
+    """More than any kernel: for dimensions that none has."""
+    return NEVER if dims <= 2 else 0.0
+
+
+# -- <G_n, G_m> of an outer product: multiplications a sample
+
+
+def _pairs_of_positions(g: Shape, x: Shape) -> float:
+    (n, t, o), i = g, x[2]
+    return float(n * t * t * (o + i))
+
+
+def _rows_of_gradients(g: Shape, x: Shape) -> float:
+    (n, t, o), i = g, x[2]
+    return float((t + n) * o * i)
+
+
+# -- sketches of an outer product: operations a sample
+
+
+def fourier_is_cheaper(t: int, o: int, i: int, size: int) -> bool:
+    """Whether transforms of t positions cost less than the (o, i) gradient itself."""
+    return _transforms(t, o, i, size) < _entries(t, o, i, size)
+
+
+def _transforms(t: int, o: int, i: int, size: int) -> float:
+    return float(t * size * 3 * size.bit_length())
+
+
+def _entries(t: int, o: int, i: int, size: int) -> float:
+    return float(t * o * i)
+
+
+def _runs(has_runs: bool) -> float:
+    """A third of the time of single entries."""
+    return 1.0 if has_runs else NEVER
+
+
+def _single_entries(has_runs: bool) -> float:
+    return 3.0
+
+
+# -- weighted sums of several outer products in one launch, or one by one: launches saved
+
+
+def _is_of_halves(t: int, g_dtype: Dtype, x_dtype: Dtype) -> bool:
+    return g_dtype == x_dtype and g_dtype.itemsize == 2 and t >= 32
+
+
+def _together_if_small(t: int, size: int, g_dtype: Dtype, x_dtype: Dtype, bound: int) -> float:
+    is_small = size * g_dtype.itemsize <= bound
+    return 1.0 if is_small and _is_of_halves(t, g_dtype, x_dtype) else NEVER
+
+
+def _together(t: int, size: int, g_dtype: Dtype, x_dtype: Dtype, bound: int) -> float:
+    return 1.0 if _is_of_halves(t, g_dtype, x_dtype) else NEVER
+
+
+def _one_by_one(*_: object) -> float:
+    return 4.0
+
+
+# -- the type to sum up a convolution's gradient in: relative time
+
+
+def _halves(g_dtype: Dtype, x_dtype: Dtype) -> float:
+    return 1.0 if g_dtype == x_dtype else NEVER
+
+
+def _wide_type(g_dtype: Dtype, x_dtype: Dtype) -> float:
+    return 8.0
+
+
+# -- gradients or their factors, to be kept until all norms are known: bytes, times what they are worth
+
+
+def _bytes_of_gradients(bytes_dense: int, bytes_of_factors: int, is_convolution: bool) -> float:
+    return float(bytes_dense)
+
+
+def _bytes_of_factors(bytes_dense: int, bytes_of_factors: int, is_convolution: bool) -> float:
+    """On a GPU norms and sums of a convolution's factors take a quarter of the time of its gradients."""
+    return bytes_of_factors * (0.25 if is_convolution else 1.0)
+
+
+def _bytes_on_cpu(bytes_dense: int, bytes_of_factors: int, is_convolution: bool) -> float:
+    """To make gradients once beats norms of factors, and then the sum.
+
+    A clipped sum of the benchmark's transformer takes 1.19 plain steps instead of 1.29.
+    """
+    return bytes_of_factors * 1.7
+
+
+_EVERYWHERE: Table = {
+    "norms of one position": "rank one",
+    "norms of an outer product": {
+        "gradients": _gradients,
+        "inner products": _inner_products,
+    },
+    "launches of parameters": "one each",
+    "launch of an outer product": "alone",
+    "norms of a table": "rows added up",
+    "norms of a convolution": {
+        "gradients": _kernel_gradients,
+        "inner products": _pairs_of_windows,
+    },
+    # Of norms that have cancelled: to look for them, one would have to wait.
+    "mending": "left as found",
+    "mending of an outer product": "left as found",
+    "inner products of samples": "multiplied and summed",
+    "gram of an outer product": {"rows": _rows_of_gradients, "pairs": _pairs_of_positions},
+    "check of a gram": "left as found",
+    "scaled samples": "in torch",
+    "dropped samples": "zeroed",
+    "weighted rows": "one product",
+    "sum of a convolution": "wide",
+    "sums of small gradients": "one by one",
+    "sums of outer products": "one by one",
+    "sketch of an outer product": {"entries": _entries, "transforms": _transforms},
+    "sketch of columns": "single entries",
+    "buckets": "by column",
+    "kept for later": {"gradients": _bytes_of_gradients, "factors": _bytes_of_factors},
+}
+
+# In a trace, and in a compiled step.
+_WITHOUT_VALUES: Table = {"weighted rows": "scaled and summed"}
+
+_ON_CPU: Table = {
+    "inner products of samples": "batched product",  # three times as fast
+    "kept for later": {"gradients": _bytes_of_gradients, "factors": _bytes_on_cpu},
+    "buckets": "by row",  # twice as fast
+    "sketch of columns": {"runs": _runs, "single entries": _single_entries},
+}
+_ON_CPU_EAGERLY: Table = {
+    "mending": "computed again",
+    "mending of an outer product": "computed again",
+    "check of a gram": "computed again",
+    "dropped samples": "looked for",
+}
+_ON_CPU_WITHOUT_VALUES: Table = {
+    "mending of an outer product": "in an operation",
+    # A compiler makes one pass of it, which takes twice the time of a product where they are large.
+    "weighted rows": "scaled and summed unless large",
+}
+
+_ON_GPU: Table = {
+    # Products in low precision are many times as fast: what they read is rounded.
+    "scaled samples": "in torch, rounded",
+    # It sums up in float32 whatever it is given, and rounds once.
+    "sum of a convolution": {"halves": _halves, "wide": _wide_type},
+}
+
+# Runs are written in place, which a compiler would copy.
+_COMPILED: Table = {"sketch of columns": "single entries"}
+
+_BY_KERNELS: Table = {
+    "norms of one position": "rank one kernel",
+    "norms of an outer product": {
+        "tile kernel": _tile_kernel,
+        "torch": _products_by_torch,
+    },
+    "launches of parameters": "shared",
+    "launch of an outer product": {"shared": _shared_gram_kernel, "alone": _best_alone},
+    "norms of a table": "kernel",
+    "norms of a convolution": {
+        "tile kernel": _kernel_by_tiles,
+        "pair kernel": _kernel_by_pairs,
+        "torch": _kernel_by_torch,
+    },
+    "sums of small gradients": "together",
+}
+_BY_KERNELS_ON_GPU: Table = {"mending of an outer product": "kernel"}
+_BY_KERNELS_EAGERLY: Table = {
+    "sums of outer products": {"together": _together_if_small, "one by one": _one_by_one},
+    "joint sums of outer products": "kernel",
+}
+_BY_KERNELS_WITHOUT_VALUES: Table = {
+    "sums of outer products": {"together": _together, "one by one": _one_by_one},
+    # Launches cost little there: a kernel only mends what the library's products have found.
+    "joint sums of outer products": "products, mended",
+}
+# A compiler makes one kernel of these by itself.
+_BY_KERNELS_UNLESS_COMPILED: Table = {
+    "scaled samples": "kernel",
+    "dropped samples": "kernel",
+    "weighted rows": "kernel",
+}
+
+_BY_TORCH = {machine: _chooser(machine, has_kernels=False) for machine in MACHINES.values()}
+_BY_KERNELS_OR_TORCH = {
+    machine: _chooser(machine, has_kernels=True) for machine in MACHINES.values()
+}

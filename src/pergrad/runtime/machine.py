@@ -1,0 +1,67 @@
+"""Tells where a computation runs: on which device, and whether it runs at once, in a trace or compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pergrad.runtime.tracing import is_for_compiler, is_traced
+
+__all__ = ["MACHINES", "Device", "Machine", "Mode", "free_on_gpu", "machine_of", "machine_on"]
+
+Device = Literal["cpu", "cuda", "other"]
+# "eager": runs now, on tensors with values. "traced": is recorded without values, and then run as recorded.
+# "compiled": is recorded without values for a compiler, which fuses what is elementwise.
+Mode = Literal["eager", "traced", "compiled"]
+
+
+@dataclass(
+    frozen=True, eq=False
+)  # one object for each: told apart by identity, which is the fastest
+class Machine:
+    """A device and a mode."""
+
+    device: Device
+    mode: Mode
+
+
+MACHINES: dict[tuple[Device, Mode], Machine] = {
+    key: Machine(*key) for key in product(get_args(Device), get_args(Mode))
+}
+
+
+_CPU = MACHINES["cpu", "eager"]
+
+
+def machine_of(t: Tensor) -> Machine:
+    """Gives the machine that functions of the tensor run on.
+
+    >>> machine_of(torch.ones(1))
+    Machine(device='cpu', mode='eager')
+    """
+    if type(t) is Tensor and t.is_cpu:  # most often, and where Python's time shows
+        return _CPU
+    device: Device = "cpu" if t.is_cpu else "cuda" if t.is_cuda else "other"
+    if not is_traced(t):
+        return MACHINES[device, "eager"]
+    return MACHINES[device, "compiled" if is_for_compiler(t) else "traced"]
+
+
+def machine_on(device: torch.device) -> Machine:
+    """Gives the machine of what runs eagerly on the device: for choices that do not depend on the mode."""
+    kinds: dict[str, Device] = {"cpu": "cpu", "cuda": "cuda"}
+    return MACHINES[kinds.get(device.type, "other"), "eager"]
+
+
+def free_on_gpu(device: torch.device, enough: int) -> int | None:
+    """Bytes that are free on a GPU, or any number from `enough` on; None for another device."""
+    if device.type != "cuda":
+        return None
+    free = torch.cuda.mem_get_info(device)[0]
+    if free >= enough:  # without the allocator's statistics, which take a millisecond
+        return free
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
