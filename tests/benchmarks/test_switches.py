@@ -1,5 +1,5 @@
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,6 @@ import pergrad
 from benchmarks.scaling import AXES, SWEEPS, Shape
 from benchmarks.switches import Place, kept_way, layers, main, norm_pieces, norm_way, switches
 from pergrad.reductions import choosing, gradients, norms, tiles
-from pergrad.runtime.choosing import cheapest
 
 CPU = Place.of("cpu", "float32")
 BASE = Shape(batch=3, length=4, width=8, depth=1, vocabulary=11)
@@ -18,10 +17,9 @@ USES = {"attention": 4, "up": 1, "down": 1, "head": 1}  # weights of a block and
 
 
 @pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Shape], Counter[str]]]:
+def ways(monkeypatch: pytest.MonkeyPatch) -> Callable[[Shape], Counter[str]]:
     """How often the norms of linear layers are found in each way in one step, be there little to do."""
     monkeypatch.setattr(choosing, "_LITTLE", 0)
-    cheapest.cache_clear()
     seen: Counter[str] = Counter()
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,8 +43,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Shape], Counter[
         pergrad.norms(task.model, lambda m, x, y: task.loss(m(x), y), task.inputs, task.targets)
         return Counter(seen)
 
-    yield run
-    cheapest.cache_clear()
+    return run
 
 
 def expected(shape: Shape) -> Counter[str]:

@@ -14,7 +14,7 @@ from pergrad.reductions import choosing
 from pergrad.reductions.choosing import chooser_for
 from pergrad.reductions.norms import by_gram, by_rank_one, by_tiles, squared_norms
 from pergrad.runtime import MACHINES
-from pergrad.runtime.choosing import cheapest
+from pergrad.runtime.caches import clear_caches
 from pergrad.testing import assert_near
 from tests.reductions.factor_cases import (
     BOUNDS,
@@ -38,12 +38,10 @@ _LITTLE = choosing._LITTLE
 def _small_cases_go_the_ways_of_large_ones() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choosing, "_LITTLE", 0)
-        cheapest.cache_clear()
         yield
-    cheapest.cache_clear()
 
 
-def way_of(choice: str, *sizes: Hashable) -> str:
+def way_of(choice: str, sizes: tuple[Hashable, ...]) -> str:
     """The way of a CPU that computes at once."""
     return chooser_for(MACHINES["cpu", "eager"], False).pick(choice, sizes)
 
@@ -131,7 +129,7 @@ def test_windows_of_a_wide_convolution_are_copied_within_the_bound() -> None:
     """Its gradients would come without windows, but its Gram matrices do not."""
     factor = convolution(8, (7, 7), (2, 2), channels=16, outputs=256)
     assert factor.scratch == 0
-    assert way_of("norms of a convolution", factor.positions, 256, 64, 2) == "inner products"
+    assert way_of("norms of a convolution", (factor.positions, 256, 64, 2)) == "inner products"
     bound = 2 * 8 * 64 * factor.positions  # two samples
     assert largest_tensor(lambda: squared_norms([factor], bound)) <= bound
     assert_near(squared_norms([factor], bound), expected([factor]))
@@ -140,13 +138,12 @@ def test_windows_of_a_wide_convolution_are_copied_within_the_bound() -> None:
 def test_little_work_is_done_on_the_gradients_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     factor = OuterProduct(data(N, 4, 32), data(N, 4, 64))
     sizes = factor.grad_output.shape, factor.input.shape
-    assert way_of("norms of an outer product", *sizes) == "inner products"
+    assert way_of("norms of an outer product", sizes) == "inner products"
     assert largest_tensor(lambda: squared_norms([factor], 2**20)) < N * 32 * 64 * 8
     monkeypatch.setattr(choosing, "_LITTLE", _LITTLE)
-    cheapest.cache_clear()
+    clear_caches()
     assert largest_tensor(lambda: squared_norms([factor], 2**20)) == N * 32 * 64 * 8
     assert_near(squared_norms([factor], 2**20), expected([factor]))
-    cheapest.cache_clear()
 
 
 # Precision

@@ -82,7 +82,7 @@ def test_every_cache_says_what_it_holds_and_what_bounds_it() -> None:
         assert cache.holds
         assert any(digit.isdigit() for digit in cache.bound) or "most" in cache.bound
     owners = {cache.owner for cache in CACHES.listed()}
-    assert {"pergrad.runtime.allocation", "pergrad.reductions.norms"} <= owners
+    assert {"pergrad.runtime.allocation", "pergrad.runtime.choosing"} <= owners
 
 
 def caching_decorators(tree: ast.Module) -> Iterator[int]:

@@ -1,0 +1,261 @@
+"""The ways that every machine takes, as a table: a change of any of them shows here.
+
+No GPU is needed: which way is taken follows from sizes, types and the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from pergrad.factors import Convolution, OuterProduct
+from pergrad.factors import choosing as factor_choosing
+from pergrad.factors.products import GRADIENT_WAYS
+from pergrad.reductions import choosing, gram, inner, norms, sketches, sums
+from pergrad.reductions.choosing import chooser_for
+from pergrad.rules.cells import LSTM_WAYS
+from pergrad.runtime import MACHINES, Chooser, Machine
+from pergrad.runtime.caches import clear_caches
+
+CPU, GPU = MACHINES["cpu", "eager"], MACHINES["cuda", "eager"]
+TRACED_GPU = MACHINES["cuda", "traced"]
+OTHERS = [machine for machine in MACHINES.values() if machine is not GPU]
+
+# Samples, positions, outputs and inputs; of all their combinations, one letter each below.
+SIZES = [*product((1, 32), (1, 4, 64, 600), (48, 768, 3072), (48, 768))]
+# Channels, outputs, width, taps and dimensions.
+CONVOLUTIONS = [*product((16, 256), (16, 256), (4, 16), (1, 3), (2, 3))]
+
+
+def outer(dtype: torch.dtype, n: int, t: int, o: int, i: int) -> OuterProduct:
+    one = torch.empty((), dtype=dtype, device="meta")
+    return OuterProduct(one.expand(n, t, o), one.expand(n, t, i))
+
+
+def convolution(c: int, o: int, width: int, taps: int, dims: int) -> Convolution:
+    one, space = torch.empty((), device="meta"), [width] * dims
+    padding = ((taps // 2, taps // 2),) * dims
+    kernel = (o, c, *[taps] * dims)
+    g, x = one.expand(2, 1, o, *space), one.expand(2, 1, c, *space)
+    return Convolution(g, x, kernel, (1,) * dims, padding, (1,) * dims, 1)
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Machine, bool], None]]:
+    """Has reductions choose as they would on a machine, with kernels or without."""
+
+    def go(machine: Machine, has_kernels: bool) -> None:
+        def chooser_of(*_: Any, by_kernels: bool = True) -> Chooser:
+            return chooser_for(machine, has_kernels and by_kernels)
+
+        for module in (norms, sums, gram):
+            monkeypatch.setattr(module, "chooser_of", chooser_of)
+
+    yield go
+    clear_caches()
+
+
+def letters(ways: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **named: str) -> None:
+    """Replaces the functions of some ways by functions that return a letter."""
+    for letter, way in named.items():
+        monkeypatch.setitem(ways, way, lambda *_, letter=letter: letter)
+
+
+BY_TORCH = "rrrrrrGGGIGIGGGIGIGGGGGIrrrrrrGIIIIIGGGIGIGGGGGI"
+NORMS = {
+    (False, torch.float32): BY_TORCH,
+    (False, torch.bfloat16): BY_TORCH,
+    (True, torch.float32): BY_TORCH.replace("r", "R"),
+    (True, torch.bfloat16): "RRRRRRTTTTTTTTTTTTTTTTTTRRRRRRTTTTTTTTTTTITTTTTI",
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=str)
+def test_norms_of_outer_products(
+    machine: Machine, on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"r": "rank one", "I": "inner products", "G": "gradients", "T": "tile kernel"}
+    letters(norms.OUTER_PRODUCT_WAYS, monkeypatch, R="rank one kernel", **names)
+    for (has_kernels, dtype), expected in NORMS.items():
+        on(machine, has_kernels)
+        found = [norms.squared_norms_of(outer(dtype, *sizes), 2**25) for sizes in SIZES]
+        assert "".join(map(str, found)) == expected
+
+
+LAUNCHES = {  # (s)hared or (a)lone, by type and bits of the bound
+    (torch.float32, 20): "aaaaaassssssasssssaaaaaaaaaaaassssssaaaaaaaaasas",
+    (torch.float32, 28): "aaaaaassssssasssssaaasasaaaaaassssssasssssaaasas",
+    (torch.bfloat16, 20): "aaaaaassssssasssssaaaaaaaaaaaassssssaaasasaaasas",
+    (torch.bfloat16, 28): "aaaaaassssssasssssaaasasaaaaaassssssasssssaaasas",
+}
+
+
+@pytest.mark.parametrize(("dtype", "bits"), LAUNCHES)
+def test_launches_of_outer_products(dtype: torch.dtype, bits: int, on: Callable[..., None]) -> None:
+    for machine in MACHINES.values():
+        on(machine, True)
+        found = [norms.launch_of([outer(dtype, *sizes)], 2**bits) for sizes in SIZES]
+        assert "".join("a" if one is None else "s" for one in found) == LAUNCHES[dtype, bits]
+        on(machine, False)
+        assert norms.launch_of([outer(dtype, *SIZES[-1])], 2**bits) is None
+
+
+SUMS = {  # (t)ogether or (a)lone, of halves
+    "eager": "aaaaaaaaaaaatttttttttttaaaaaaaaaaaaatttaaataaaaa",
+    "traced": "aaaaaaaaaaaattttttttttttaaaaaaaaaaaatttttttttttt",
+    "compiled": "aaaaaaaaaaaattttttttttttaaaaaaaaaaaatttttttttttt",
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=str)
+def test_sums_of_outer_products(machine: Machine, on: Callable[..., None]) -> None:
+    on(machine, True)
+    halves = [[outer(torch.bfloat16, *sizes)] for sizes in SIZES]
+    found = [sums.is_summed_in_company(factors, 2**22) for factors in halves]
+    assert "".join("t" if one else "a" for one in found) == SUMS[machine.mode]
+    whole = [[outer(torch.float32, *sizes)] for sizes in SIZES]
+    assert not any(sums.is_summed_in_company(factors, 2**22) for factors in whole)
+    on(machine, False)
+    assert not any(sums.is_summed_in_company(factors, 2**22) for factors in halves)
+
+
+@pytest.mark.parametrize(
+    ("has_kernels", "expected"),
+    [(False, "GGGGGGGGGGIIGGGGGGGGGGGGIIIIGGGG"), (True, "TGTGTGTGTGPITGPGTGTGTGTGPIPIPGPG")],
+)
+def test_norms_of_convolutions(
+    has_kernels: bool, expected: str, on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = {"I": "inner products", "G": "gradients", "T": "tile kernel", "P": "pair kernel"}
+    letters(norms.CONVOLUTION_WAYS, monkeypatch, **ways)
+    on(GPU, has_kernels)
+    found = [norms.squared_norms_of(convolution(*sizes), 2**25) for sizes in CONVOLUTIONS]
+    assert "".join(map(str, found)) == expected
+
+
+def test_inner_products_of_all_samples() -> None:
+    expected = "pppppppppppprrrprprrrrrppppppppppppprrrrrrrrrrrr"  # (p)airs of positions or (r)ows
+    for machine, has_kernels in product(MACHINES.values(), (False, True)):
+        chooser = chooser_for(machine, has_kernels)
+        found = [
+            chooser.pick("gram of an outer product", ((n, t, o), (n, t, i))) for n, t, o, i in SIZES
+        ]
+        assert "".join(way[0] for way in found) == expected
+
+
+# What depends on the machine alone: CPU, GPU and other devices, each eager, traced and compiled.
+BY_MACHINE = {
+    "mending": "computed again|left as found|left as found" + "|left as found" * 6,
+    "mending of an outer product": "computed again|in an operation|in an operation"
+    + "|left as found" * 6,
+    "inner products of samples": "batched product|" * 3
+    + "multiplied and summed|" * 5
+    + "multiplied and summed",
+    "check of a gram": "computed again" + "|left as found" * 8,
+    "scaled samples": "in torch|" * 3 + "in torch, rounded|" * 3 + "in torch|in torch|in torch",
+    "dropped samples": "looked for" + "|zeroed" * 8,
+    "weighted rows": "one product|scaled and summed unless large|scaled and summed unless large"
+    + "|one product|scaled and summed|scaled and summed" * 2,
+    "buckets": "by row|" * 3 + "by column|" * 5 + "by column",
+    "norms of a table": "rows added up" + "|rows added up" * 8,
+    "sums of small gradients": "one by one" + "|one by one" * 8,
+}
+WITH_KERNELS = {  # the same on a GPU
+    "mending": "left as found|left as found|left as found",
+    "mending of an outer product": "kernel|kernel|kernel",
+    "scaled samples": "kernel|kernel|in torch, rounded",
+    "dropped samples": "kernel|kernel|zeroed",
+    "weighted rows": "kernel|kernel|scaled and summed",
+    "norms of a table": "kernel|kernel|kernel",
+    "sums of small gradients": "together|together|together",
+    "joint sums of outer products": "kernel|products, mended|products, mended",
+    "launches of parameters": "shared|shared|shared",
+}
+OF_FACTORS = {
+    "normalised input": "written|written|written" + "|left to reductions" * 3 + "|written" * 3,
+    "step of an LSTM": "spelled out|" * 3 + "fused|fused|fused" + "|spelled out" * 3,
+    "cast of a recurrent input": "in each step|" * 3 + "once|once|once" + "|in each step" * 3,
+    "gradients of steps": "in place|stacked|stacked" + "|in place|stacked|stacked" * 2,
+}
+
+
+@pytest.mark.parametrize("choice", BY_MACHINE)
+def test_ways_of_each_machine(choice: str) -> None:
+    found = [chooser_for(machine, False).pick(choice) for machine in MACHINES.values()]
+    assert "|".join(found) == BY_MACHINE[choice]
+
+
+@pytest.mark.parametrize("choice", WITH_KERNELS)
+def test_ways_of_a_gpu_with_kernels(choice: str) -> None:
+    modes = [machine for machine in MACHINES.values() if machine.device == "cuda"]
+    assert "|".join(chooser_for(m, True).pick(choice) for m in modes) == WITH_KERNELS[choice]
+
+
+@pytest.mark.parametrize("choice", OF_FACTORS)
+def test_ways_of_factors_and_rules(choice: str) -> None:
+    found = [factor_choosing.CHOOSERS[machine].pick(choice) for machine in MACHINES.values()]
+    assert "|".join(found) == OF_FACTORS[choice]
+
+
+def test_ways_of_a_group_norm() -> None:
+    problems = [*product((False, True), (False, True))]  # statistics are known; torch has a kernel
+    for machine in MACHINES.values():
+        chooser = factor_choosing.CHOOSERS[machine]
+        found = [chooser.pick("gradients of a group norm", problem)[:7] for problem in problems]
+        if machine.mode == "compiled":
+            assert found == ["sums sh"] * 4
+        elif machine.device == "cuda":
+            assert found == ["written", "sums of", "left to", "left to"]
+        else:
+            assert found == ["written", "sums of", "written", "sums of"]
+
+
+def test_ways_of_a_convolutions_gradient() -> None:
+    # channels, taps, positions and groups
+    problems = [(16, 9, 32, 1), (16, 9, 31, 1), (16, 9, 128, 1), (16, 1, 128, 1), (8, 9, 128, 1)]
+    of_depth = [(1, 9, 0, 2), (1, 9, 99, 1)]
+    for machine in MACHINES.values():
+        chooser = factor_choosing.CHOOSERS[machine]
+        found = [chooser.pick("gradient of a kernel", p)[0] for p in (*problems, *of_depth)]
+        assert "".join(found) == ("wwswwsw" if machine.device == "cuda" else "swswwsw")
+        order = [chooser.pick("order of windows", p)[0] for p in ((8, 8), (8, 9), (9, 8))]
+        assert "".join(order) == ("ctc" if machine.device == "cpu" else "ttt")
+
+
+# Sanity of the tables themselves
+
+WAYS: dict[str, dict[str, Any]] = {
+    "norms of one position": norms.OUTER_PRODUCT_WAYS,
+    "norms of an outer product": norms.OUTER_PRODUCT_WAYS,
+    "norms of a table": norms.TABLE_WAYS,
+    "norms of a convolution": norms.CONVOLUTION_WAYS,
+    "mending": norms.MENDING_WAYS,
+    "mending of an outer product": norms.MENDING_WAYS,
+    "inner products of samples": inner.INNER_PRODUCT_WAYS,
+    "scaled samples": sums.SCALING_WAYS,
+    "dropped samples": sums.DROPPING_WAYS,
+    "weighted rows": sums.WEIGHTED_ROWS_WAYS,
+    "joint sums of outer products": sums.JOINT_SUM_WAYS,
+    "sketch of an outer product": sketches.SKETCH_WAYS,
+    "buckets": sketches.BUCKET_WAYS,
+    "gradient of an outer product": GRADIENT_WAYS,
+    "step of an LSTM": LSTM_WAYS,
+}
+
+
+def test_every_way_in_a_table_is_a_way_that_there_is() -> None:
+    reductions = [chooser_for(m, k) for m, k in product(MACHINES.values(), (False, True))]
+    for chooser in (*reductions, *factor_choosing.CHOOSERS.values()):
+        for choice, costs in chooser.table.items():
+            named = {costs} if isinstance(costs, str) else set(costs)
+            assert named <= WAYS.get(choice, dict.fromkeys(named)).keys(), choice
+
+
+def test_kernels_count_only_where_they_run() -> None:
+    t = torch.ones(2)
+    assert choosing.chooser_of(t) is chooser_for(CPU, False)
+    assert choosing.chooser_of(t, by_kernels=False) is chooser_for(CPU, False)
