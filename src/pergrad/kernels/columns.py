@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pergrad.kernels.launching import TYPES, Kernel, Place, places, planned
+from pergrad.kernels.launching import TYPES, Kernel, MemoryPlace, cached_by_place, places
 from pergrad.kernels.pairs import problem_of
 from pergrad.kernels.tables import Problems, problems_of, table_of
 from pergrad.runtime import operation
@@ -199,11 +199,11 @@ class _Plan(NamedTuple):
     width: int  # of all sums side by side
 
 
-@planned
+@cached_by_place
 def _plan(
-    gs: tuple[Place, ...],
-    xs: tuple[Place, ...],
-    statistics: tuple[Place, ...],
+    gs: tuple[MemoryPlace, ...],
+    xs: tuple[MemoryPlace, ...],
+    statistics: tuple[MemoryPlace, ...],
     summed: tuple[int, ...],
 ) -> _Plan:
     """Rows of problems for what lies there, by how it is read."""
@@ -247,7 +247,7 @@ def _settings(
     }
 
 
-def _statistics_of(both: Sequence[Place]) -> tuple[tuple[int, int], _Statistics | None, int]:
+def _statistics_of(both: Sequence[MemoryPlace]) -> tuple[tuple[int, int], _Statistics | None, int]:
     """Where mean and 1 / std of an x are, what each has its own, and the groups of columns."""
     if not both:
         return (0, 0), None, 1

@@ -23,10 +23,10 @@ from pergrad.kernels.launching import (
     MULTIPROCESSORS,
     TYPES,
     Kernel,
-    Place,
+    MemoryPlace,
+    cached_by_place,
     float32_precision,
     pair_count,
-    planned,
     power_of_two,
     precision_of,
     same_dtype,
@@ -188,8 +188,8 @@ class _Plan(NamedTuple):
     settings: dict[str, int]
 
 
-@planned
-def _plan(gs: tuple[Place, ...], xs: tuple[Place, ...], dtype: torch.dtype) -> _Plan:
+@cached_by_place
+def _plan(gs: tuple[MemoryPlace, ...], xs: tuple[MemoryPlace, ...], dtype: torch.dtype) -> _Plan:
     """A row for each pair of g and x that lie there."""
     settings = _blocks(max(t for _, (_, t, _), _ in gs), dtype)
     problems = []

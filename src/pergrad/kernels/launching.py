@@ -18,12 +18,12 @@ __all__ = [
     "MULTIPROCESSORS",
     "TYPES",
     "Kernel",
-    "Place",
+    "MemoryPlace",
     "Precision",
+    "cached_by_place",
     "float32_precision",
     "pair_count",
     "places",
-    "planned",
     "power_of_two",
     "precision_of",
     "same_dtype",
@@ -104,21 +104,21 @@ def same_dtype(*tensors: Tensor) -> list[Tensor]:
     return [t if t.dtype is dtype else t.to(dtype) for t in tensors]
 
 
-Place = tuple[int, torch.Size, tuple[int, ...]]  # address, shape and strides of a tensor
+MemoryPlace = tuple[int, torch.Size, tuple[int, ...]]  # address, shape and strides of a tensor
 
 
-def places(tensors: Sequence[Tensor]) -> tuple[Place, ...]:
+def places(tensors: Sequence[Tensor]) -> tuple[MemoryPlace, ...]:
     """Where tensors lie: all that a plan of a launch depends on, beside their types."""
     return tuple([(t.data_ptr(), t.shape, t.stride()) for t in tensors])
 
 
 # A function of places, which are the same from step to step: to make a plan takes longer than to launch it.
-def planned(function: Callable[P, R]) -> Callable[P, R]:
+def cached_by_place(function: Callable[P, R]) -> Callable[P, R]:
     """Keeps the plans that a function of places makes."""
     return cached("plans of launches, by where their tensors lie", most=1000)(function)
 
 
-def with_aligned_rows(tensors: list[Tensor]) -> tuple[list[Tensor], tuple[Place, ...]]:
+def with_aligned_rows(tensors: list[Tensor]) -> tuple[list[Tensor], tuple[MemoryPlace, ...]]:
     """All (n, t, d), of one type, with rows that begin where wide loads can; and where they lie.
 
     Those that have none are copied, which costs less than narrow loads.
@@ -134,8 +134,8 @@ def with_aligned_rows(tensors: list[Tensor]) -> tuple[list[Tensor], tuple[Place,
     return tensors, places(tensors)
 
 
-@planned
-def _are_aligned(at: tuple[Place, ...], dtype: torch.dtype) -> list[bool]:
+@cached_by_place
+def _are_aligned(at: tuple[MemoryPlace, ...], dtype: torch.dtype) -> list[bool]:
     return [
         of_columns == 1
         and address % 16 == 0

@@ -21,9 +21,9 @@ from pergrad.kernels.launching import (
     MULTIPROCESSORS,
     TYPES,
     Kernel,
-    Place,
+    MemoryPlace,
+    cached_by_place,
     places,
-    planned,
     power_of_two,
     precision_of,
     with_aligned_rows,
@@ -142,9 +142,12 @@ class _Plan(NamedTuple):
     settings: dict[str, int]
 
 
-@planned
+@cached_by_place
 def _plan(
-    gs: tuple[Place, ...], xs: tuple[Place, ...], sums: tuple[Place, ...], dtype: torch.dtype
+    gs: tuple[MemoryPlace, ...],
+    xs: tuple[MemoryPlace, ...],
+    sums: tuple[MemoryPlace, ...],
+    dtype: torch.dtype,
 ) -> _Plan:
     """A row for each sum of g and x that lie there."""
     is_half = dtype.itemsize == 2

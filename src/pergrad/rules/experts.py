@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from pergrad.factors import ByOwner, OuterProduct, Stacked
 from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
-from pergrad.rules.samples import carry_samples
+from pergrad.rules.samples import RowsTimesWeight, carry_samples, moves
 from pergrad.runtime import internals
 
 __all__: list[str] = []
@@ -35,6 +35,7 @@ def grouped_mm(
     return rows_by_group(input, weight, carry_samples(group, input))
 
 
+@moves(RowsTimesWeight, input="input", weight="weight")
 def rows_by_group(input: Tensor, weight: Tensor, group: Tensor) -> Tensor:
     """x[r] @ w[group[r]], of rows that are ordered by group; nothing for those beyond the last one."""
     if has_torch_function((input, weight, group)):

@@ -15,6 +15,7 @@ from pergrad.errors import MixedSamplesError
 from pergrad.factors import Dense, ElementProduct, NormalizedProduct, PositionSum, sums_by_groups
 from pergrad.factors.choosing import chooser_of
 from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
+from pergrad.rules.samples import LikeFunction, moves
 from pergrad.runtime import internals
 
 __all__ = ["channel_affine"]
@@ -184,6 +185,7 @@ def _scale_by_sums(
     return ((products - mean * shift) * inverse).sum(1).reshape(n, channels)
 
 
+@moves(LikeFunction, F.group_norm)
 def channel_affine(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """γ_c x[r, c, ...] + β_c, in the dtype of x: the last step of `instance_norm`."""
     if has_torch_function((input, weight, bias)):

@@ -21,6 +21,7 @@ from pergrad.factors.choosing import chooser_of
 from pergrad.rules.cells import Cell, Kept, State
 from pergrad.rules.linear import linear
 from pergrad.rules.registry import Gradients, implements_per_sample_grads
+from pergrad.rules.samples import SamplesOf, SequencesOf, StatesOf, moves
 from pergrad.runtime import internals, without_autocast
 
 __all__ = ["Run", "Steps", "Unrolled", "linear_over_steps", "recurrent_states", "unrolled"]
@@ -74,6 +75,7 @@ class Unrolled(NamedTuple):
     unprojected: Tensor | None  # h before W_r, where there is one
 
 
+@moves(SequencesOf, steps="steps", rows="projected")
 def unrolled(
     cell: Cell,
     steps: Steps,
@@ -133,6 +135,7 @@ def _appended(state: State, others: State) -> State:
     return tuple([torch.cat(parts) for parts in zip(state, others, strict=True)])
 
 
+@moves(SamplesOf, argument="input")
 def linear_over_steps(input: Tensor, weight: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
     """Something with the gradients of linear(input, weight, bias), and the values of `like`.
 
@@ -158,6 +161,7 @@ def _linear_over_steps(
     return linear(grad_output, input, weight, bias)
 
 
+@moves(StatesOf, start="start", hidden="hidden")
 def recurrent_states(
     steps: Steps,
     projected: Tensor,

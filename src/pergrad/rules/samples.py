@@ -1,22 +1,121 @@
-"""What a decomposition knows about the samples and the engine cannot: identities that declare it."""
+"""How functions of this package move samples, declared beside each of them for the engine to read.
+
+torch's own functions have handlers in the engine, found by their names. A function that a rule or a
+decomposition brings along says it here, as a plain description.
+"""
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-__all__ = ["are_samples", "carry_samples"]
+__all__ = [
+    "DECLARED",
+    "AreSamples",
+    "LikeFunction",
+    "Movement",
+    "RowsTimesWeight",
+    "SamplesOf",
+    "SequencesOf",
+    "StatesOf",
+    "are_samples",
+    "carry_samples",
+    "moves",
+]
 
 
+@dataclass(frozen=True)
+class SamplesOf:
+    """The result has its samples where the argument has them."""
+
+    argument: int
+
+
+@dataclass(frozen=True)
+class RowsTimesWeight:
+    """The result has the rows of `input`, each multiplied with some matrix of `weight`."""
+
+    input: int
+    weight: int
+
+
+@dataclass(frozen=True)
+class AreSamples:
+    """The only argument, unless it is known to carry samples: its rows are them, if there are as many."""
+
+
+@dataclass(frozen=True)
+class LikeFunction:
+    """Samples move as they do in another function, which takes its first arguments in the same order."""
+
+    function: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class SequencesOf:
+    """The result has the samples of `rows`, each of whose sequences must belong to one sample.
+
+    `steps` is an argument that says how the sequences lie: its `dim` of time, or their `sizes` where packed.
+    """
+
+    steps: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class StatesOf:
+    """The first result has the samples of `hidden`, all others have those of the first of `start`."""
+
+    start: int
+    hidden: int
+
+
+Movement: TypeAlias = (
+    SamplesOf | RowsTimesWeight | AreSamples | LikeFunction | SequencesOf | StatesOf
+)
+DECLARED: dict[Callable[..., Any], Movement] = {}
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def moves(
+    kind: type[Movement], function: Callable[..., Any] | None = None, **arguments: str
+) -> Callable[[F], F]:
+    """Declares how the decorated function moves samples; its arguments are given by their names.
+
+    >>> @moves(SamplesOf, argument="input")
+    ... def doubled(scale, input):
+    ...     return input * scale
+    >>> DECLARED.pop(doubled)
+    SamplesOf(argument=1)
+    """
+
+    def declare(declaring: F) -> F:
+        names = [*inspect.signature(declaring).parameters]
+        places: dict[str, Any] = {role: names.index(name) for role, name in arguments.items()}
+        if function is not None:
+            places["function"] = function
+        DECLARED[declaring] = kind(**places)
+        return declaring
+
+    return declare
+
+
+@moves(SamplesOf, argument="like")
 def carry_samples(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor` itself; its rows belong to the samples that the rows of `like` belong to."""
+    """Gives `tensor` itself, whose rows belong to the samples that the rows of `like` belong to."""
     if has_torch_function((tensor, like)):
         return handle_torch_function(carry_samples, (tensor, like), tensor, like)
     return tensor
 
 
+@moves(AreSamples)
 def are_samples(tensor: Tensor) -> Tensor:
-    """`tensor` itself; unless more is known, its rows are the samples, if there are as many."""
+    """Gives `tensor` itself, whose rows are the samples, if there are as many and no more is known."""
     if has_torch_function((tensor,)):
         return handle_torch_function(are_samples, (tensor,), tensor)
     return tensor

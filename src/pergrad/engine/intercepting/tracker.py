@@ -13,9 +13,9 @@ from pergrad.engine.intercepting.in_place import writes_in_place
 from pergrad.engine.intercepting.weights import Root, Weight
 from pergrad.engine.samples.layouts import Constant, Key, Layout, Lost, Samples, Scope
 from pergrad.engine.samples.propagation import (
-    BY_VALUE,
     Call,
     handler_of,
+    is_by_value,
     layouts_of_outputs,
     tensors_in,
 )
@@ -49,7 +49,7 @@ def _is_by_shape(call: Call) -> bool:
         return False
     if not call.carriers:
         return True
-    if call.name in BY_VALUE:
+    if is_by_value(call.func):
         return False
     handler = handler_of(call.func)
     if all(t.is_floating_point() for t in call.tensors):

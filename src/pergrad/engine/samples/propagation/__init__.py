@@ -10,21 +10,21 @@ from pergrad.engine.samples.layouts import Layout, Lost, Owners, Samples
 from pergrad.engine.samples.propagation import (
     batchwise,
     contracting,
+    declared,
     elementwise,
     indexing,
     joining,
-    recurrent,
     reducing,
     shaping,
 )
 from pergrad.engine.samples.propagation.creating import layout_by_sizes, sizes_in
+from pergrad.engine.samples.propagation.declared import declared_samples
 from pergrad.engine.samples.propagation.elementwise import ELEMENTWISE
-from pergrad.engine.samples.propagation.joining import declared_samples
 from pergrad.engine.samples.propagation.probing import layouts_by_probe
 from pergrad.engine.samples.propagation.table import (
-    BY_VALUE,
     Call,
     handler_of,
+    is_by_value,
     mixed_samples,
     name_of,
     refuse_mixed_samples,
@@ -32,19 +32,19 @@ from pergrad.engine.samples.propagation.table import (
 )
 
 __all__ = [
-    "BY_VALUE",
     "ELEMENTWISE",
     "Call",
     "batchwise",
     "contracting",
+    "declared",
     "elementwise",
     "handler_of",
     "indexing",
+    "is_by_value",
     "joining",
     "layouts_of_outputs",
     "mixed_samples",
     "name_of",
-    "recurrent",
     "reducing",
     "refuse_mixed_samples",
     "shaping",

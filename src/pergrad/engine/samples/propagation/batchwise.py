@@ -74,7 +74,7 @@ def _trailing_norm(call: Call) -> Layout:
     return layout
 
 
-@moves_samples("group_norm", "instance_norm", "local_response_norm", "channel_affine")
+@moves_samples("group_norm", "instance_norm", "local_response_norm")
 def _batch_first_norm(call: Call) -> Layout | None:
     return _spatial(call)
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pergrad.engine.samples.layouts import Layout, Owners, Samples
-from pergrad.engine.samples.propagation.table import Call, moves_samples
+from pergrad.engine.samples.propagation.table import Call, moves_declared, moves_samples
+from pergrad.rules.samples import RowsTimesWeight
 
 __all__: list[str] = []
 
@@ -73,13 +74,22 @@ def _addmm(call: Call) -> Layout | None:
     return _combined(call, [*places, (bias, _place(call, bias) + shift)])
 
 
-@moves_samples("grouped_mm", "_grouped_mm", "grouped_mm_fallback", "rows_by_group")
+@moves_samples("grouped_mm", "_grouped_mm", "grouped_mm_fallback")
 def _grouped_matmul(call: Call) -> Layout | None:
     """Rows times the matrix of the group that each is in: the rows stay."""
     x, weight = (
         call.argument(0, "input", "self", "mat_a"),
         call.argument(1, "weight", "mat2", "mat_b"),
     )
+    return _rows_stay(call, x, weight)
+
+
+@moves_declared(RowsTimesWeight)
+def _rows_times_weight(declared: RowsTimesWeight, call: Call) -> Layout | None:
+    return _rows_stay(call, call.args[declared.input], call.args[declared.weight])
+
+
+def _rows_stay(call: Call, x: Tensor, weight: Tensor) -> Layout | None:
     places: list[tuple[Tensor, int | None]] = [(x, 0 if _place(call, x) == 0 else SUMMED)]
     return _combined(call, [*places, (weight, SUMMED)])
 

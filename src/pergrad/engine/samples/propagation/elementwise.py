@@ -26,7 +26,6 @@ ELEMENTWISE = frozenset(
     cuda requires_grad data real imag conj resolve_conj resolve_neg
     zeros_like ones_like empty_like full_like rand_like randn_like randint_like
     expand broadcast_to expand_as alias copy bucketize
-    are_samples
 """.split()
 )
 

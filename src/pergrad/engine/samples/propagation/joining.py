@@ -11,7 +11,7 @@ from torch import Tensor
 from pergrad.engine.samples.layouts import Layout, Owners, Samples
 from pergrad.engine.samples.propagation.table import Call, moves_samples
 
-__all__ = ["declared_samples"]
+__all__: list[str] = []
 
 
 @moves_samples("cat", "concat", "concatenate")
@@ -100,15 +100,3 @@ def _pad(call: Call) -> Sequence[Layout]:
         return [layout, call.scope.constant()]
     owner = layout.owner_of_each(data.device)[: int(sizes[0])]
     return [call.scope.owners(0 if batch_first else 1, owner), call.scope.constant()]
-
-
-@moves_samples("carry_samples")
-def _carry(call: Call) -> Layout:
-    return call.layout(call.args[1])
-
-
-def declared_samples(call: Call) -> Layout | None:
-    """The samples that `are_samples` declares for a tensor that is not known to carry any."""
-    if call.name == "are_samples" and call.output.shape[0] == call.scope.count:
-        return call.scope.samples(0)
-    return None

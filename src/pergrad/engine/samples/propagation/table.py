@@ -11,15 +11,17 @@ from torch import Tensor
 
 from pergrad.engine.samples.layouts import Layout, Owners, Samples, Scope
 from pergrad.errors import MixedSamplesError
+from pergrad.rules.samples import DECLARED, LikeFunction, Movement
 from pergrad.runtime.caches import cached
 
 __all__ = [
-    "BY_VALUE",
     "HANDLERS",
     "Call",
     "Handler",
     "handler_of",
+    "is_by_value",
     "mixed_samples",
+    "moves_declared",
     "moves_samples",
     "name_of",
     "refuse_mixed_samples",
@@ -189,25 +191,53 @@ def refuse_mixed_samples(reason: str, _: Tensor) -> None:
 Handler: TypeAlias = Callable[[Call], Layout | Sequence[Layout] | None]
 H = TypeVar("H", bound=Handler)
 HANDLERS: dict[str, Handler] = {}
-BY_VALUE: set[str] = set()
+_BY_VALUE: set[str | type[Movement]] = set()
+_OF_DECLARED: dict[type[Movement], Callable[..., Any]] = {}
 
 
 @cached("how a function moves samples, by function")
 def handler_of(func: Callable[..., Any]) -> Handler | None:
+    """Gives the handler that a function declares, or that its name has."""
+    declared = DECLARED.get(func)
+    if isinstance(declared, LikeFunction):
+        return handler_of(declared.function)
+    if declared is not None:
+        return functools.partial(_OF_DECLARED[type(declared)], declared)
     return HANDLERS.get(name_of(func))
+
+
+def is_by_value(func: Callable[..., Any]) -> bool:
+    """Whether its layouts depend on more than shapes and layouts, so that they hold for one call only."""
+    declared = DECLARED.get(func)
+    return (name_of(func) if declared is None else type(declared)) in _BY_VALUE
 
 
 def moves_samples(*names: str, by_value: bool = False) -> Callable[[H], H]:
     """Registers how the named operations move samples; None from a handler means that it cannot tell.
 
-    `by_value`: the answer depends on more than shapes and layouts, so that it holds for one call only.
+    `by_value`: see `is_by_value`.
     """
 
     def register(handler: H) -> H:
         for name in names:
             HANDLERS[name] = handler
         if by_value:
-            BY_VALUE.update(names)
+            _BY_VALUE.update(names)
+        return handler
+
+    return register
+
+
+D = TypeVar("D", bound=Callable[..., Any])
+
+
+def moves_declared(kind: type[Movement], *, by_value: bool = False) -> Callable[[D], D]:
+    """Registers how functions with a declaration of that kind move samples: from it and a call."""
+
+    def register(handler: D) -> D:
+        _OF_DECLARED[kind] = handler
+        if by_value:
+            _BY_VALUE.add(kind)
         return handler
 
     return register

@@ -1,0 +1,63 @@
+"""Functions that declare how they move samples, beside their rules; see `pergrad.rules.samples`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pergrad.engine.samples.layouts import Layout, Lost, Owners, Samples
+from pergrad.engine.samples.propagation.elementwise import aligned
+from pergrad.engine.samples.propagation.table import Call, moves_declared
+from pergrad.rules.samples import DECLARED, AreSamples, SamplesOf, SequencesOf, StatesOf
+
+__all__ = ["declared_samples"]
+
+
+@moves_declared(SamplesOf)
+def _samples_of(declared: SamplesOf, call: Call) -> Layout:
+    return call.layout(call.args[declared.argument])
+
+
+@moves_declared(AreSamples)
+def _as_they_lie(declared: AreSamples, call: Call) -> Layout | None:
+    return aligned(call)
+
+
+def declared_samples(call: Call) -> Layout | None:
+    """Gives the samples that a function declares of a tensor that is not known to carry any."""
+    is_declared = isinstance(DECLARED.get(call.func), AreSamples)
+    if is_declared and call.output.shape[0] == call.scope.count:
+        return call.scope.samples(0)
+    return None
+
+
+@moves_declared(SequencesOf, by_value=True)
+def _sequences_of(declared: SequencesOf, call: Call) -> Layout:
+    """As the rows, if each of their sequences belongs to one sample."""
+    steps, rows = call.args[declared.steps], call.args[declared.rows]
+    layout = call.layout(rows)
+    if call.scope.count == 1:
+        return call.scope.samples(0, 1, rows.shape[0])
+    if not isinstance(layout, Samples | Owners):
+        return layout
+    if steps.sizes is None:
+        is_one = layout.dim == 1 - steps.dim
+    else:
+        owner = layout.owner_of_each(rows.device)
+        is_one = torch.equal(owner, torch.cat([owner[:size] for size in steps.sizes]))
+    if is_one:
+        return layout
+    # Not by `mixed`: no gradient flows yet, but one is going to.
+    return call.scope.lost("a recurrent layer takes several samples for one sequence", "mixed")
+
+
+@moves_declared(StatesOf, by_value=True)
+def _states_of(declared: StatesOf, call: Call) -> Sequence[Layout]:
+    if call.scope.count == 1:
+        return [call.scope.samples(0, 1, t.shape[0]) for t in call.outputs]
+    start, hidden = call.args[declared.start], call.args[declared.hidden]
+    layout = call.layout(hidden)
+    if isinstance(layout, Lost):
+        return [call.mixed("takes several samples for one sequence")] * len(call.outputs)
+    return [layout, *[call.layout(start[0])] * (len(call.outputs) - 1)]
