@@ -48,7 +48,8 @@ class Norms(Reduction[Tensor]):
         self._squares.add(name, gradients)
 
     def finish(self) -> Tensor:
-        batch = self.batch
+        batch = self._batch
+        assert batch is not None
         assert self._squares is not None
         names, squares = self._squares.found()
         reached = {*names}

@@ -181,25 +181,31 @@ class Ledger:
         try:
             self._reduce_all()
             self._is_open = False
-            with without_autocast(self._device):
-                for quantity in self._quantities:
-                    quantity.end()
-                    if not self._is_traced:
-                        quantity.settle()
+            if internals.is_any_autocast_enabled():
+                with without_autocast(self._device):
+                    self._end()
+            else:
+                self._end()
         except BaseException:
             self.abandon()
             raise
         self._forget()
 
+    def _end(self) -> None:
+        for quantity in self._quantities:
+            quantity.end()
+            if not self._is_traced:
+                quantity.settle()
+
     def abandon(self) -> None:
         """Drops everything, after an error."""
+        self.queue.clear()
         self._forget()
         self._is_open = False
         for quantity in self._quantities:
             quantity.abandon()
 
     def _forget(self) -> None:
-        self.queue.clear()
         self.uses.arrived.clear()
         self._factors.clear()
         self._reduced.clear()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.intercepting.plans import Plan
-from pergrad.engine.intercepting.weights import Weight
+from pergrad.engine.intercepting.weights import Root, Weight
 from pergrad.engine.samples.layouts import ROWS, Layout, Owners, samples_first
 from pergrad.errors import PergradError, ScopeError, UnsupportedFunctionError
 from pergrad.factors import Dense, owned
@@ -110,7 +110,11 @@ class Use:
             factor = Dense(found) if isinstance(found, Tensor) else found
             if by_owner is not None:
                 factor = owned(factor, by_owner.owner, by_owner.scope.count)
-            flow.append(weight.take(factor))
+            if type(weight) is Root:  # as `Root.take` does, for most weights
+                weight.sink.add(weight.name, factor)
+                flow.append(None)
+            else:
+                flow.append(weight.take(factor))
         return flow
 
     def _owners(self) -> Owners | None:
