@@ -19,7 +19,7 @@ from torch import Tensor
 from pergrad.factors import Convolution, OuterProduct, PositionSum, RowSum
 from pergrad.kernels import launchers
 from pergrad.reductions.norms import by_gram, by_tiles
-from pergrad.reductions.tiles import default_bound
+from pergrad.runtime.bounds import default_bound
 
 OUTER = {  # (n, t, o, i)
     "GPT-2, attention": (16, 512, 768, 768),

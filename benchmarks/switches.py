@@ -19,7 +19,7 @@ from benchmarks.scaling import AXES, SWEEPS, Shape
 from pergrad.factors import OuterProduct
 from pergrad.reductions import gradients, tiles
 from pergrad.reductions.choosing import chooser_for
-from pergrad.runtime import MACHINES
+from pergrad.runtime import MACHINES, bounds
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def norm_way(shape: Shape, layer: str, place: Place) -> str:
     machine = MACHINES["cuda" if is_gpu else "cpu", "eager"]
     chooser = chooser_for(machine, is_gpu)
     if is_gpu:
-        shared = (*sizes, tiles._ENOUGH_ON_GPU, None)
+        shared = (*sizes, bounds.ENOUGH_ON_GPU, None)
         if chooser.pick("launch of an outer product", shared) == "shared":
             return "gram kernel"
     way = chooser.pick("norms of an outer product", sizes)
@@ -96,7 +96,7 @@ def norm_way(shape: Shape, layer: str, place: Place) -> str:
 def norm_pieces(shape: Shape, layer: str, place: Place) -> str:
     """Returns whether norms are computed from all gradients at once or in pieces."""
     outputs, inputs = layers(shape)[layer]
-    bound = tiles._ENOUGH if place.device == "cpu" else tiles._ENOUGH_ON_GPU
+    bound = bounds.ENOUGH if place.device == "cpu" else bounds.ENOUGH_ON_GPU
     is_cut = shape.batch > tiles.at_once(4 * outputs * inputs, bound)
     return "in pieces" if is_cut and norm_way(shape, layer, place) == "gradients" else "at once"
 

@@ -9,7 +9,8 @@ import torch
 import pergrad
 from benchmarks.scaling import AXES, SWEEPS, Shape
 from benchmarks.switches import Place, kept_way, layers, main, norm_pieces, norm_way, switches
-from pergrad.reductions import choosing, gradients, norms, tiles
+from pergrad.reductions import choosing, gradients, norms
+from pergrad.runtime import bounds
 
 CPU = Place.of("cpu", "float32")
 BASE = Shape(batch=3, length=4, width=8, depth=1, vocabulary=11)
@@ -70,7 +71,7 @@ def test_gradients_come_in_pieces_where_the_tiles_are_cut() -> None:
     shape = replace(SWEEPS["gpu"].base, batch=256)
     each = 4 * shape.width**2
     assert norm_pieces(shape, "attention", CPU) == "in pieces"
-    fitting = replace(shape, batch=tiles._ENOUGH // each)
+    fitting = replace(shape, batch=bounds.ENOUGH // each)
     assert norm_pieces(fitting, "attention", CPU) == "at once"
 
 

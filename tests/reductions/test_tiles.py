@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pergrad.reductions.tiles import default_bound, sample_tiles, whole_batch_tiles, wide_dtype
+from pergrad.reductions.tiles import sample_tiles, whole_batch_tiles, wide_dtype
 from pergrad.testing import assert_near
 from tests.reductions.factor_cases import CASES, cast, dense_of, factors_of, outer
 
@@ -60,7 +60,3 @@ def test_tiles_come_in_a_wide_type(dtype: torch.dtype) -> None:
     assert wide_dtype(factors) == wide
     assert {t.dtype for _, _, t in sample_tiles(factors, 300)} == {wide}
     assert {t.dtype for _, t in whole_batch_tiles(factors, 300)} == {wide}
-
-
-def test_default_bound_is_some_memory_and_not_all_of_it() -> None:
-    assert 0 < default_bound(torch.device("cpu")) <= 32 * 2**20

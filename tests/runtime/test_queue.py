@@ -35,7 +35,7 @@ def test_work_runs_in_order_and_once_when_too_many_bytes_are_held() -> None:
     assert done == []
     queue.put(partial(done.append, 2), 4)
     assert done == [0, 1, 2]
-    assert not queue
+    assert not queue.work
     queue.put(partial(done.append, 3), 9)
     assert done == [0, 1, 2]
     queue.drain()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from math import prod
 
@@ -10,36 +9,17 @@ import torch
 from torch import Tensor
 
 from pergrad.factors import ALL, Factor, add_up
-from pergrad.runtime import free_on_gpu, promoted, wide
+from pergrad.runtime import promoted, wide
 
 __all__ = [
     "as_rows",
     "at_once",
-    "default_bound",
     "is_one_piece",
     "is_small",
     "sample_tiles",
     "whole_batch_tiles",
     "wide_dtype",
 ]
-
-# Larger pieces bring no speed; on a GPU each piece is a launch more, and what is done at once saves Python.
-_ENOUGH, _ENOUGH_ON_GPU, _ENOUGH_TO_WAIT = 32 * 2**20, 256 * 2**20, 2**30
-
-
-def default_bound(device: torch.device, *, waits: bool = False) -> int:
-    """Gives the bytes that a reduction may use beside its result: a sixteenth of what is free, or enough.
-
-    Where parameters wait to share launches (`waits`), more is enough.
-    """
-    enough = _ENOUGH_TO_WAIT if waits else _ENOUGH_ON_GPU
-    on_gpu = free_on_gpu(device, 16 * enough)
-    if on_gpu is not None:
-        return min(on_gpu // 16, enough)
-    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return min(free // 16, _ENOUGH)
-    return _ENOUGH
 
 
 def at_once(bytes_each: int, bound: int) -> int:

@@ -3,7 +3,7 @@
 from pergrad.runtime import internals
 from pergrad.runtime.allocation import empty, is_large
 from pergrad.runtime.choosing import NEVER, Chooser, Table
-from pergrad.runtime.machine import MACHINES, Machine, free_on_gpu, machine_of, machine_on
+from pergrad.runtime.machine import MACHINES, Machine, machine_of, machine_on
 from pergrad.runtime.precision import (
     autocast_state,
     bmm,
@@ -36,7 +36,6 @@ __all__ = [
     "computed_once",
     "current_autocast",
     "empty",
-    "free_on_gpu",
     "internals",
     "is_for_compiler",
     "is_large",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pergrad.runtime.tracing import is_for_compiler, is_traced
 
-__all__ = ["MACHINES", "Device", "Machine", "Mode", "free_on_gpu", "machine_of", "machine_on"]
+__all__ = ["MACHINES", "Device", "Machine", "Mode", "machine_of", "machine_on"]
 
 Device = Literal["cpu", "cuda", "other"]
 # "eager": runs now, on tensors with values. "traced": is recorded without values, and then run as recorded.
@@ -55,13 +55,3 @@ def machine_on(device: torch.device) -> Machine:
     """Gives the machine of what runs eagerly on the device: for choices that do not depend on the mode."""
     kinds: dict[str, Device] = {"cpu": "cpu", "cuda": "cuda"}
     return MACHINES[kinds.get(device.type, "other"), "eager"]
-
-
-def free_on_gpu(device: torch.device, enough: int) -> int | None:
-    """Bytes that are free on a GPU, or any number from `enough` on; None for another device."""
-    if device.type != "cuda":
-        return None
-    free = torch.cuda.mem_get_info(device)[0]
-    if free >= enough:  # without the allocator's statistics, which take a millisecond
-        return free
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

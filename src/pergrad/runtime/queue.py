@@ -34,13 +34,10 @@ class Queue:
         self.bound = bound
         self.defers_rules = defers_rules
         self._device = device
-        self._work: deque[_Work] = deque()
+        self.work: deque[_Work] = deque()
         self._held = 0
         self._counting = Lock()  # autograd has a thread for each device
         self._draining = Lock()
-
-    def __bool__(self) -> bool:
-        return bool(self._work)
 
     def put(
         self, work: Callable[[], object], held: int = 0, *, in_this_stream: bool = False
@@ -50,7 +47,7 @@ class Queue:
         With `in_this_stream` it runs in the CUDA stream that is current now; otherwise in the one that is
         current when the queue is drained.
         """
-        self._work.append((work, held, _current_stream() if in_this_stream else None))
+        self.work.append((work, held, _current_stream() if in_this_stream else None))
         if held:
             self.hold(held)
 
@@ -71,7 +68,7 @@ class Queue:
 
         Does nothing while the queue is being drained: what is enqueued then runs in that drain.
         """
-        if not self._work or not self._draining.acquire(blocking=False):
+        if not self.work or not self._draining.acquire(blocking=False):
             return
         try:
             with torch.no_grad(), without_autocast(self._device):
@@ -83,18 +80,18 @@ class Queue:
             self._draining.release()
 
     def _run(self) -> None:
-        while self._work:
-            stream = self._work[0][2]
+        while self.work:
+            stream = self.work[0][2]
             with _in(stream):
-                while self._work and self._work[0][2] == stream:
-                    work, held, _ = self._work.popleft()
+                while self.work and self.work[0][2] == stream:
+                    work, held, _ = self.work.popleft()
                     self.release(held)
                     work()
                     del work  # and with it the tensors that it has kept alive
 
     def clear(self) -> None:
         """Drops all work."""
-        self._work.clear()
+        self.work.clear()
         self._held = 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from pergrad.errors import ScopeError
 from pergrad.factors import Factor
 from pergrad.quantities import Batch, Quantity
-from pergrad.reductions import SampleGradients, default_bound
+from pergrad.reductions import SampleGradients
 from pergrad.runtime import internals, is_traced, without_autocast
+from pergrad.runtime.bounds import default_bound
 from pergrad.runtime.queue import Queue
 
 __all__ = ["Ledger", "Sink", "UseCounter"]
@@ -103,7 +105,7 @@ class Ledger:
 
     @property
     def is_empty(self) -> bool:
-        return not self.uses.arrived and not self.queue
+        return not self.uses.arrived and not self.queue.work
 
     def open(self) -> None:
         """Begins to take factors."""
@@ -166,7 +168,8 @@ class Ledger:
 
     def _reduce_all(self) -> None:
         """Reduces what is left: uses that the loss did not reach never arrive."""
-        self.queue.drain()
+        if self.queue.work:
+            self.queue.drain()
         if self._factors:
             self._reduce_those(list(self._factors))
             self.queue.drain()
@@ -181,21 +184,16 @@ class Ledger:
         try:
             self._reduce_all()
             self._is_open = False
-            if internals.is_any_autocast_enabled():
-                with without_autocast(self._device):
-                    self._end()
-            else:
-                self._end()
+            is_on = internals.is_any_autocast_enabled()
+            with without_autocast(self._device) if is_on else nullcontext():
+                for quantity in self._quantities:
+                    quantity.end()
+                    if not self._is_traced:
+                        quantity.settle()
         except BaseException:
             self.abandon()
             raise
         self._forget()
-
-    def _end(self) -> None:
-        for quantity in self._quantities:
-            quantity.end()
-            if not self._is_traced:
-                quantity.settle()
 
     def abandon(self) -> None:
         """Drops everything, after an error."""
@@ -221,7 +219,7 @@ def _queue_for(device: torch.device, is_traced: bool, max_bytes: int | None) -> 
     A trace runs rules at once: its order of operations is the order in which a compiled step frees memory.
     """
     defers_rules = _is_bound_by_python(device) and not is_traced
-    bound = default_bound(device, waits=defers_rules) if max_bytes is None else max_bytes
+    bound = default_bound(device, defers=defers_rules) if max_bytes is None else max_bytes
     return Queue(bound, device, defers_rules=defers_rules)
 
 

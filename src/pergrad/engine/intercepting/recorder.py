@@ -173,7 +173,7 @@ class Recorder(TorchFunctionMode):
             with internals.DisableTorchFunction():
                 if is_nested:
                     ledger.end_recomputation()
-                else:
+                elif ledger.queue.work:
                     ledger.queue.drain()
         return result
 
