@@ -32,7 +32,7 @@ _HUGE_PAGE = 2**21
 
 
 class _Block(mmap.mmap):
-    """An anonymous mapping of at least `size` bytes."""
+    """Maps at least `size` bytes of anonymous memory."""
 
     is_huge = False
 
