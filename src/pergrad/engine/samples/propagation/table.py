@@ -195,7 +195,7 @@ _OF_DECLARED: dict[type[Movement], Callable[..., Any]] = {}
 
 @cached("how a function moves samples, by function")
 def handler_of(func: Callable[..., Any]) -> Handler | None:
-    """Gives the handler that a function declares, or that its name has."""
+    """Returns the handler for a function's declaration, or else for its name."""
     declared = DECLARED.get(func)
     if isinstance(declared, LikeFunction):
         return handler_of(declared.function)
@@ -230,7 +230,7 @@ D = TypeVar("D", bound=Callable[..., Any])
 
 
 def moves_declared(kind: type[Movement], *, by_value: bool = False) -> Callable[[D], D]:
-    """Registers how functions with a declaration of that kind move samples: from it and a call."""
+    """Registers a handler for declarations of that kind; it takes the declaration and the call."""
 
     def register(handler: D) -> D:
         _OF_DECLARED[kind] = handler
