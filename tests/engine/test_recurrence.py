@@ -157,7 +157,7 @@ def test_samples_in_the_place_of_time_are_refused(kind: str, frozen: str) -> Non
     module = build(kind, batch_first=False, bias=False)
     for name, p in module.named_parameters():
         p.requires_grad_(name != frozen)
-    with pytest.raises(MixedSamplesError, match="several samples for one sequence"):
+    with pytest.raises(MixedSamplesError, match="several samples as one sequence"):
         pergrad.call_for_per_sample_grads(module)(double(BATCH, TIME, INPUT))[0].sum().backward()
     assert not any(hasattr(p, "grad_sample") for p in module.parameters())
 
@@ -183,7 +183,7 @@ def test_packed_sequences_that_change_their_sample_are_refused() -> None:
             output, _ = self.layer(PackedSequence(turned, packed.batch_sizes))
             return pad_packed_sequence(output, batch_first=True)[0]
 
-    with pytest.raises(MixedSamplesError, match="several samples for one sequence"):
+    with pytest.raises(MixedSamplesError, match="several samples as one sequence"):
         pergrad.call_for_per_sample_grads(Crooked())(double(BATCH, TIME, INPUT)).sum().backward()
 
 

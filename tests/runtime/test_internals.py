@@ -189,8 +189,9 @@ def test_without_the_name_numbers_are_right_or_an_error_says_so(
         if error is not None:
             assert entry.instead is None, f"{stage}: {error}"
             assert re.fullmatch(
-                rf"PergradError: this torch has no `{re.escape(entry.path)}`, which pergrad needs "
-                rf"to [^;]+; it is tested with torch {re.escape(TESTED['torch'])}",
+                rf"PergradError: this version of torch has no `{re.escape(entry.path)}`, which pergrad "
+                rf"needs to [^;]+; it is tested with torch {re.escape(TESTED['torch'])}: install one of "
+                r"these",
                 error,
             ), f"{stage}: {error}"
 

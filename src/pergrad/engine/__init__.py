@@ -1,4 +1,4 @@
-"""The engine: sees every use of a parameter, follows the samples, and feeds the quantities."""
+"""Runs recordings: intercepts every use of a parameter, tracks the samples and feeds the quantities."""
 
 from pergrad.engine.checking.explanation import ExplainReport, explain
 from pergrad.engine.checking.verification import VerifyReport, verify

@@ -1,4 +1,4 @@
-"""PyTorch's own contract for per-sample gradients: `call_for_per_sample_grads` and `ExpandedWeight`."""
+"""Implements PyTorch's contract for per-sample gradients: `call_for_per_sample_grads`, `ExpandedWeight`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["ExpandedWeight", "call_for_per_sample_grads"]
 
 
 class _GradSamples(Quantity):
-    """Full gradients, put into the `grad_sample` of the parameters once the whole backward is done."""
+    """Adds full gradients to the `grad_sample` of the parameters at the end of the backward."""
 
     is_linear = True
 
@@ -45,7 +45,7 @@ class _GradSamples(Quantity):
         self._sums[name] = self._sums[name] + grads if name in self._sums else grads
 
     def end(self) -> None:
-        for name, grads in self._sums.items():  # all before any is written
+        for name, grads in self._sums.items():  # check all before writing any
             check_batch_sizes(getattr(self._parameters[name], "grad_sample", None), grads)
         for name, grads in self._sums.items():
             add_to_grad_sample(self._parameters[name], grads)
@@ -59,18 +59,18 @@ def call_for_per_sample_grads(
     loss_reduction: LossReduction = "sum",
     batch_first: bool = True,
 ) -> Callable[..., Any]:
-    """A callable like `module.forward` whose backward fills `grad_sample` of the parameters.
+    """Returns a callable like `module.forward` whose backward fills `grad_sample` of the parameters.
 
     After `backward`, every trainable parameter that the loss depends on has `grad_sample`, of shape
-    (B, *shape) and the parameter's own dtype; its `.grad` stays as it was. Several calls before one
+    (B, *shape) and the parameter's own dtype; its `.grad` is unchanged. Several calls before one
     backward add up. Clear `grad_sample` before the next step.
 
     Args:
         module: the module to call; it is not changed.
         batch_size: the number of samples. By default all tensors among the arguments must agree on it.
-        loss_reduction: whether the loss is the "sum" or the "mean" over the samples; with "mean" the
-            division by the batch size is undone, so that grad_sample is of the sample's own loss.
-        batch_first: whether the samples are in the first dimension of the arguments, or in the second.
+        loss_reduction: whether the loss is the "sum" or the "mean" over the samples. "mean" undoes the
+            division by the batch size, so that grad_sample is the gradient of the sample's own loss.
+        batch_first: whether the samples are in the first dimension of the arguments or in the second.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(4, 3)
@@ -99,9 +99,9 @@ def call_for_per_sample_grads(
 
 
 class ExpandedWeight(Tensor):
-    """A weight that gives `orig_weight` a `grad_sample` when a function is called on it.
+    """Wraps a weight so that functions called on it give `orig_weight` a `grad_sample` in the backward.
 
-    For functional code; whole modules are better served by `call_for_per_sample_grads`.
+    For functional code; use `call_for_per_sample_grads` for whole modules.
 
     >>> import torch, pergrad
     >>> import torch.nn.functional as F
@@ -148,7 +148,7 @@ class ExpandedWeight(Tensor):
         if func.__name__ in ("__get__", "__set__", "size", "dim", "__repr__", "numel"):
             return super().__torch_function__(func, types, args, kwargs)
         weights = [w for w in tensors_in(args, kwargs) if isinstance(w, ExpandedWeight)]
-        is_first = any(args[0] is w for w in weights if args)  # where the input is to be
+        is_first = any(args[0] is w for w in weights if args)  # in place of the input
         if func not in RULES and (func not in DECOMPOSITIONS or is_first):
             raise UnsupportedFunctionError(
                 f"Expanded Weights encountered but cannot handle function {func.__name__}"
@@ -156,7 +156,7 @@ class ExpandedWeight(Tensor):
         _check_call(func, args, kwargs, weights)
         scope = Scope(weights[0].batch_size)
         tracker = Tracker(scope, 0)
-        tracker.strangers_are_constant = True
+        tracker.untagged_are_constant = True
         tracker.mark(args[0] if args else kwargs["input"], scope.samples(0))
         scale = scope.count if weights[0].loss_reduction == "mean" else 1
         named = {f"ExpandedWeight {k}": w for k, w in enumerate(weights)}
@@ -174,7 +174,7 @@ def _check_call(
     kwargs: Mapping[str, Any],
     weights: Sequence[ExpandedWeight],
 ) -> None:
-    """Refuse what PyTorch's own ExpandedWeight refuses, in its words."""
+    """Raises the errors of PyTorch's own ExpandedWeight, with the same messages."""
     input = args[0] if args else kwargs.get("input")
     if isinstance(input, ExpandedWeight):
         raise PergradError(
@@ -186,7 +186,7 @@ def _check_call(
             "Expanded Weights requires a Tensor as the first input to get the batch dimension, "
             f"got {type(input).__name__} in function {func.__name__}"
         )
-    if input.dim() == 0 and func is not F.linear:  # whose rule has its own words for that
+    if input.dim() == 0 and func is not F.linear:  # the rule of F.linear raises its own error
         raise PergradError(
             "Expanded Weights requires a batch dimension but got an input of size 0 "
             f"in function {func.__name__}"

@@ -1,4 +1,4 @@
-"""Entry points for one's own loop: `record` a with-block, or get the gradients in one call."""
+"""Defines the entry points `record`, for a with-block, and `grads` and `norms`, for one call."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ def record(
     offload: bool = False,
     verify: bool = False,
 ) -> Iterator[Any]:
-    """Computes the quantities of the per-sample gradients of whatever backward runs inside the block.
+    """Computes quantities of the per-sample gradients of the backward inside the block.
 
-    The module is used as it is and stays what it is; its parameters get no `.grad`. The results are
-    in the quantities when the block ends. The block's value is the quantity, or a tuple of several, which
-    share their work.
+    The module is not changed, and its parameters get no `.grad`. The quantities have their results when
+    the block ends. The block's value is the quantity, or a tuple of several, which share their work.
 
     Args:
         module: the module whose trainable parameters are recorded.
         quantities: what to compute: `Grads`, `Norms`, `ClippedSum`, `SecondMoment`, `Variance`, `Dots`,
             `Gram`, `Projection`, `NoiseScale`, or one of your own.
-        batch_size: the number of samples; by default read off the module's first call.
+        batch_size: the number of samples; by default inferred from the module's first call.
         loss_reduction: whether the loss is the "sum" or the "mean" of the samples' losses.
-        batch_first: whether the samples are in the first dimension of the inputs, or in the second.
-        params: record some of the parameters only: a pattern of names such as "head.*", a parameter, or
-            several of either. The others count as frozen within the block.
-        sample_weights: (B,), what the gradient of each sample is multiplied by.
-        max_bytes: how much memory a reduction may use for pieces of gradients, beside its result, and on a
-            GPU for what waits to be reduced at once; by default a sixteenth of what is free, and no more
-            than 1 GB. The result does not depend on it.
-        offload: put the results into CPU memory, those of each parameter as soon as they are known.
-        verify: compare a few samples with the module run on them alone, and raise if they differ; for
-            the first step of a job. Needs full gradients and one call of a module without dropout.
+        batch_first: whether the samples are in the first dimension of the inputs or in the second.
+        params: the parameters to record: a pattern of names such as "head.*", a parameter, or several of
+            either. The others are treated as frozen within the block.
+        sample_weights: (B,), factors for the gradients of the samples.
+        max_bytes: the memory that a reduction may use for pieces of gradients, in addition to its result,
+            and on a GPU the memory that queued work may hold. By default a sixteenth of the free memory,
+            at most 1 GB. The result does not depend on it.
+        offload: move the results of each parameter to CPU memory as soon as they are computed.
+        verify: compare a few samples with the module run on each alone, and raise an error if they
+            differ; for the first step of a job. It holds full gradients, and needs exactly one call of a
+            module without dropout.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(3, 1)
@@ -83,14 +83,14 @@ def grads(
     *batch: Any,
     **options: Unpack[RecordOptions],
 ) -> dict[str, Tensor]:
-    """The gradient of every sample's loss: for each trainable parameter a tensor (B, *shape).
+    """Returns the gradient of every sample's loss: for each trainable parameter a tensor (B, *shape).
 
     Args:
-        model: any module; it is not changed, and `.grad` is not touched.
-        loss_fn: called as loss_fn(model, *batch); gives the (B,) losses of the samples, or their sum
+        model: any module; neither it nor `.grad` is changed.
+        loss_fn: called as loss_fn(model, *batch); returns the (B,) losses of the samples, or their sum
             or mean, as `loss_reduction` says.
-        batch: what loss_fn takes beside the model.
-        options: those of `pergrad.record` but `verify`; `loss_reduction` says what a scalar loss is.
+        batch: the arguments of loss_fn after the model.
+        options: the options of `pergrad.record` except `verify`; `loss_reduction` applies to a scalar loss.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -112,9 +112,9 @@ def norms(
     *batch: Any,
     **options: Unpack[RecordOptions],
 ) -> Tensor:
-    """The L2 norm of the gradient of every sample's loss over all trainable parameters, (B,).
+    """Returns the L2 norm of the gradient of every sample's loss over all trainable parameters, (B,).
 
-    The arguments are those of `pergrad.grads`. No gradient is ever held.
+    Takes the arguments of `pergrad.grads`. Never holds the gradients of all samples.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)

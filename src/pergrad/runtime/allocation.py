@@ -1,9 +1,9 @@
-"""Memory for large results on the CPU: first touching fresh pages costs more than the arithmetic.
+"""Reuses the memory of large results on the CPU: page faults of fresh memory cost more than the arithmetic.
 
-So what a large result lay in is kept when nobody holds it any more, and the next one of about that size is
-written there: from the second step on, a training loop asks the system for no memory. It is the system's to
-take back all the while, should memory be short, and never more than results have needed at once. With
-PERGRAD_KEEP_MEMORY=0 in the environment nothing is kept, and `clear_caches` gives back what is free.
+The memory of a freed result is kept, and the next result of about that size is written there. From the second
+step on, a training loop allocates nothing. The system can reclaim free blocks when memory is short, and the
+pool never exceeds the peak that results have needed. PERGRAD_KEEP_MEMORY=0 in the environment disables the
+pool; `clear_caches` returns all free blocks to the system.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ from pergrad.runtime.tracing import operation
 
 __all__ = ["empty", "is_large", "keeps_memory", "large_result", "product", "products", "zeros"]
 
-# Above this, a result is worth the few microseconds in Python. A (64, 512, 512) float32 product took 46 ms in
-# fresh pages, and takes 8 in those that are there.
+# Smaller results do not pay for the few microseconds in Python. A (64, 512, 512) float32 product takes 46 ms
+# in fresh pages and 8 ms in reused ones.
 _LARGE = 2**20
 _HUGE_PAGE = 2**21
 
 
 class _Block(mmap.mmap):
-    """Some memory of its own; `size` bytes at least."""
+    """Maps at least `size` bytes of anonymous memory."""
 
     is_huge = False
 
     def __new__(cls, size: int) -> _Block:
-        # Whole huge pages: then the kernel lets it begin with one.
+        # The kernel aligns a mapping to huge pages only if its length is a multiple of them.
         length = -(-size // _HUGE_PAGE) * _HUGE_PAGE
         return super().__new__(cls, -1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def take_huge_pages(self, size: int) -> None:
-        """Have the first `size` bytes in huge pages once they are written to, what is over not."""
+        """Requests huge pages for the first `size` bytes; the remainder keeps small ones."""
         self.is_huge = True
-        with suppress(OSError):  # a kernel without them
+        with suppress(OSError):  # the kernel may not have them
             self.madvise(mmap.MADV_HUGEPAGE, 0, size // _HUGE_PAGE * _HUGE_PAGE)
 
     def offer(self) -> None:
-        """Let the system take the pages back before it runs short of memory, what is in them included."""
-        with suppress(OSError):  # a kernel that cannot
+        """Lets the system reclaim the pages, with their contents, when memory is short."""
+        with suppress(OSError):  # the kernel may not support it
             self.madvise(mmap.MADV_FREE)
 
 
 class _KeptMemory:
-    """Memory of results, and of results that were: handed out again once nobody holds it."""
+    """Pool of blocks for large results; a block is reused once its result is freed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._returned: deque[_Block] = deque()  # by whoever lets go of a result, in any thread
-        self._free: list[_Block] = []  # the one that has lain there longest first
+        self._returned: deque[_Block] = deque()  # freed in any thread, not yet in `_free`
+        self._free: list[_Block] = []  # oldest first
         self._in_use = self._most_in_use = 0  # bytes
 
     def clear(self) -> None:
-        """Give all that is free back to the system."""
+        """Returns all free blocks to the system."""
         with self._lock:
             self._collect()
             self._free.clear()
@@ -73,7 +73,7 @@ class _KeptMemory:
         return len(self._free)
 
     def take(self, size: int) -> memoryview:
-        """As many bytes, that are whatever was written there before; free again when the view is gone."""
+        """Returns `size` uninitialised bytes; they are free again when the view is freed."""
         with self._lock:
             self._collect()
             block = self._fitting(size)
@@ -87,7 +87,7 @@ class _KeptMemory:
         return view
 
     def _put_back(self, block: _Block) -> None:
-        # No lock here: the garbage collector may call this in the midst of `take`.
+        # No lock: the garbage collector may call this while `take` holds it.
         block.offer()
         self._returned.append(block)
 
@@ -98,12 +98,12 @@ class _KeptMemory:
             self._free.append(block)
 
     def _fitting(self, size: int) -> _Block:
-        """The smallest that will do and would not be half empty, or a fresh one.
+        """Returns the smallest free block that fits and is at least half used, or a new one.
 
-        The first time that one is used again it becomes a fresh one in huge pages. The kernel may be slow to
-        give them, up to 3 s for a gigabyte where it has to move others' pages for it, and what is computed
-        once should not wait for that; but they are offered to it and taken back at no cost, where small ones
-        take 7% of the time of a product.
+        A block that is reused for the first time is replaced by one in huge pages. A result that is computed
+        only once should not wait for them: the kernel may need 3 s for a gigabyte if it has to move other
+        pages. In exchange, offering huge pages to the system and taking them back is free; with small pages
+        it takes 7% of the time of a product.
         """
         length = -(-size // _HUGE_PAGE) * _HUGE_PAGE
         fitting = [block for block in self._free if length <= len(block) < 2 * length]
@@ -124,18 +124,18 @@ CACHES.add(
 
 
 def keeps_memory() -> bool:
-    """Whether memory of large results is kept: unless the environment has PERGRAD_KEEP_MEMORY=0."""
+    """Whether the memory of large results is kept: PERGRAD_KEEP_MEMORY=0 in the environment disables it."""
     return os.environ.get("PERGRAD_KEEP_MEMORY", "1") != "0"
 
 
 def is_large(shape: Sequence[int], like: Tensor) -> bool:
-    """Whether a result of that shape is worth being written to kept memory."""
-    is_there = like.device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE")  # on Linux
-    return is_there and prod(shape) * like.element_size() >= _LARGE and keeps_memory()
+    """Whether a result of that shape is large enough for kept memory."""
+    is_supported = like.device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE")  # Linux only
+    return is_supported and prod(shape) * like.element_size() >= _LARGE and keeps_memory()
 
 
 def large_result(shape: Sequence[int], like: Tensor) -> Tensor | None:
-    """An uninitialised tensor to write a result to, in kept memory, where that pays; else None."""
+    """Allocates an uninitialised tensor in kept memory; None where that does not pay."""
     if type(like) is not Tensor or not is_large(shape, like):
         return None
     size = prod(shape) * like.element_size()
@@ -143,18 +143,18 @@ def large_result(shape: Sequence[int], like: Tensor) -> Tensor | None:
 
 
 def empty(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Uninitialised, in kept memory where that pays."""
+    """Allocates an uninitialised tensor, in kept memory where that pays."""
     kept = large_result(shape, like)
     return like.new_empty(shape) if kept is None else kept
 
 
 def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Zeros, in kept memory where that pays."""
+    """Allocates zeros, in kept memory where that pays."""
     kept = large_result(shape, like)
     return like.new_zeros(shape) if kept is None else kept.zero_()
 
 
-# A compiler allocates all by itself; these it calls as they are, with whatever strides there are.
+# A compiler allocates its own results. These functions are opaque to it, so they can use kept memory.
 
 
 @operation("products", lambda a, b: a.new_empty(a.shape[0], a.shape[1], b.shape[2]))
@@ -165,5 +165,5 @@ def products(a: Tensor, b: Tensor) -> Tensor:
 
 @operation("product", lambda a, b: a.new_empty(torch.broadcast_shapes(a.shape, b.shape)))
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """A ⊙ b, of one type, in kept memory where that pays."""
+    """A ⊙ b, of one dtype, in kept memory where that pays."""
     return torch.mul(a, b, out=empty(torch.broadcast_shapes(a.shape, b.shape), a))

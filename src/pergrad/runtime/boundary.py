@@ -1,4 +1,4 @@
-"""The boundary to names that torch and Triton do not promise: how they are found and replaced."""
+"""Resolves private names of torch and Triton, and replaces missing ones by public functions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pergrad.errors import PergradError
 
 __all__ = ["TESTED", "Entry", "find", "resolver"]
 
-# The versions that the whole test suite has passed with.
+# Versions on which the whole test suite passes.
 TESTED = {"torch": "2.11 and 2.13", "triton": "3.6 and 3.7"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A private name: where it is, what it is for, and what happens without it.
+    """Describes a private name: its path, its purpose, and the behaviour without it.
 
-    `instead` is the public way, which gives the same, only slower or with more memory. Where there is none,
-    asking for the name is an error. `make` gives what callers use, where that is not the object itself; it
-    raises an AttributeError where the name is missing.
+    `instead` is a public replacement that gives the same results, only slower or with more memory. Without a
+    replacement, a missing name raises an error. `make` builds the object that callers use if that is not the
+    named object itself; it raises an AttributeError if the name is missing.
     """
 
     path: str
@@ -31,11 +31,11 @@ class Entry:
     make: Callable[[], Any] | None = None
 
     def found(self) -> Any:
-        """What callers use, by the private name; an AttributeError or ImportError where it is missing."""
+        """Returns the object behind the private name; AttributeError or ImportError if it is missing."""
         return find(self.path) if self.make is None else self.make()
 
     def resolve(self) -> Any:
-        """What callers use, by the private name or the public way."""
+        """Returns the object behind the private name, or its public replacement."""
         try:
             return self.found()
         except (AttributeError, ImportError) as error:
@@ -43,13 +43,13 @@ class Entry:
                 return self.instead
             package = self.path.partition(".")[0]
             raise PergradError(
-                f"this {package} has no `{self.path}`, which pergrad needs {self.purpose}; it is tested "
-                f"with {package} {TESTED[package]}"
+                f"this version of {package} has no `{self.path}`, which pergrad needs {self.purpose}; "
+                f"it is tested with {package} {TESTED[package]}: install one of these"
             ) from error
 
 
 def find(path: str) -> Any:
-    """The object of a dotted name; modules on the way are imported.
+    """Returns the object with a dotted name, importing modules as needed.
 
     >>> find("torch.nn.Linear").__name__
     'Linear'
@@ -66,9 +66,9 @@ def find(path: str) -> Any:
 
 
 def resolver(entries: Mapping[str, Entry], module: dict[str, Any]) -> Callable[[str], Any]:
-    """A module's `__getattr__`: resolves an entry when it is first read and keeps it in the module.
+    """Returns a module's `__getattr__`, which resolves an entry on first access and stores it there.
 
-    From then on, reading it is one lookup in the module's dictionary.
+    Later accesses are one lookup in the module's dictionary.
     """
 
     def get(alias: str) -> Any:

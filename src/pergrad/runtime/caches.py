@@ -1,7 +1,7 @@
-"""The caches of the process: each bounded, all listed in one place and cleared by one call.
+"""Keeps the caches of the process: each is bounded, all are listed in one place and cleared by one call.
 
-A cache holds what follows from its key alone, never what depends on the values of tensors. So clearing one
-costs time and changes no result.
+A cached value depends on its key only, never on the values of tensors. Clearing a cache costs time and
+changes no result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Clearable(Protocol):
 
 
 class Listed(NamedTuple):
-    """One cache: the module that owns it, what it holds, what bounds it, and how much there is at present."""
+    """Describes one cache: its module, its contents, its bound and its present number of entries."""
 
     owner: str
     holds: str
@@ -35,7 +35,7 @@ class Listed(NamedTuple):
 
 
 class _Caches:
-    """Lists all caches; holds none alive."""
+    """Lists all caches by weak references."""
 
     def __init__(self) -> None:
         self._known: list[tuple[str, str, str, weakref.ref[_Clearable]]] = []
@@ -47,7 +47,7 @@ class _Caches:
             self._known.append((owner, holds, bound, weakref.ref(cache)))
 
     def listed(self) -> list[Listed]:
-        """All of them, by owner."""
+        """Returns all caches, sorted by owner."""
         return sorted(
             Listed(owner, holds, bound, len(cache))
             for owner, holds, bound, reference in self._known
@@ -55,7 +55,7 @@ class _Caches:
         )
 
     def clear(self) -> None:
-        """Forget everything: the next step works it out again."""
+        """Clears every cache; the next step fills them again."""
         for *_, reference in self._known:
             cache = reference()
             if cache is not None:
@@ -66,7 +66,7 @@ CACHES = _Caches()
 
 
 def clear_caches() -> None:
-    """Clears all caches of pergrad, and lets go of the memory that it keeps for results on the CPU.
+    """Clears all caches of pergrad and frees the memory that it keeps for results on the CPU.
 
     >>> clear_caches()
     >>> {cache.entries for cache in CACHES.listed()}
@@ -76,10 +76,10 @@ def clear_caches() -> None:
 
 
 class Cache(Generic[V]):
-    """Values by key, at most so many: then it begins again.
+    """Maps keys to values; clears itself when it holds `most` entries.
 
-    `get` is the dictionary's own, since it is called for every function of every step. Nothing is ever put
-    for the key None, which stands for no key.
+    `get` is the dictionary's own method, since it runs for every function of every step. None stands for
+    "no key" and is never stored.
     """
 
     def __init__(self, owner: str, holds: str, *, most: int = 10_000) -> None:
@@ -101,7 +101,7 @@ class Cache(Generic[V]):
 
 
 class _Results:
-    """What a function has returned, by its arguments."""
+    """Gives an `lru_cache` the interface of a listed cache."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -114,12 +114,12 @@ class _Results:
 
 
 def cached(holds: str, *, most: int = 10_000) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Keeps what a function returns, for at most so many arguments: those that were used last."""
+    """Caches the results of a function for the `most` arguments used last."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         keeping = lru_cache(maxsize=most)(function)
         results = _Results(keeping)
-        vars(keeping)["results"] = results  # which the list does not hold alive
+        vars(keeping)["results"] = results  # CACHES has only a weak reference
         CACHES.add(function.__module__, holds, f"{most:,} entries", results)
         return cast("Callable[P, R]", keeping)
 

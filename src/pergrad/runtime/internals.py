@@ -1,7 +1,7 @@
-"""The private names of torch that pergrad uses, each with its purpose and what happens without it.
+"""Lists the private names of torch that pergrad uses, with their purpose and the behaviour without them.
 
-Nothing is resolved by importing this module: `internals.FakeTensor` is looked up when it is first read, and
-is an attribute of this module from then on. So write `internals.name`, never `from ... import name`.
+Importing this module resolves nothing: `internals.FakeTensor` is looked up on first access and is an
+attribute of this module from then on. Write `internals.name`, never `from ... import name`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from pergrad.runtime.boundary import Entry, find, resolver
 
 __all__ = ["ENGINE", "ENTRIES", "STATISTICS", "present"]
 
-# Attributes of the nodes of layer and group norms that hold 1 / std and the mean. A node without them is
-# not asked: the rule computes both.
+# Attributes in which the autograd nodes of layer and group norms keep the mean and 1 / std. If a node lacks
+# them, the rule computes both.
 STATISTICS = {"mean": "_saved_result1", "inverse": "_saved_result2"}
 
-# The function that runs the engine, among the globals of `torch.autograd.backward` and `grad`. Without it the
-# recorder sees all that they do before, which takes longer.
+# The global of `torch.autograd.backward` and `grad` that runs the autograd engine. Without it the recorder
+# also intercepts their Python code, which takes longer.
 ENGINE = "_engine_run_backward"
 
 
-# -- public ways, for the names that have one
+# -- public replacements
 
 
 class _Never:
-    """A type without instances; also a function that no graph calls."""
+    """Has no instances, and no graph calls it: every check for it is False."""
 
 
 def _yes(*_: Any) -> bool:
@@ -58,7 +58,7 @@ def _without_autocast() -> AbstractContextManager[object]:
 
 
 class _Hooks:
-    """The hooks of a tensor by key, as its dictionary of hooks has them, but by `register_hook`."""
+    """Sets and removes hooks of a tensor by key, as its dictionary of hooks does, by `register_hook`."""
 
     _handles: dict[tuple[int, int], Any] = {}  # noqa: RUF012  # of all tensors, by id and key
 
@@ -104,15 +104,15 @@ def _apply_of(_: None, function: type[torch.autograd.Function]) -> Callable[...,
     return function.apply
 
 
-def _as_it_lies(x: Tensor, _: list[int]) -> Tensor:
+def _unchanged(x: Tensor, _: list[int]) -> Tensor:
     return x
 
 
-# -- what callers use, where it is not the object itself
+# -- objects that callers use in place of the named ones
 
 
 def _reader(attribute: str, owner: Callable[[], Any]) -> Callable[[], Callable[[Any], Any]]:
-    """Makes the getter of an attribute, in C: as fast as to read it by its name."""
+    """Returns a `make` for the getter of an attribute; `attrgetter` is as fast as plain access."""
 
     def make() -> Callable[[Any], Any]:
         getattr(owner(), attribute)
@@ -140,7 +140,7 @@ def _operator() -> Any:
     return torch.ops.aten.detach.default
 
 
-_ERROR = "an error that names it"
+_ERROR = "an error that says which name is missing"
 
 # -- the table
 
@@ -148,7 +148,7 @@ ENTRIES: Mapping[str, Entry] = {
     # Modes and subclasses
     "DisableTorchFunction": Entry(
         "torch._C.DisableTorchFunction",
-        "to run functions that no mode and no subclass sees",
+        "to run functions unseen by modes and subclasses",
         _ERROR,
     ),
     "DisableTorchFunctionSubclass": Entry(
@@ -169,7 +169,7 @@ ENTRIES: Mapping[str, Entry] = {
     "FakeTensor": Entry(
         "torch._subclasses.fake_tensor.FakeTensor",
         "to tell tensors of a trace from those with values",
-        "nothing counts as traced, so that steps are not compiled",
+        "no tensor counts as traced, and steps are not compiled",
         instead=_Never,
     ),
     # Autograd
@@ -180,14 +180,14 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "keeps_graph": Entry(
         "torch._C._autograd._get_current_graph_task_keep_graph",
-        "to free what a backward needed as soon as it has passed",
-        "it is freed with the graph",
+        "to free the saved tensors of a function as soon as its backward has run",
+        "they are freed with the graph",
         instead=_yes,
     ),
     "top_saved_tensors_hooks": Entry(
         "torch._C._autograd._top_saved_tensors_default_hooks",
         "to see whether saved tensors are packed, as in a checkpoint",
-        "each call gets an autograd node of its own, as if they were",
+        "each call gets an autograd node of its own, as in a checkpoint",
         instead=_yes,
     ),
     "bind_apply": Entry(
@@ -213,7 +213,7 @@ ENTRIES: Mapping[str, Entry] = {
     "hooks_of": Entry(
         "torch.Tensor._backward_hooks",
         "to hook many tensors at once",
-        "one hook after the other",
+        "tensors are hooked one by one",
         instead=_Hooks,
         make=_reader("_backward_hooks", _tensor),
     ),
@@ -226,41 +226,41 @@ ENTRIES: Mapping[str, Entry] = {
     "copy_each": Entry(
         "torch._foreach_copy_",
         "to copy many tensors in one launch",
-        "one copy after the other",
+        "tensors are copied one by one",
         instead=_copy_each,
     ),
     # Autocast
     "is_any_autocast_enabled": Entry(
         "torch._C._is_any_autocast_enabled",
-        "to ask for autocast without asking each device",
-        "each device is asked",
+        "to check for autocast on all devices in one call",
+        "each device is checked",
         instead=_is_any_autocast_enabled,
     ),
     "DisableAutocast": Entry(
         "torch._C._DisableAutocast",
-        "to run a traced step, which has its casts in it",
-        "autocast is switched off by its own context manager",
+        "to run a traced step, which contains its casts, without autocast",
+        "`torch.autocast(enabled=False)` is used",
         instead=_without_autocast,
     ),
     # Modules
     "children_of": Entry(
         "torch.nn.Module._modules",
-        "to walk over a model in less time than its iterators take",
-        "by its iterators",
+        "to walk over a model faster than its iterators do",
+        "its iterators are used",
         instead=_children,
         make=_reader("_modules", nn.Module),
     ),
     "parameters_of": Entry(
         "torch.nn.Module._parameters",
-        "to walk over a model in less time than its iterators take",
-        "by its iterators",
+        "to walk over a model faster than its iterators do",
+        "its iterators are used",
         instead=_own_parameters,
         make=_reader("_parameters", nn.Module),
     ),
     "buffers_of": Entry(
         "torch.nn.Module._buffers",
-        "to walk over a model in less time than its iterators take",
-        "by its iterators",
+        "to walk over a model faster than its iterators do",
+        "its iterators are used",
         instead=_own_buffers,
         make=_reader("_buffers", nn.Module),
     ),
@@ -272,27 +272,27 @@ ENTRIES: Mapping[str, Entry] = {
     # CUDA
     "current_device": Entry(
         "torch._C._cuda_getDevice",
-        "to ask for the current GPU in each call of a backward",
-        "by torch.cuda",
+        "to read the current GPU in each call of a backward",
+        "torch.cuda is used",
         instead=torch.cuda.current_device,
     ),
     "current_stream": Entry(
         "torch._C._cuda_getCurrentStream",
-        "to ask for the current stream in each call of a backward",
-        "by torch.cuda",
+        "to read the current stream in each call of a backward",
+        "torch.cuda is used",
         instead=_current_stream,
     ),
     "current_raw_stream": Entry(
         "torch._C._cuda_getCurrentRawStream",
         "to launch a kernel in the current stream",
-        "by torch.cuda",
+        "torch.cuda is used",
         instead=_current_raw_stream,
     ),
     # Compiled steps
     "trace": Entry(
         "torch.fx.experimental.proxy_tensor.make_fx(_allow_non_fake_inputs)",
         "to trace a step that closes over tensors",
-        "a step that does so is not compiled",
+        "such a step is not compiled",
         instead=functools.partial(make_fx, tracing_mode="fake"),
         make=_trace,
     ),
@@ -308,27 +308,27 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "force_stride_order": Entry(
         "torch._inductor.inductor_prims.force_stride_order",
-        "to have the compiler keep the inputs of layer norms",
+        "to make the compiler save the inputs of layer norms",
         "compiled steps take more memory",
-        instead=_as_it_lies,
+        instead=_unchanged,
     ),
     "BelowAutograd": Entry(
         "torch._C._AutoDispatchBelowAutograd",
-        "to run a traced step past autograd's dispatch",
-        "under no_grad, which takes longer",
+        "to run a traced step without autograd's dispatch",
+        "it runs under no_grad, which takes longer",
         instead=torch.no_grad,
     ),
     "schema_of": Entry(
         "torch._ops.OpOverload._schema",
-        "to find what a traced step writes to in place",
+        "to find the tensors that a traced step changes in place",
         _ERROR,
         make=_reader("_schema", _operator),
     ),
     # Operators
     "grouped_mm": Entry(
         "torch._grouped_mm",
-        "to see products of rows with one of several experts",
-        "they are seen by their public name alone",
+        "to recognise grouped matrix products, as of experts, by their private name",
+        "only their public name is recognised",
     ),
     "to_copy": Entry(
         "torch.ops.aten._to_copy.default",
@@ -339,19 +339,19 @@ ENTRIES: Mapping[str, Entry] = {
     "unsafe_view": Entry(
         "torch.ops.aten._unsafe_view.default",
         "to find reshapes in a traced step",
-        "products that are reshaped this way are not rewritten",
+        "products reshaped this way are not rewritten",
         instead=_Never,
     ),
     "cpu_attention": Entry(
         "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default",
         "to find attention over few positions in a traced step",
-        "it runs as it is, which takes longer",
+        "it is not rewritten, which takes longer",
         instead=_Never,
     ),
     "cpu_attention_backward": Entry(
         "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
         "to find attention over few positions in a traced step",
-        "it runs as it is, which takes longer",
+        "it is not rewritten, which takes longer",
         instead=_Never,
     ),
     "fused_lstm_cell": Entry(
@@ -370,7 +370,7 @@ __getattr__ = resolver(ENTRIES, globals())
 
 
 def present(alias: str) -> tuple[Any, ...]:
-    """The object of an entry, or nothing where this torch has none; for tables that are made on import."""
+    """Returns the object of an entry in a tuple, or () if this torch lacks it; for tables built on import."""
     try:
         return (ENTRIES[alias].found(),)
     except (AttributeError, ImportError):

@@ -1,4 +1,4 @@
-"""Products of low-precision tensors that are summed up, and given, in a wider type."""
+"""Multiplies low-precision tensors with accumulation and results in a wider dtype; controls autocast."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type to sum up in: float32, or float64 where the numbers have that."""
+    """Returns the dtype to accumulate in: float32, or float64 for float64."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def least_trusted(dtype: torch.dtype) -> float:
-    """Of its terms' length as a vector: a sum that is less has cancelled, and their rounding errors show."""
+    """Threshold of abs(sum) / norm(terms) below which cancellation dominates."""
     return 1e4 * torch.finfo(dtype).eps
 
 
 def promoted(dtype: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """The type that holds the numbers of both; torch is not asked where they are the same."""
+    """Returns the promoted dtype, without a call into torch if both are the same."""
     return dtype if dtype is other else torch.promote_types(dtype, other)
 
 
 class without_autocast:  # noqa: N801  # a context manager, as in contextlib
-    """Within, products are in the types of their factors: what a backward inside of autocast must see to.
+    """Disables autocast within the block: a backward under autocast must not cast its products.
 
-    Autocast's own way to switch itself off takes ten times as long, for every function of every step.
+    `torch.autocast(enabled=False)` takes ten times as long, and this runs for every function of every step.
     """
 
     __slots__ = ("_device", "_is_on")
@@ -54,7 +54,7 @@ class without_autocast:  # noqa: N801  # a context manager, as in contextlib
         self._device = device.type
 
     def __enter__(self) -> None:
-        is_any_on = internals.is_any_autocast_enabled()  # not every device has it
+        is_any_on = internals.is_any_autocast_enabled()  # some devices have no autocast to ask
         self._is_on = is_any_on and torch.is_autocast_enabled(self._device)
         if self._is_on:
             torch.set_autocast_enabled(self._device, False)
@@ -65,21 +65,21 @@ class without_autocast:  # noqa: N801  # a context manager, as in contextlib
 
 
 def autocast_state(device: str) -> tuple[bool, torch.dtype]:
-    """Whether autocast is on for a type of device, and the type that it casts to."""
+    """Returns whether autocast is enabled for a device type, and its dtype."""
     return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
 def current_autocast(device: str) -> Callable[[], torch.autocast]:
-    """Makes contexts in which functions run under the autocast settings of now.
+    """Returns a factory of contexts that restore the present autocast settings.
 
-    They keep no casts of weights: a cast that is made within must not be met outside.
+    Their cache of casts is off: a cast made within must not be reused outside.
     """
     is_on, dtype = autocast_state(device)
     return lambda: torch.autocast(device, dtype, enabled=is_on, cache_enabled=False)
 
 
 def cast_as_autocast(t: Tensor) -> Tensor:
-    """Casts a tensor as autocast is about to cast it for a product: not float64, and no integers."""
+    """Casts a tensor as autocast does for a product; float64 and integers stay as they are."""
     dtype = t.dtype
     if dtype == torch.float64 or not dtype.is_floating_point:
         return t
@@ -94,8 +94,8 @@ def with_aligned_width(x: Tensor) -> Tensor:
 
 
 def bmm(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """A @ b, (n, p, q) @ (n, q, s), in `dtype`: never rounded to less on the way."""
-    if _gives_directly(a, b, dtype):
+    """A @ b, (n, p, q) @ (n, q, s), accumulated and returned in `dtype`."""
+    if _supports_out_dtype(a, b, dtype):
         return torch.bmm(a, b, out_dtype=dtype)
     a = a if a.dtype == dtype else a.to(dtype)
     b = b if b.dtype == dtype else b.to(dtype)
@@ -103,13 +103,13 @@ def bmm(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def mm(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """A @ b, (p, q) @ (q, s), in `dtype`: never rounded to less on the way."""
-    if _gives_directly(a, b, dtype):
+    """A @ b, (p, q) @ (q, s), accumulated and returned in `dtype`."""
+    if _supports_out_dtype(a, b, dtype):
         return torch.mm(a, b, out_dtype=dtype)
     return torch.mm(a.to(dtype), b.to(dtype))
 
 
-def _gives_directly(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the GPU's own product of two low-precision matrices can be had in float32."""
+def _supports_out_dtype(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+    """Whether torch multiplies these matrices with an `out_dtype`: halves to float32 on a GPU."""
     is_half = a.dtype == b.dtype and a.dtype in _HALVES
     return a.is_cuda and is_half and dtype == torch.float32

@@ -1,4 +1,4 @@
-"""The queue of deferred work: the one place where a step waits in order to do many things at once."""
+"""Queues the work of a step that is deferred so that much of it runs at once."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pergrad.runtime.precision import without_autocast
 
 __all__ = ["Queue"]
 
-_Stream = tuple[int, int, int]  # its id, and the index and the type of its device
+_Stream = tuple[int, int, int]  # stream id, device index, device type
 _Work = tuple[Callable[[], object], int, _Stream | None]
 _CPU = torch.device("cpu")
 
 
 class Queue:
-    """Defers work until `bound` bytes are held by it, then runs all of it in order.
+    """Defers work until it holds `bound` bytes, then runs all of it in order.
 
-    Two kinds of work come here. On a GPU, where Python bounds the speed of a step, the rules of a backward
-    run many at a time (`defers_rules`): run one by one between autograd's own nodes, each takes twice as
-    long. And reductions of many parameters share one kernel launch. Work that runs may enqueue more, as a
-    rule enqueues the norms of what it found.
+    The queue takes two kinds of work. On a GPU, where steps are bound by Python overhead, the rules of a
+    backward run many at a time (`defers_rules`): between autograd's own nodes each takes twice as long.
+    Reductions of many parameters are queued to share one kernel launch. Running work may enqueue more work:
+    a rule enqueues the norms of its factors.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Queue:
         self._device = device
         self.work: deque[_Work] = deque()
         self._held = 0
-        self._counting = Lock()  # autograd has a thread for each device
+        self._counting = Lock()  # autograd runs one thread per device
         self._draining = Lock()
 
     def put(
@@ -44,7 +44,7 @@ class Queue:
     ) -> None:
         """Enqueues `work`, which keeps `held` bytes alive.
 
-        With `in_this_stream` it runs in the CUDA stream that is current now; otherwise in the one that is
+        With `in_this_stream` the work runs in the current CUDA stream, otherwise in the stream that is
         current when the queue is drained.
         """
         self.work.append((work, held, _current_stream() if in_this_stream else None))
@@ -52,21 +52,21 @@ class Queue:
             self.hold(held)
 
     def hold(self, more: int) -> None:
-        """Counts `more` bytes that enqueued work keeps alive, and drains the queue if they are too many."""
+        """Adds `more` bytes to those that the work keeps alive; drains the queue at the bound."""
         with self._counting:
             self._held += more
         if self._held >= self.bound:
             self.drain()
 
     def release(self, held: int) -> None:
-        """Counts fewer bytes: work that has run keeps nothing alive."""
+        """Subtracts the bytes of work that has run and keeps nothing alive any more."""
         with self._counting:
             self._held -= held
 
     def drain(self) -> None:
-        """Runs all work, in order; drops the rest after an error.
+        """Runs all work in order; after an error the rest is dropped.
 
-        Does nothing while the queue is being drained: what is enqueued then runs in that drain.
+        Does nothing if the queue is already being drained: that drain also runs newly enqueued work.
         """
         if not self.work or not self._draining.acquire(blocking=False):
             return
@@ -87,7 +87,7 @@ class Queue:
                     work, held, _ = self.work.popleft()
                     self.release(held)
                     work()
-                    del work  # and with it the tensors that it has kept alive
+                    del work  # frees its tensors before the next work runs
 
     def clear(self) -> None:
         """Drops all work."""
@@ -104,7 +104,7 @@ def _current_stream() -> _Stream | None:
 
 @contextmanager
 def _in(stream: _Stream | None) -> Iterator[None]:
-    """Within, kernels are launched in `stream`; afterwards the current stream waits for them."""
+    """Launches kernels in `stream` within the block; the current stream then waits for them."""
     if stream is None or stream == _current_stream():
         yield
         return

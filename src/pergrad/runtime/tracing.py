@@ -1,4 +1,4 @@
-"""Steps that are being traced: no number can be looked at, and a compiler rearranges what is computed."""
+"""Tells whether a step is being traced: tensors have no values, and a compiler may reorder operations."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _library = torch.library.Library("pergrad", "DEF")
 
 
 def is_traced(t: Tensor) -> bool:
-    """Whether the tensor stands for one in a compiled step, and has no values."""
+    """Whether the tensor belongs to a trace and has no values."""
     return isinstance(t, internals.FakeTensor)
 
 
-# How many steps are being traced that no compiler gets. A second thread that traces one for a compiler takes
-# the ways that suit the first: they give the same.
+# Number of running traces that will not be compiled. It is global: a thread that traces for a compiler
+# meanwhile makes the same choices, which gives the same results.
 _uncompiled = 0
 
 
 def is_for_compiler(t: Tensor) -> bool:
-    """Whether the tensor stands for one in a step that is traced, and then compiled."""
+    """Whether the tensor belongs to a trace that will be compiled."""
     return _uncompiled == 0 and is_traced(t)
 
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Within, in any thread, what is traced is going to run as it is."""
+    """Declares that traces within the block, in any thread, will run uncompiled."""
     global _uncompiled
     _uncompiled += 1
     try:
@@ -47,13 +47,13 @@ def without_compiler() -> Iterator[None]:
 def operation(
     name: str, result: Callable[..., Any], mutates_args: Sequence[str] = ()
 ) -> Callable[[Function], Function]:
-    """Makes a function `torch.ops.pergrad.<name>`, which a compiled step calls; `result` gives its shape.
+    """Registers a function as `torch.ops.pergrad.<name>` for compiled steps; `result` is its fake kernel.
 
-    Its tags: strides may be whatever the compiler has chosen. Outside of a trace it is called as it is.
+    The function must accept any strides: the compiler chooses them. Outside of a trace it is called directly.
     """
 
     def register(function: Function) -> Function:
-        # Not `custom_op`, which takes longer to call a function than most of them take.
+        # Not `torch.library.custom_op`: its overhead per call exceeds the time of most of these functions.
         schema = name + torch.library.infer_schema(function, mutates_args=mutates_args)
         _library.define(schema, tags=(torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag))
         for device in ("CUDA", "CPU"):
@@ -78,5 +78,5 @@ def _copied(t: Tensor) -> Tensor:
 
 
 def computed_once(t: Tensor) -> Tensor:
-    """The same; a compiled step has it in memory then, and does not compute it anew wherever it is used."""
+    """Returns `t`; a compiled step stores it instead of recomputing it at every use."""
     return _copied(t) if is_traced(t) else t

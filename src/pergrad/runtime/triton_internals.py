@@ -1,4 +1,4 @@
-"""The private names of Triton that kernels use, as `internals` has those of torch; needs Triton when read."""
+"""Lists the private names of Triton that kernels use; needs Triton only when one is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pergrad.runtime.boundary import Entry, find, resolver
 
 __all__ = ["ENTRIES", "launch"]
 
-# How Triton itself launches what it has compiled, in `JITFunction.run`.
+# The launch in Triton's own `JITFunction.run`, which `launch` repeats.
 _CALL = """
     kernel.run(grid_0, grid_1, grid_2, stream, kernel.function, kernel.packed_metadata, launch_metadata,
     knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, *bound_args.values())
@@ -20,7 +20,7 @@ _CALL = """
 
 
 class _Never:
-    """A type without instances."""
+    """Has no instances: an isinstance check with it is always False."""
 
 
 def _is_interpreted() -> bool:
@@ -32,14 +32,14 @@ def _is_asked_for() -> bool:
 
 
 def launch(compiled: Any, device: int, programs: int, arguments: Any, constants: Any) -> None:
-    """Run so many programs of a CompiledKernel: Triton's own last call, without all that comes before."""
+    """Launches `programs` programs of a CompiledKernel without Triton's handling of arguments in Python."""
     stream = internals.current_raw_stream(device)
     of_kernel = compiled.function, compiled.packed_metadata, None, None, None
     compiled.run(programs, 1, 1, stream, *of_kernel, *arguments, *constants)
 
 
 def _checked_type() -> Any:
-    """The type of what `launch` can launch: Triton's, as long as its own launch is the one known here."""
+    """Returns CompiledKernel; AttributeError if Triton's own launch is not the one that `launch` repeats."""
     source = inspect.getsource(find("triton.runtime.jit.JITFunction.run"))
     if "".join(_CALL.split()) not in "".join(source.split()):
         raise AttributeError
@@ -56,8 +56,8 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "CompiledKernel": Entry(
         "triton.compiler.CompiledKernel",
-        "to launch what Triton has compiled without reading its arguments in Python",
-        "Triton launches it, which takes ten times as long",
+        "to launch compiled kernels without Triton's handling of arguments in Python",
+        "Triton launches them, which takes ten times as long",
         instead=_Never,
         make=_checked_type,
     ),

@@ -229,7 +229,7 @@ def test_function_that_leaves_torch_and_mixes_samples_is_refused() -> None:
 
 def test_function_whose_samples_cannot_be_told_says_why_and_what_to_do() -> None:
     model = Formula(lambda m, x: ForFourOnly.apply(x, m.w), w=numbers(D))
-    message = r"ForFourOnly.*'w'.*samples cannot be told.*one sample more.*Register a rule"
+    message = r"ForFourOnly.*'w'.*samples cannot be told.*one more sample.*Register a rule"
     with pytest.raises(PergradError, match=message):
         pergrad.grads(model, lambda m, x: total(m(x)), numbers(4, T, D))
 

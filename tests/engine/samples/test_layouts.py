@@ -106,7 +106,7 @@ def test_stranger_is_read_by_its_shape_unless_the_module_runs(batch_dim: int) ->
     x, other = torch.zeros(3, 3), torch.zeros(4, 4)
     assert tracker.layout(x) == tracker.scope.samples(batch_dim)
     assert isinstance(tracker.layout(other), Constant)
-    tracker.strangers_are_constant = True
+    tracker.untagged_are_constant = True
     assert isinstance(tracker.layout(x), Constant)
 
 

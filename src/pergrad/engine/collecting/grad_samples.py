@@ -1,4 +1,4 @@
-"""`grad_sample`, as PyTorch's contract has it: the gradients of each sample as an attribute of the weight."""
+"""Adds per-sample gradients to `grad_sample`, the attribute of a weight in PyTorch's contract."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["GradSampleSink", "add_to_grad_sample", "check_batch_sizes"]
 
 
 class GradSampleSink:
-    """Adds every factor to the `grad_sample` of its weight as it arrives: for `ExpandedWeight`."""
+    """Adds every factor to the `grad_sample` of its weight as it arrives; for `ExpandedWeight`."""
 
     passes = 1
 
@@ -34,11 +34,11 @@ class GradSampleSink:
 
 
 def check_batch_sizes(earlier: Tensor | None, grads: Tensor) -> None:
-    """Raises an error if the two batches have different sizes: their samples have nothing in common."""
+    """Raises an error if the two batches have different sizes: their samples cannot correspond."""
     if earlier is not None and earlier.shape != grads.shape:
         raise BatchSizeError(
-            f"a batch of {len(grads)} samples cannot add to the grad_sample of an earlier one of "
-            f"{len(earlier)}: set grad_sample to None between them"
+            f"a batch of {len(grads)} samples cannot add to the grad_sample of an earlier batch of "
+            f"{len(earlier)}: set grad_sample to None between the batches"
         )
 
 

@@ -21,9 +21,9 @@ __all__ = ["Ledger", "Sink", "UseCounter"]
 
 
 class Sink(Protocol):
-    """Where the factors of a recording go."""
+    """Receives the factors of a recording."""
 
-    passes: int  # how often the engine runs a backward pass that the user asks for once
+    passes: int  # number of backward passes for each one that the user calls
     queue: Queue
 
     def expects(self, name: str) -> bool: ...
@@ -32,15 +32,15 @@ class Sink(Protocol):
 
 
 class _Counted(Protocol):
-    """A weight, as the counter sees it."""
+    """Declares what the counter reads from a weight."""
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """The parameters that a use of it counts for."""
+        """Names of the parameters that a use of the weight counts for."""
 
 
 class UseCounter:
-    """The number of uses of each parameter that the forward pass has made and the backward pass owes."""
+    """Counts the uses of each parameter in the forward pass and the factors that have arrived for them."""
 
     def __init__(self) -> None:
         self._expected: dict[str, int] = {}
@@ -50,8 +50,8 @@ class UseCounter:
     def expect(self, weights: Iterable[_Counted]) -> None:
         """Counts one use of each weight.
 
-        A use inside of a backward pass is a checkpoint's recomputation. Its first run was counted already,
-        or ran without gradients: then its factor is reduced as it arrives.
+        A use inside a backward pass is a checkpoint's recomputation and is not counted. Its first run was
+        counted, or it ran without gradients; then its factor is reduced on arrival.
         """
         if internals.current_graph_task_id() == -1:
             expected = self._expected
@@ -60,7 +60,7 @@ class UseCounter:
                     expected[name] = expected.get(name, 0) + 1
 
     def expect_in_recomputation(self, names: Iterable[str]) -> None:
-        """Counts a use without gradients, which only a reentrant checkpoint repeats in the backward pass."""
+        """Counts a use without gradients, which a reentrant checkpoint may repeat in the backward pass."""
         for name in names:
             self._to_recompute[name] = self._to_recompute.get(name, 0) + 1
 
@@ -75,7 +75,7 @@ class UseCounter:
 
 
 class Ledger:
-    """The sink of a recording: holds the factors of each parameter and feeds the quantities."""
+    """Holds the factors of each parameter in a recording and feeds the quantities."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class Ledger:
         self._is_traced = first is not None and is_traced(first)
         self.uses = UseCounter()
         self.queue = _queue_for(self._device, self._is_traced, max_bytes)
-        self.is_paused = False  # gradients that arrive belong to another backward pass
+        self.is_paused = False  # True while a backward pass runs that is not recorded
         self._quantities = sorted(quantities, key=_priority)
         self.passes = max([q.passes for q in quantities])
-        # For each sample: what a mean loss has divided by, and the user's weight.
+        # Per sample: the divisor of a mean loss times the user's sample weight.
         self._scale = scale
         self._batch = Batch(batch_size, parameters, offload, self.queue)
         self._pass = 0
@@ -108,27 +108,27 @@ class Ledger:
         return not self.uses.arrived and not self.queue.work
 
     def open(self) -> None:
-        """Begins to take factors."""
+        """Starts to take factors."""
         self._pass = 0
         self._is_open = True
         for quantity in self._quantities:
             quantity.begin(self._batch)
 
     def add(self, name: str, factor: Factor) -> None:
-        """Takes one factor; reduces the parameter if it was the last. Called outside of autocast."""
+        """Takes one factor and reduces the parameter after the last; must run outside of autocast."""
         if self.expects(name):
             self._factors.setdefault(name, []).append(factor)
             if self.uses.arrive(name):
                 self._reduce(name)
 
     def expects(self, name: str) -> bool:
-        """Whether a gradient that arrives now belongs here; raises an error when the block is over."""
+        """Whether a gradient that arrives now is recorded; raises an error after the block has ended."""
         if self.is_paused:
             return False
         if not self._is_open:
             raise ScopeError(
-                f"a gradient of parameter {name!r} arrived outside of its scope: call backward() "
-                "inside the `record` block; with call_for_per_sample_grads, start from the tensors "
+                f"a gradient of parameter {name!r} arrived outside of its scope; call backward() "
+                "inside the `record` block, or, with call_for_per_sample_grads, on a loss of the tensors "
                 "that the call returned"
             )
         return True
@@ -140,15 +140,15 @@ class Ledger:
                 continue
             if name in self._reduced and not quantity.is_linear:
                 raise ScopeError(
-                    f"a second backward in the `record` block adds to parameter {name!r}, after "
-                    f"{type(quantity).__name__} was computed from the first: add the losses up and call "
-                    "backward() once, or use a block for each"
+                    f"a second backward in the `record` block adds to parameter {name!r}, but "
+                    f"{type(quantity).__name__} was already computed from the first; add the losses up and "
+                    "call backward() once, or use one block per backward"
                 )
             quantity.consume(name, gradients)
         self._reduced.add(name)
 
     def end_recomputation(self) -> None:
-        """Reduces what only a reentrant checkpoint uses, whose own backward pass is over."""
+        """Reduces the parameters that only one reentrant checkpoint uses, after its inner backward pass."""
         self.queue.drain()
         self._reduce_those([name for name in self._factors if self.uses.is_recomputed_once(name)])
 
@@ -156,8 +156,9 @@ class Ledger:
         """Ends a backward pass that is not the last."""
         if self._pass == self.passes - 1:
             raise ScopeError(
-                f"a second backward in the `record` block, of which each is run {self.passes} times: add "
-                'the losses up and call backward() once, or use memory="kept"'
+                f"a second backward in the `record` block cannot be recorded, because the first one was run "
+                f"{self.passes} times; add the losses up and call backward() once, or use "
+                'memory="kept"'
             )
         self._reduce_all()
         for quantity in self._quantities:
@@ -167,7 +168,7 @@ class Ledger:
         self._forget()
 
     def _reduce_all(self) -> None:
-        """Reduces what is left: uses that the loss did not reach never arrive."""
+        """Reduces the remaining parameters, some of whose uses the loss does not depend on."""
         if self.queue.work:
             self.queue.drain()
         if self._factors:
@@ -180,7 +181,7 @@ class Ledger:
                 self._reduce(name)
 
     def close(self) -> None:
-        """Reduces what is left and ends the quantities."""
+        """Reduces the remaining parameters and ends the quantities."""
         try:
             self._reduce_all()
             self._is_open = False
@@ -196,7 +197,7 @@ class Ledger:
         self._forget()
 
     def abandon(self) -> None:
-        """Drops everything, after an error."""
+        """Drops all factors and results after an error."""
         self.queue.clear()
         self._forget()
         self._is_open = False
@@ -214,9 +215,9 @@ def _priority(quantity: Quantity) -> int:
 
 
 def _queue_for(device: torch.device, is_traced: bool, max_bytes: int | None) -> Queue:
-    """Makes the queue of one recording: what is deferred depends on where the parameters are.
+    """Makes the queue of one recording; it defers rules if the parameters are on a GPU.
 
-    A trace runs rules at once: its order of operations is the order in which a compiled step frees memory.
+    A trace runs rules at once, since a compiled step frees memory in the order of the trace.
     """
     defers_rules = _is_bound_by_python(device) and not is_traced
     bound = default_bound(device, defers=defers_rules) if max_bytes is None else max_bytes
@@ -224,5 +225,5 @@ def _queue_for(device: torch.device, is_traced: bool, max_bytes: int | None) -> 
 
 
 def _is_bound_by_python(device: torch.device) -> bool:
-    """Whether the speed of a step on this device is bound by Python."""
+    """Whether steps on this device are bound by Python overhead."""
     return device.type == "cuda"

@@ -1,1 +1,1 @@
-"""Sees every torch function that runs and derives per-sample gradients for those that use a weight."""
+"""Intercepts every torch function and derives per-sample gradients for calls that use a weight."""

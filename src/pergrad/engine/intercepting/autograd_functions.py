@@ -1,4 +1,4 @@
-"""autograd.Functions that take a weight: torch shows them to no mode, so their `apply` is wrapped."""
+"""Wraps `apply` of autograd.Functions, which a TorchFunctionMode does not intercept."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pergrad.engine.samples.propagation import refuse_mixed_samples, tensors_in
 from pergrad.runtime import internals
 from pergrad.runtime.caches import cached
 
-__all__ = ["Applied", "seeing_functions"]
+__all__ = ["Applied", "intercepting_functions"]
 
 _lock = threading.Lock()
-_open = 0  # recordings, in all threads
+_open = 0  # number of open recordings, in all threads
 _original: classmethod = Function.__dict__["apply"]
 
 
 class Applied:
-    """`function.apply`, one object for each class, so that it can be looked up and compared."""
+    """Represents `function.apply` by one object per class, for lookups and comparisons."""
 
     def __init__(self, function: type[Function]) -> None:
         self.function = function
@@ -40,15 +40,15 @@ _applied = cached("the `apply` of autograd.Functions, by class")(Applied)
 
 
 def _plain(function: type[Function]) -> Callable[..., Any]:
-    """The function's own `apply`."""
+    """Returns the function's own `apply`."""
     return _original.__get__(None, function)
 
 
 class _Apply:
-    """Stands for `Function.apply` while a recording is open; only code that one intercepts sees it.
+    """Replaces `Function.apply` while a recording is open; only recorded code gets the wrapper.
 
-    Torch hands the stack of modes on to the threads of a backward, so that a recomputation on a GPU is seen.
-    Any other thread, and code outside of the recording, has the original.
+    Torch passes the stack of modes to the threads of a backward, so a recomputation on a GPU is recorded too.
+    Any other thread, and code outside of the recording, gets the original.
     """
 
     def __get__(self, _: object, function: type[Function]) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ _intercepting = _Apply()
 def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
     stack = internals.function_modes()
     wants = getattr(stack[-1], "wants_function", None) if stack else None
-    # Checkpoints that are not reentrant keep their arguments by a function of their own.
+    # Non-reentrant checkpoints save their arguments with an autograd.Function, which uses no weight.
     keeps = (
         function.__module__ == CheckpointFunction.__module__ and function is not CheckpointFunction
     )
@@ -72,19 +72,19 @@ def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
         return _plain(function)(*args, **kwargs)
     if not wants(args, kwargs):
         output = _plain(function)(*args, **kwargs)
-        tracker = getattr(stack[-1], "tracker", None)  # there is none before the batch is known
+        tracker = getattr(stack[-1], "tracker", None)  # None before the batch size is known
         if function is CheckpointFunction and tracker is not None:
-            _show_no_samples(tracker, output)
+            _refuse_untracked(tracker, output)
         return output
     with internals.pop_mode() as mode:
         return mode.__torch_function__(_applied(function), (), args, kwargs)
 
 
-def _show_no_samples(tracker: Tracker, output: Any) -> None:
-    """Let nothing without samples leave a reentrant checkpoint, unless it has no gradient.
+def _refuse_untracked(tracker: Tracker, output: Any) -> None:
+    """Makes outputs of a reentrant checkpoint that require grad but have no samples an error.
 
-    Its forward runs without gradients, so that a function that mixes samples is no error there and gives
-    a constant, and so does one of weights alone.
+    The checkpoint runs its forward without gradients, where functions that mix samples, and functions of
+    weights alone, give constants instead of errors.
     """
     for t in tensors_in(output):
         if not t.requires_grad or not isinstance(tracker.layout(t), Constant):
@@ -92,15 +92,15 @@ def _show_no_samples(tracker: Tracker, output: Any) -> None:
         if tracker.scope.count == 1 and t.dim():
             tracker.mark(t, tracker.scope.samples(0, 1, t.shape[0]))
             continue
-        reason = "a reentrant checkpoint gives a result that is not known to be one for each sample"
-        lost = tracker.scope.lost(f"{reason} (use_reentrant=False may help)", "mixed")
+        reason = "a reentrant checkpoint returns a tensor whose samples are unknown"
+        lost = tracker.scope.lost(f"{reason} (try use_reentrant=False)", "mixed")
         tracker.mark(t, lost)
         t.register_hook(functools.partial(refuse_mixed_samples, lost.reason))
 
 
 @contextmanager
-def seeing_functions() -> Iterator[None]:
-    """Within, `apply` asks the innermost mode whether it wants to handle the call."""
+def intercepting_functions() -> Iterator[None]:
+    """Lets the innermost mode handle calls of `apply` within the block."""
     global _open, _original
     with _lock:
         if _open == 0:

@@ -1,4 +1,4 @@
-"""Runs the bodies of torch's Python functions, which otherwise hand the call to the recorder again."""
+"""Runs the bodies of torch's Python functions, which would otherwise call the recorder again."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def is_composite(func: Callable[..., Any]) -> bool:
 
 @cached("functions of torch without their override check, by function")
 def without_override_check(func: Any) -> Callable[..., Any]:
-    """The function with its own override check answering no; what it calls is still seen."""
+    """Returns the function with its override check disabled; its inner calls are still intercepted."""
     return _with_globals(func, {})
 
 
 def run_backward(
     func: Any, mode: TorchFunctionMode, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Runs `torch.autograd.backward` or `grad`; `mode` sees what the engine calls back, as checkpoints do.
+    """Runs `torch.autograd.backward` or `grad` and intercepts only what the engine calls, as for checkpoints.
 
-    It does not see what torch's Python code does before that.
+    The Python code of torch before that runs outside of `mode`.
     """
     engine = func.__globals__.get(internals.ENGINE)
     if engine is None:
@@ -46,7 +46,7 @@ def run_backward(
 
 
 def _with_globals(func: types.FunctionType, changed: dict[str, Any]) -> Callable[..., Any]:
-    """A copy of the function whose override check answers no, with some more of its globals changed."""
+    """Copies a function with its override check disabled and the globals `changed` replaced."""
     answers = {name: _never for name in _CHECKS if name in func.__globals__}
     body = types.FunctionType(
         func.__code__,

@@ -1,4 +1,4 @@
-"""Functions of weights and constants only: they give weights again."""
+"""Derives weights from weights: results of functions of weights and constants only."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pergrad.engine.samples.propagation import name_of
 from pergrad.factors import Factor
 from pergrad.runtime import internals
 
-__all__ = ["derive", "like_another", "transform"]
+__all__ = ["derive", "explicit_cast", "transform"]
 
 _TRANSPOSES = frozenset("t T mT transpose swapaxes swapdims".split())
 _CASTS = frozenset("to type type_as float double half bfloat16 contiguous clone".split())
 
 
 def transform(func: Callable[..., Any], weight: Weight, args: Any, kwargs: Any) -> Weight | None:
-    """The lazily transformed weight for a transpose or a cast; None for any other function."""
+    """Returns the lazily transformed weight for a transpose or a cast; None for any other function."""
     name = name_of(func)
     if name in _TRANSPOSES:
         value = func(weight.value, *args[1:], **kwargs)
@@ -34,23 +34,23 @@ def transform(func: Callable[..., Any], weight: Weight, args: Any, kwargs: Any) 
 
 
 def _is_mt(value: Tensor, of: Tensor) -> bool:
-    """Whether the one is the other with its last two dimensions exchanged."""
+    """Whether `value` is `of.mT`."""
     if of.dim() < 2 or value.stride() == of.stride():
         return False
     return value.shape == of.mT.shape and value.stride() == of.mT.stride()
 
 
 def _transposed(factor: Factor) -> Factor:
-    return factor.transposed()  # each kind in its own way
+    return factor.transposed()
 
 
 def _unchanged(factor: Factor) -> Factor:
-    """A cast changes no factor: whoever takes the gradient in has it in its own dtype."""
+    """Returns the factor: its receiver casts the gradient to its own dtype."""
     return factor
 
 
-def like_another(func: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[], Tensor] | None:
-    """The cast `w.to(x)` as `w.to(x.device, x.dtype)`: whose x is does not matter; None for others."""
+def explicit_cast(func: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[], Tensor] | None:
+    """Returns `w.to(x)` as a call of `w.to(x.device, x.dtype)`, without x's samples; None for other calls."""
     if name_of(func) not in ("to", "type_as"):
         return None
     t, *given = args
@@ -64,7 +64,7 @@ def like_another(func: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[
 def derive(
     func: Callable[..., Any], args: Any, kwargs: Any, weight_of: Callable[[Tensor], Weight | None]
 ) -> tuple[Any, Mapping[int, Weight]]:
-    """Run the function under autograd: its result, and the weight that each tensor of it is, by id."""
+    """Runs the function under autograd; returns its result, and its tensors' weights by id."""
     leaves: dict[int, Tensor] = {}
     parents: list[Weight] = []
 
@@ -78,7 +78,7 @@ def derive(
         return leaves[id(value)]
 
     args, kwargs = internals.pytree.tree_map(leaf, (args, kwargs))
-    same = lambda t: t  # noqa: E731  # this small graph is none of a checkpoint's business
+    same = lambda t: t  # noqa: E731  # keeps the hooks of a checkpoint out of this small graph
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(same, same):
         result = func(*args, **kwargs)
     own = [

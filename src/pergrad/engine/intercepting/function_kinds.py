@@ -1,4 +1,4 @@
-"""What the recorder does with a function, decided once for each."""
+"""Classifies functions by what the recorder does with them, once per function."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pergrad.runtime.caches import cached
 
 __all__ = ["Kind", "kind_of"]
 
-# Attributes that are tensors; reading any other one, or setting one, moves no samples.
+# Attributes that are tensors; other attributes, and setting one, do not move samples.
 _TENSOR_ATTRIBUTES = frozenset("T mT H mH real imag data".split())
 
-# Functions that give no tensor, or look at tensors without moving samples.
+# Functions that return no tensor, or read tensors without moving samples.
 _PASSIVE = frozenset(
     """
     dim numel nelement element_size stride storage_offset is_contiguous is_floating_point is_complex
@@ -28,7 +28,7 @@ _PASSIVE = frozenset(
     """.split()
 )
 
-# Functions of a weight through which no gradient flows to it.
+# Functions through which no gradient flows to a weight.
 _HARMLESS = frozenset(
     """
     detach data requires_grad deepcopy zeros_like ones_like empty_like rand_like randn_like full_like
@@ -40,13 +40,13 @@ _BACKWARDS = frozenset([Tensor.backward, torch.autograd.backward, torch.autograd
 
 
 class Kind(Enum):
-    """What the recorder does with a function."""
+    """Says what the recorder does with a function."""
 
     PASSIVE = auto()  # moves no samples and no gradients
     SHAPE = auto()
     SIZE = auto()
     BACKWARD = auto()
-    HARMLESS = auto()  # on a weight: no gradient flows
+    HARMLESS = auto()  # no gradient flows to a weight
     ORDINARY = auto()
 
 

@@ -1,4 +1,4 @@
-"""In-place functions by their out-of-place forms: a weight's value may not be overwritten."""
+"""Maps in-place functions to out-of-place forms, since a weight's value must not be overwritten."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["out_of_place", "writes_in_place"]
 
 
 class _Put:
-    """`t[index] = value` on a copy of t. (No plain function: those are taken for composites of torch.)"""
+    """Runs `t[index] = value` on a copy of t. A class, since `is_composite` is True for plain functions."""
 
     __name__ = "written"
 
@@ -25,7 +25,7 @@ class _Put:
 
 
 class _Copied:
-    """What `t.copy_(source)` leaves in t."""
+    """Returns the value of t after `t.copy_(source)`."""
 
     __name__ = "copied"
 
@@ -44,7 +44,7 @@ def writes_in_place(func: Callable[..., Any]) -> bool:
 
 @cached("out-of-place forms, by function")
 def out_of_place(func: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The function that computes what `func` writes into its first argument; None if it writes nothing."""
+    """Returns the out-of-place form of `func`; None if `func` does not write to its first argument."""
     if func in _SPECIAL:
         return _SPECIAL[func]
     name = func.__name__

@@ -1,4 +1,4 @@
-"""Notes on how each parameter is used: by which function, and on which rung of the ladder."""
+"""Records how each parameter is used: by which function, and on which rung of the ladder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUNGS: tuple[Rung, ...] = ("rule", "derived", "broadcast", "expanded", "vmap", "
 
 
 class Journal:
-    """How often each (function, rung) was used, for every recorded parameter."""
+    """Counts the uses of each recorded parameter by function and rung."""
 
     def __init__(self) -> None:
         self.uses: dict[str, Counter[tuple[str, Rung]]] = {}
@@ -25,6 +25,6 @@ class Journal:
             self.uses.setdefault(name, Counter())[function, rung] += 1
 
     def rung_of(self, name: str) -> Rung | None:
-        """The lowest, that is the slowest, rung that a parameter stands on."""
+        """Returns the slowest rung that a parameter is used on; None if it is not used."""
         rungs = [rung for _, rung in self.uses.get(name, ())]
         return max(rungs, key=RUNGS.index) if rungs else None

@@ -1,8 +1,8 @@
-"""Functions of weights and samples that have no rule: the rungs below, each exact, each slower.
+"""Handles functions of weights and samples without a rule; each rung is exact and slower than the previous.
 
-broadcast   the weight as (n, *shape), for functions that act on each element
-vmap        the one function, mapped over the samples, its output checked against the plain one
-masked VJP  one backward of the function for each sample, from the output's layout alone
+broadcast   the weight expanded to (n, *shape), for elementwise functions
+vmap        the function mapped over the samples, its output compared with the plain one
+masked VJP  one backward of the function per sample; needs only the layout of the output
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class _Expand(torch.autograd.Function):
-    """A weight as a tensor that carries samples: (n, *shape), without storage of its own."""
+    """Expands a weight to (n, *shape), a tensor with samples, without storage of its own."""
 
     @staticmethod
     def forward(ctx: Any, weight: Weight, anchor: Tensor) -> Tensor:
@@ -45,13 +45,13 @@ class _Expand(torch.autograd.Function):
 
 
 def expanded(weight: Weight) -> Tensor:
-    """(n, *shape): the weight's value for each sample; its gradient goes to the weight."""
+    """Returns the weight's value for each sample, (n, *shape); its gradient goes to the weight."""
     weight.uses.expect([weight])
     return _Expand.apply(weight, weight.anchor)
 
 
 class MixedCall:
-    """A call of a function on weights and samples, its arguments flattened."""
+    """Holds a call of a function on weights and samples, with flattened arguments."""
 
     def __init__(
         self,
@@ -74,18 +74,18 @@ class MixedCall:
                     self.weights[k] = weight
 
     def arguments(self, tensors: dict[int, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, some of them replaced."""
+        """Returns the arguments with some tensors replaced."""
         filled = [tensors.get(k, leaf) for k, leaf in enumerate(self.leaves)]
         args, kwargs = internals.pytree.tree_unflatten(filled, self._spec)
         return args, kwargs
 
     def run(self, tensors: dict[int, Tensor]) -> Any:
-        """The function on its arguments, some of them replaced."""
+        """Runs the function with some tensors replaced."""
         args, kwargs = self.arguments(tensors)
         return self.func(*args, **kwargs)
 
     def without_tensors(self) -> MixedCall:
-        """The same call for the backward: tensors are kept by autograd, not here."""
+        """Copies the call without its tensors, for the backward: autograd saves the tensors."""
         bare = object.__new__(MixedCall)
         bare.func, bare._spec, bare.weights, bare.inputs = (
             self.func,
@@ -98,7 +98,7 @@ class MixedCall:
 
 
 def by_broadcast(call: MixedCall) -> Tensor | None:
-    """An elementwise function of one weight and one tensor whose samples the weight does not touch."""
+    """Runs an elementwise function of a weight and a tensor; None if the weight varies along the samples."""
     if len(call.weights) != 1 or len(call.inputs) != 1:
         return None
     ((k, weight),) = call.weights.items()
@@ -115,13 +115,13 @@ def by_broadcast(call: MixedCall) -> Tensor | None:
 
 
 def _moved(w: Tensor, layout: Samples, shape: Sequence[int]) -> Tensor:
-    """(n, *weight) to `shape`, whose samples are not in front."""
+    """Reshapes (n, *weight) to `shape`, whose sample dimension is not the first."""
     rest = [size for d, size in enumerate(shape) if d != layout.dim]
     return w.reshape(shape[layout.dim], *rest).movedim(0, layout.dim)
 
 
 def by_vmap(call: MixedCall, layouts: Sequence[Layout]) -> list[Tensor] | None:
-    """The function mapped over the samples, its results with `layouts`; None where that cannot be done."""
+    """Maps the function over the samples and returns results with `layouts`; None if vmap cannot."""
     if not all(isinstance(la, Samples) for la in layouts):
         return None
     if any(isinstance(la, Owners) for la in call.inputs.values()):
@@ -166,12 +166,12 @@ class _Refuse(torch.autograd.Function):
 
 
 def refused(error: Exception, anchor: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs of a call that has no per-sample gradient: an error once the loss depends on them."""
+    """Returns outputs that raise `error` in a backward: the call has no per-sample gradients."""
     return list(_Refuse.apply(error, anchor, *outputs))
 
 
 def same_values(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Whether two lists of results agree, up to rounding."""
+    """Whether two lists of results are equal up to rounding."""
     for a, b in zip(found, expected, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
@@ -186,7 +186,7 @@ def same_values(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
 
 class _MaskedVjp(torch.autograd.Function):
-    """y = f(x, W) on the whole batch; G_n is the VJP of the gradient with all but sample n's rows zero."""
+    """G_n is the VJP of y = f(x, W) at the output gradient with all rows but sample n's set to zero."""
 
     @staticmethod
     def forward(
@@ -236,7 +236,7 @@ class _MaskedVjp(torch.autograd.Function):
 
 
 def _of_each_sample(gradient: Tensor, layout: Layout) -> Tensor:
-    """(n, *gradient.shape): the gradient with the rows of all other samples zero."""
+    """Returns the gradient with the rows of all other samples set to zero, (n, *gradient.shape)."""
     assert isinstance(layout, Samples | Owners)
     owner = layout.owner_of_each(gradient.device)
     sample = torch.arange(layout.scope.count, device=gradient.device)
@@ -247,7 +247,7 @@ def _of_each_sample(gradient: Tensor, layout: Layout) -> Tensor:
 
 
 def by_masked_vjp(call: MixedCall, layouts: Sequence[Layout]) -> list[Tensor]:
-    """The function as it is, its outputs with `layouts`, and in the backward one VJP for each sample."""
+    """Runs the function unchanged, with one VJP per sample in the backward; its outputs have `layouts`."""
     weights = call.weights.values()
     next(iter(weights)).uses.expect(weights)
     anchors = [w.anchor for w in weights]

@@ -1,4 +1,4 @@
-"""Plans: what a call with a rule has in common with all calls of its signature."""
+"""Plans calls of functions with a rule; all calls of one signature share a plan."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ __all__ = ["Plan", "plan_of"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Plan:
-    """Which arguments of a call are what; holds neither tensors, but the owners of rows, nor weights."""
+    """Describes the arguments of a call; holds no weights, and no tensors except owners of rows."""
 
     rule: Rule
     function: Callable[..., Any]
     names: tuple[str, ...]  # of the arguments, in the order of the call
-    tensors: tuple[int, ...]  # the places of those that are tensors
-    weights_at: tuple[tuple[int, int], ...]  # of each weight: which of the tensors, and its place
-    kept: Mapping[str, int]  # those of them that the rule needs in the backward, and their places
-    weights: tuple[str, ...]  # those of them that are weights
-    arguments: Mapping[str, Any]  # all, as the rule sees them, but for the tensors that are kept
-    layouts: Mapping[str, Samples | Owners]  # of the arguments that carry samples
-    dims: Mapping[str, int]  # where they carry them, as a rule's check is told
-    by_owner: Owners | None  # of the arguments, where rows are told by their owners
-    has_rows_in_front: bool  # all of (n, ..., features), as a rule that merges rows takes them
-    results: Mapping[str, str]  # what the rule may have of the function's own node
-    makes_its_output: bool  # in each call anew, as torch's own functions do and others may not
-    output: Key = None  # the layout of its one output, where the signature tells
-    is_all_in_front: bool = False  # that too has its rows in front
+    tensors: tuple[int, ...]  # positions of the tensors among the arguments
+    weights_at: tuple[tuple[int, int], ...]  # each weight's index in `tensors`, and its position
+    kept: Mapping[str, int]  # positions of the tensors that the rule needs in the backward
+    weights: tuple[str, ...]  # names of the arguments that are weights
+    arguments: Mapping[str, Any]  # all arguments for the rule, except the kept tensors
+    layouts: Mapping[str, Samples | Owners]  # of the arguments with samples
+    dims: Mapping[str, int]  # their sample dimensions, for the rule's check
+    by_owner: Owners | None  # the layout of an argument with `Owners`, if there is one
+    has_rows_in_front: (
+        bool  # all kept arguments are (n, ..., features), as a rule that merges rows needs
+    )
+    results: Mapping[str, str]  # attributes of the function's autograd node that the rule can use
+    makes_its_output: bool  # each call makes a new output, as torch's own functions do
+    output: Key = None  # the layout of the only output, if the signature determines it
+    is_all_in_front: bool = False  # the output has its rows in front too
 
     def with_output(self, key: Key, dims: int) -> Plan:
-        """The same, where it is known that there is one output, of that layout and as many dimensions."""
+        """Returns the plan for calls with one output, given its layout and number of dimensions."""
         is_in_front = self.has_rows_in_front and key == ROWS and dims > 2
         return replace(self, output=key, is_all_in_front=is_in_front)
 
@@ -51,11 +53,11 @@ def plan_of(
     tensors: Sequence[Tensor],
     tags: Sequence[Layout | Weight],
 ) -> Plan | None:
-    """The plan for a call; None where the rule does not cover it."""
+    """Returns the plan of a call; None if the rule does not cover it."""
     bound = rule.bind(args, kwargs)
     names = [name for name, value in bound.items() if isinstance(value, Tensor)]
     if len(names) != len(tensors) or len(bound) != len(args) + len(kwargs):
-        return None  # tensors inside of lists, or arguments that the rule has no name for
+        return None  # tensors inside lists, or arguments that the rule does not name
     if any(t.is_complex() for t in tensors) or any(isinstance(tag, Lost) for tag in tags):
         return None  # the rules are written for real numbers
     tagged = dict(zip(names, tags, strict=True))
@@ -67,7 +69,7 @@ def plan_of(
     places = {name: place for place, name in enumerate(bound)}
     kept = {name: places[name] for name in names if saves is None or name in saves}
     stand_ins = {name: ShapeOnly(bound[name].shape) if name in weights else None for name in names}
-    plain = {  # a list may be changed by its owner before the next call
+    plain = {  # copies lists, which the caller may change before the next call
         name: list(value) if isinstance(value, list) else value for name, value in bound.items()
     }
     has_rows = all(layout.key == ROWS for layout in layouts.values())
@@ -81,7 +83,7 @@ def plan_of(
         weights=weights,
         arguments={**plain, **stand_ins},
         layouts=layouts,
-        dims={  # of a single sample, any will do
+        dims={  # a single sample may be in any dimension
             name: 0 if layout.scope.count == 1 else layout.dim for name, layout in layouts.items()
         },
         by_owner=next((la for la in layouts.values() if isinstance(la, Owners)), None),
@@ -91,13 +93,13 @@ def plan_of(
         results=rule.results if has_rows else {},
         makes_its_output=(
             not isinstance(func, types.FunctionType)
-            or (func.__module__ or "").startswith("torch.")  # None for one that was made by exec
+            or (func.__module__ or "").startswith("torch.")  # None for a function defined by exec
         ),
     )
 
 
 def _covers(rule: Rule, weights: Sequence[str], layouts: Mapping[str, Samples | Owners]) -> bool:
-    """Whether the rule has a gradient for these weights, and none of what it takes for one varies."""
+    """Whether the rule has gradients for these weights, and no weight of the rule has samples."""
     if rule.weights is None:
         return True
     if not rule.weights.keys() >= set(weights):

@@ -1,4 +1,4 @@
-"""The recorder: sees every torch function, runs it as it is, and gives each use of a weight its rung."""
+"""Intercepts every torch function, runs it unchanged, and chooses a rung for each use of a weight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pergrad.engine.intercepting.composites import (
     run_backward,
     without_override_check,
 )
-from pergrad.engine.intercepting.derivation import derive, like_another, transform
+from pergrad.engine.intercepting.derivation import derive, explicit_cast, transform
 from pergrad.engine.intercepting.function_kinds import Kind, kind_of
 from pergrad.engine.intercepting.in_place import out_of_place
 from pergrad.engine.intercepting.journal import Journal, Rung
@@ -31,11 +31,11 @@ from pergrad.engine.intercepting.ladder import (
     same_values,
 )
 from pergrad.engine.intercepting.rule_calls import (
+    cached_plan,
     call_by_plan,
     call_with_rule,
-    planned,
+    qualified_name,
     unsupported,
-    written,
 )
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import Root, Weight, refuse_ordinary_gradients
@@ -68,7 +68,7 @@ def _as_function(
     create_graph: bool = False,
     inputs: Any = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of `Tensor.backward` as those of `torch.autograd.backward`."""
+    """Converts arguments of `Tensor.backward` to those of `torch.autograd.backward`."""
     return (tensor, gradient, retain_graph, create_graph), {"inputs": inputs}
 
 
@@ -77,7 +77,7 @@ def _is_differentiable(t: Tensor) -> bool:
 
 
 class Recorder(TorchFunctionMode):
-    """Interception for one scope: `parameters` are the recorded tensors by name."""
+    """Intercepts the functions of one scope; `parameters` are the recorded tensors by name."""
 
     tracker: Tracker
     _uses: UseCounter
@@ -90,20 +90,18 @@ class Recorder(TorchFunctionMode):
         self._begun = False
 
     def begin(self, tracker: Tracker, uses: UseCounter, sink: Sink) -> None:
-        """Records from now on; until then, functions pass by."""
+        """Starts to record; until then, functions run unchanged."""
         self.tracker = tracker
         self._uses = uses
         self._ledger = sink if isinstance(sink, Ledger) else None
-        with (
-            internals.DisableTorchFunction()
-        ):  # begun inside of the mode, by the module's first call
+        with internals.DisableTorchFunction():  # the module's first call begins it, inside the mode
             self._anchor = torch.zeros((), requires_grad=True)
             for name, p in self._parameters.items():
                 tracker.roots[id(p)] = Root(tracker.scope, name, p, uses, sink, self._anchor)
         self._begun = True
 
     def wants_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an autograd.Function with these arguments uses a weight; others show their inside."""
+        """Whether an autograd.Function with these arguments uses a weight; else its inner calls are seen."""
         if not self._begun or not torch.is_grad_enabled():
             return False
         return any(self.tracker.tag(t).is_weight for t in tensors_in(args, kwargs))
@@ -136,7 +134,7 @@ class Recorder(TorchFunctionMode):
             if kind is not _ORDINARY:
                 continue
             if torch.is_grad_enabled():
-                plan = planned(signature)
+                plan = cached_plan(signature)
                 if plan is not None:
                     output = call_by_plan(plan, args, kwargs, tracker, tags, signature)
                     if output is not NotImplemented:
@@ -147,7 +145,7 @@ class Recorder(TorchFunctionMode):
             self._uses.expect_in_recomputation(tag.roots)
         output = func(*args, **kwargs)
         if looks_at_weights and any(output is t for t in tensors):
-            return output  # `w.float()`: the weight as it was
+            return output  # `w.float()` of a float weight: it keeps its tag
         if not tracker.recall(signature, output):
             tracker.propagate_from(func, args, kwargs, output, tensors, tags, signature)
         return output
@@ -155,13 +153,13 @@ class Recorder(TorchFunctionMode):
     def _backward(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs a backward pass; one that asks for the gradients of some tensors leaves ours alone."""
+        """Runs a backward pass; gradients of selected tensors (`grad`, `inputs=`) give no factors."""
         ledger = self._ledger
         assert ledger is not None
-        if func is Tensor.backward:  # its body, which would come here once more
+        if func is Tensor.backward:  # calls torch.autograd.backward, which would come here again
             func, (args, kwargs) = torch.autograd.backward, _as_function(*args, **kwargs)
         some_only = func is torch.autograd.grad or kwargs.get("inputs") is not None
-        is_nested = internals.current_graph_task_id() != -1  # a reentrant checkpoint's own
+        is_nested = internals.current_graph_task_id() != -1  # within a reentrant checkpoint
         was_paused, ledger.is_paused = ledger.is_paused, some_only or ledger.is_paused
         try:
             if ledger.passes > 1 and not some_only and not is_nested:
@@ -180,10 +178,10 @@ class Recorder(TorchFunctionMode):
     def _run_earlier_passes(
         self, ledger: Ledger, tensors: Any, gradients: Any = None, *_: Any, **kwargs: Any
     ) -> None:
-        """Runs all passes but the last, which is the caller's own, for quantities that need several."""
+        """Runs all passes but the last, which the caller runs, for quantities with several passes."""
         gradients = kwargs.get("grad_tensors", gradients)
         for _pass in range(ledger.passes - 1):
-            # Nothing but the taps, so that no other leaf gets its gradient twice.
+            # Only as far as the taps, so that no other leaf accumulates its gradient twice.
             only_taps = {"retain_graph": True, "inputs": [self._anchor]}
             try:
                 run_backward(torch.autograd.backward, self, (tensors, gradients), only_taps)
@@ -191,8 +189,8 @@ class Recorder(TorchFunctionMode):
                 if "use_reentrant" not in str(error):
                     raise
                 raise PergradError(
-                    'memory="low" runs the backward twice, which a reentrant checkpoint does not allow: '
-                    'pass use_reentrant=False to it, or take memory="kept"'
+                    'memory="low" runs the backward twice, which a reentrant checkpoint does not allow; '
+                    'pass use_reentrant=False to the checkpoint, or use memory="kept"'
                 ) from error
             ledger.end_pass()
 
@@ -207,29 +205,29 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         if self._journal is not None:
             weights = [w for t in tensors_in(args, kwargs) if (w := self.tracker.weight_of(t))]
-            self._journal.note(weights, written(func), rung)
+            self._journal.note(weights, qualified_name(func), rung)
 
     # -- functions that use weights
 
     def _call_on_weights(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The ladder: decomposition, rule, the function's own body, derivation, and the mixed rungs."""
+        """Tries decomposition, rule, the function's own body, derivation, then the rungs without a rule."""
         key = func.function if isinstance(func, Applied) else func
         if key is CheckpointFunction:
             weights = [w for t in tensors_in(args, kwargs) if (w := self.tracker.weight_of(t))]
             raise unsupported(
                 func,
                 weights,
-                "a reentrant checkpoint takes it as an argument; pass use_reentrant=False",
+                "a reentrant checkpoint got the parameter as an argument; pass use_reentrant=False",
             )
-        cast = like_another(func, args, kwargs)
+        cast = explicit_cast(func, args, kwargs)
         if cast is not None:
             with self:
                 return cast()
-        has_carriers = self._carriers(args, kwargs)
+        has_samples = self._has_samples(args, kwargs)
         writes = out_of_place(func) is not None or kwargs.get("inplace", False)
-        if not has_carriers and key not in DECLARING and not writes:
+        if not has_samples and key not in DECLARING and not writes:
             return self._derived(func, args, kwargs)
         decomposition = DECOMPOSITIONS.get(key)
         if decomposition is not None:
@@ -249,12 +247,12 @@ class Recorder(TorchFunctionMode):
         pure = out_of_place(func)
         if pure is not None:
             return self._in_place(pure, args, kwargs)
-        if not has_carriers:
+        if not has_samples:
             return self._derived(func, args, kwargs)
         return self._mixed(func, args, kwargs)
 
-    def _carriers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether any argument is more than weights and constants."""
+    def _has_samples(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether any argument is neither a weight nor a constant."""
         return any(
             not isinstance(self.tracker.layout(t), Constant) for t in tensors_in(args, kwargs)
         )
@@ -262,7 +260,7 @@ class Recorder(TorchFunctionMode):
     def _derived(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A function of weights and constants: its result is a weight again."""
+        """Runs a function of weights and constants, whose results are weights."""
         self._note(func, args, kwargs, "derived")
         first = self.tracker.weight_of(args[0]) if args and isinstance(args[0], Tensor) else None
         if first is not None:
@@ -285,7 +283,7 @@ class Recorder(TorchFunctionMode):
         return internals.pytree.tree_map(marked, result)
 
     def _as_weight(self, weight: Weight) -> Tensor:
-        """A tensor for the model to go on with; should an ordinary gradient reach it, that is an error."""
+        """Returns a tensor tagged as the weight, for the model; an ordinary gradient for it is an error."""
         t = weight.value.detach()
         if _is_differentiable(t):
             refuse_ordinary_gradients(t.requires_grad_(), weight.name)
@@ -299,7 +297,7 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Tensor:
-        """`token.expand(batch_size, -1, -1)`: the weight once for every sample."""
+        """Repeats the weight once per sample, as `token.expand(batch_size, -1, -1)` does."""
         self._note(func, args, kwargs, "expanded")
         count = self.tracker.scope.count
         if name_of(func) == "expand_as":
@@ -319,12 +317,10 @@ class Recorder(TorchFunctionMode):
     def _in_place(
         self, pure: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Compute the new value apart, then let the target be it."""
+        """Computes the new value out of place, then copies it to the target."""
         target = args[0]
         before = target
-        if (
-            self.tracker.weight_of(target) is None
-        ):  # the result may need what is about to be overwritten
+        if self.tracker.weight_of(target) is None:  # the backward may need the overwritten value
             before = target.clone()
             self.tracker.mark(before, self.tracker.layout(target))
         result = self._call_on_weights(pure, (before, *args[1:]), kwargs)
@@ -336,7 +332,7 @@ class Recorder(TorchFunctionMode):
             return target
         if id(target) in self.tracker.roots or internals.base_of(target) is not None:
             where = "a parameter" if internals.base_of(target) is None else "a view"
-            raise unsupported(pure, [weight], f"it changes {where} in place")
+            raise unsupported(pure, [weight], f"the function changes {where} in place")
         with torch.no_grad():
             target.copy_(weight.value)
         self.tracker.mark(target, weight)
@@ -345,13 +341,13 @@ class Recorder(TorchFunctionMode):
     def _plain(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The function's result and its layouts; those of an opaque function come from its inside."""
+        """Runs the function and tags its results; for an autograd.Function, by its inner calls."""
         if isinstance(func, Applied):
             with self:
                 output = func(*args, **kwargs)
             found, tracker = tensors_in(output), self.tracker
             seen = [tracker.knows(t) and not isinstance(tracker.layout(t), Constant) for t in found]
-            if all(seen):  # otherwise it leaves torch on the way
+            if all(seen):  # otherwise the function leaves torch, and its inner calls are not enough
                 return output
         else:
             output = func(*args, **kwargs)
@@ -361,7 +357,7 @@ class Recorder(TorchFunctionMode):
     def _mixed(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A function of weights and samples without a rule."""
+        """Runs a function of weights and samples without a rule, by the first rung that works."""
         tracker = self.tracker
         call = MixedCall(func, args, kwargs, self.tracker.weight_of, tracker.layout)
         values = {k: w.value for k, w in call.weights.items()}
@@ -387,7 +383,7 @@ class Recorder(TorchFunctionMode):
         layouts = [tracker.layout(t) for t in flat]
         lost = next((la for la in layouts if isinstance(la, Lost)), None)
         if any(isinstance(la, Constant) for la in layouts):
-            lost = tracker.scope.lost("its result does not show the samples")
+            lost = tracker.scope.lost("the samples of its result are unknown")
         if lost is not None:
             return self._refused(func, call, plain, lost)
         results = by_vmap(call, layouts)
@@ -407,7 +403,7 @@ class Recorder(TorchFunctionMode):
         found: Sequence[Tensor],
         plain: Sequence[Tensor],
     ) -> bool:
-        """Whether vmap gives what the function gives; a trace, without values, believes an earlier call."""
+        """Whether vmap gives the function's values; a trace has none and uses an earlier call's answer."""
         _, _, signature = self.tracker.read(func, args, kwargs)
         known = _AGREED.get(signature)
         if known is not None and any(map(is_traced, plain)):
@@ -418,15 +414,16 @@ class Recorder(TorchFunctionMode):
         return agrees
 
     def _refused(self, func: Callable[..., Any], call: MixedCall, output: Any, lost: Lost) -> Any:
-        """A result that may be looked at, but not differentiated."""
+        """Returns a result that raises an error once it is differentiated."""
         weights = list(call.weights.values())
         error: Exception
         if lost.why == "mixed":
             error = mixed_samples(lost.reason)
-        elif lost.why == "total" and not any(la.carries for la in call.inputs.values()):
+        elif lost.why == "total" and not any(la.has_samples for la in call.inputs.values()):
             error = UnsupportedFunctionError(
-                f"a term of the loss depends on {' and '.join(w.name for w in weights)} alone (a weight "
-                "penalty?): it belongs to no sample; leave it out here and add its gradient yourself"
+                f"a term of the loss depends only on parameter {' and '.join(w.name for w in weights)}, as "
+                "a weight penalty does, and belongs to no sample; leave it out of this loss and add its "
+                "gradient yourself"
             )
         else:
             error = unsupported(func, weights, lost.reason)

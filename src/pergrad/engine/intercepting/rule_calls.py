@@ -1,4 +1,4 @@
-"""Calls of functions that have a rule: run them on the weights' values and tap what comes out."""
+"""Calls functions that have a rule: runs them on the weights' values and taps the outputs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pergrad.rules import DECOMPOSITIONS, RULES, Rule
 from pergrad.runtime import cast_as_autocast, internals
 from pergrad.runtime.caches import Cache
 
-__all__ = ["call_by_plan", "call_with_rule", "planned", "unsupported", "written"]
+__all__ = ["cached_plan", "call_by_plan", "call_with_rule", "qualified_name", "unsupported"]
 
 
 _PLANS: Cache[Plan] = Cache(__name__, "plans of calls with a rule, without tensors, by signature")
 
 
-def planned(signature: Signature | None) -> Plan | None:
-    """The plan of an earlier call of that signature, as long as its function still has that rule."""
+def cached_plan(signature: Signature | None) -> Plan | None:
+    """Returns the plan of an earlier call with that signature; None if the rule has changed since."""
     plan = _PLANS.get(signature)
     if plan is None or RULES.get(plan.function) is not plan.rule:
         return None
@@ -41,7 +41,7 @@ def call_with_rule(
     kwargs: dict[str, Any],
     tracker: Tracker,
 ) -> Any:
-    """The function's result, tapped; NotImplemented where the rule does not cover the call."""
+    """Runs a call and taps its result; returns NotImplemented if the rule does not cover it."""
     tensors, tags, signature = tracker.read(func, args, kwargs)
     plan = plan_of(rule, func, args, kwargs, tensors, tags)
     if plan is None:
@@ -63,7 +63,7 @@ def call_by_plan(
     tags: list[Any],
     signature: Signature | None,
 ) -> Any:
-    """The same, where all that repeats is known. The rule's own check may look at values: it is asked."""
+    """Runs a call by its cached plan; the rule's `check` still runs, since it may read values."""
     rule, func = plan.rule, plan.function
     given = [*args, *kwargs.values()]
     weights: list[Weight] = []
@@ -92,7 +92,7 @@ def call_by_plan(
     if plan.output is not None:
         outputs, layouts = (
             (output,),
-            (tracker.layouts.get(plan.output) or tracker.made(plan.output),),
+            (tracker.layouts.get(plan.output) or tracker.layout_for(plan.output),),
         )
         setattr(output, TAG, layouts[0])
     else:
@@ -113,22 +113,22 @@ def call_by_plan(
     return tapped[0] if isinstance(output, Tensor) else type(output)(tapped)
 
 
-def written(func: Callable[..., Any]) -> str:
-    """The function's name as one would write it."""
+def qualified_name(func: Callable[..., Any]) -> str:
+    """Returns the function's name as written in code."""
     known: str | None = resolve_name(func)
     if known is not None:
         return known
-    module = getattr(func, "__module__", None)  # torch's own for what its Python functions call
+    module = getattr(func, "__module__", None)  # "torch" for builtins that it calls itself
     return f"torch.{name_of(func)}" if module == "torch" else name_of(func)
 
 
 def unsupported(
     func: Callable[..., Any], weights: Iterable[Weight], reason: str
 ) -> UnsupportedFunctionError:
-    """An error that names the function, the parameters, the reason and the next step."""
+    """Returns an error with the function, the parameters, the reason and the next step."""
     names = " and ".join(f"{w.name!r} (shape {tuple(w.value.shape)})" for w in weights)
     return UnsupportedFunctionError(
         f"Expanded Weights encountered but cannot handle function {func.__name__}: "
-        f"`{written(func)}` on parameter {names}: {reason}. Register a rule with "
-        f"@pergrad.implements_per_sample_grads({written(func)}), or freeze the parameter."
+        f"`{qualified_name(func)}` on parameter {names}: {reason}. Register a rule with "
+        f"@pergrad.implements_per_sample_grads({qualified_name(func)}), or freeze the parameter."
     )

@@ -1,4 +1,4 @@
-"""Taps: hand the gradient of a function's output to the rule of the weights that it used."""
+"""Taps the outputs of functions: passes their gradients to the rule for the weights."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _anchor = attrgetter("anchor")
 
 @dataclass(slots=True)
 class Use:
-    """One call of a function on recorded weights: all that its rule needs but the kept tensors."""
+    """Holds what the rule of one call needs in the backward, except the kept tensors."""
 
     plan: Plan
     output_layouts: tuple[Layout, ...]
     weights: list[Weight]
-    flows_on: bool  # whether a gradient flows from its weights to others, which cannot wait
+    flows_on: bool  # gradients flow on from its weights, so the rule cannot be deferred
 
     def receive(
         self,
@@ -41,7 +41,7 @@ class Use:
         results: Mapping[str, Tensor] = _NOTHING,
         shape: torch.Size | None = None,
     ) -> None:
-        """Runs the rule on the output gradients, or enqueues that; the kept tensors must not change."""
+        """Runs or enqueues the rule on the output gradients; the kept tensors must not change before."""
         first = self.weights[0]
         sink = first.sink
         if not sink.queue.defers_rules:
@@ -62,7 +62,7 @@ class Use:
         if versions != list(map(internals.version_of, kept)):
             raise PergradError(
                 f"an argument of `{self.plan.function.__name__}` was changed in place after the "
-                "call, and the gradients need it as it was: use the out-of-place form there"
+                "call, but the gradients need its old value; change it out of place instead"
             )
         if shape is not None and grads[0] is not None:
             grads = (grads[0].reshape(shape),)
@@ -74,7 +74,7 @@ class Use:
         kept: tuple[Tensor, ...],
         results: Mapping[str, Tensor] = _NOTHING,
     ) -> list[Tensor | None]:
-        """Runs the rule and gives every weight its factor; returns what flows on to their anchors."""
+        """Runs the rule and gives each weight its factor; returns the gradients of the weights' anchors."""
         if internals.is_any_autocast_enabled():
             with without_autocast(self.weights[0].value.device):
                 return self._give_factors(grads, kept, results)
@@ -90,7 +90,9 @@ class Use:
         arguments = {**plan.arguments, **results}
         by_owner: Owners | None = None
         outputs: Sequence[Tensor | None] = grads
-        if plan.is_all_in_front or (plan.has_rows_in_front and self._gives_rows_in_front(grads)):
+        if plan.is_all_in_front or (
+            plan.has_rows_in_front and self._outputs_have_rows_in_front(grads)
+        ):
             arguments.update(zip(plan.kept, kept, strict=True))
         else:
             by_owner = self._owners()
@@ -104,7 +106,7 @@ class Use:
         for argument, weight in zip(plan.weights, self.weights, strict=True):
             found = gradients.get(argument)
             if found is None:
-                raise self._gives_none(argument, weight.name, gradients)
+                raise self._missing_gradient(argument, weight.name, gradients)
             if callable(found):
                 found = found()
             factor = Dense(found) if isinstance(found, Tensor) else found
@@ -118,48 +120,50 @@ class Use:
         return flow
 
     def _owners(self) -> Owners | None:
-        """Of the rows, where arguments or outputs are told by them; one sample owns all."""
+        """Returns the owners of the rows if an argument or output has them; None for a single sample."""
         for layout in (self.plan.by_owner, *self.output_layouts):
             if isinstance(layout, Owners):
                 return layout if layout.scope.count > 1 else None
         return None
 
-    def _gives_rows_in_front(self, grads: tuple[Tensor | None, ...]) -> bool:
-        """Whether the outputs too are as they should be, but for a dimension of size 1."""
+    def _outputs_have_rows_in_front(self, grads: tuple[Tensor | None, ...]) -> bool:
+        """Whether the outputs have their rows in front too, as (n, ..., features)."""
         for layout, grad in zip(self.output_layouts, grads, strict=True):
             if layout.key != ROWS or grad is None or grad.dim() <= 2:
                 return False
         return True
 
-    def _gives_none(
+    def _missing_gradient(
         self, argument: str, parameter: str, gradients: Mapping[str, Any]
     ) -> PergradError:
         return PergradError(
-            f"the rule of `{self.plan.function.__name__}` gives no gradient for its argument "
-            f"{argument!r}, which is parameter {parameter!r}; it gives {sorted(gradients)}"
+            f"the rule of `{self.plan.function.__name__}` returns no gradient for argument "
+            f"{argument!r}, which is parameter {parameter!r}; it returns gradients for "
+            f"{sorted(gradients)}: add {argument!r} to them"
         )
 
 
 def _rows(t: Tensor, layout: Layout | None, by_owner: Owners | None) -> Tensor:
-    """The tensor with a sample axis in front; with one row a slice where rows have owners."""
-    if layout is None or not layout.carries:
+    """Moves the sample axis to the front; with owners, each row counts as a sample."""
+    if layout is None or not layout.has_samples:
         return t
-    if layout.scope.count == 1:  # whatever the dimension, all of it belongs to the one sample
+    if layout.scope.count == 1:  # all rows of all dimensions belong to the one sample
         return t.unsqueeze(0)
-    if layout.key == ROWS and by_owner is None:  # as `samples_first` does, for most tensors
+    if layout.key == ROWS and by_owner is None:  # the common case of `samples_first`, inlined
         return t.unsqueeze(1)
     return samples_first(t, layout if by_owner is None else by_owner.at(layout.dim))  # type: ignore[arg-type,union-attr]
 
 
 def _second_derivatives() -> UnsupportedFunctionError:
     return UnsupportedFunctionError(
-        "a backward with create_graph=True inside of a recording (a gradient penalty?): the second "
-        "derivative of a recorded weight would be lost; compute that term outside of it"
+        "a backward with create_graph=True ran inside a recording, as for a gradient penalty, but "
+        "second derivatives of recorded weights are not supported; compute this term outside of the "
+        "recording"
     )
 
 
 class _Tap(torch.autograd.Function):
-    """A node of its own behind the outputs; the weights' anchors make it one where nothing else does."""
+    """Adds an autograd node after the outputs; the weights' anchors make it require grad in any case."""
 
     @staticmethod
     def forward(
@@ -167,13 +171,13 @@ class _Tap(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.use = use
         outputs = anchors_and_outputs[len(use.weights) :]
-        ctx.save_for_backward(*kept)  # not on ctx: checkpointing must see them
+        ctx.save_for_backward(*kept)  # not as attributes: the hooks of a checkpoint must see them
         ctx.set_materialize_grads(False)
         return tuple(map(Tensor.detach, outputs))  # no view: in-place operations may follow
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        kept = ctx.saved_tensors  # before the switch: it may run a checkpoint's recomputation
+        kept = ctx.saved_tensors  # a checkpoint recomputes here, and the recorder must see that
         use: Use = ctx.use
         flow: list[Tensor | None] = [None] * len(use.weights)
         if torch.is_grad_enabled():
@@ -183,7 +187,7 @@ class _Tap(torch.autograd.Function):
                 break
         else:
             return None, None, *flow, *grads
-        with internals.DisableTorchFunction():  # the backward itself runs without gradients
+        with internals.DisableTorchFunction():
             if use.flows_on:
                 flow = use.give_factors(grads, kept)
             else:
@@ -192,10 +196,9 @@ class _Tap(torch.autograd.Function):
 
 
 class _Hook:
-    """The same on a node that is there anyway, which takes a third of a tap's time.
+    """Runs the rule as a hook on the function's own node, in a third of the time of `_Tap`.
 
-    What autograd does for saved tensors is done here: they are let go once used, and may not have
-    changed meanwhile.
+    Like autograd, it frees the saved tensors after use and raises an error if they were changed.
     """
 
     __slots__ = ("_kept", "_place", "_results", "_shape", "_use", "_versions")
@@ -210,10 +213,10 @@ class _Hook:
     ) -> None:
         self._use = use
         self._kept: tuple[Tensor, ...] | None = kept
-        self._results = results  # nobody else can write to them
+        self._results = results  # without versions: only autograd has these tensors
         self._versions = list(map(internals.version_of, kept))
-        self._place = place  # of what the function made among the outputs of the node
-        self._shape = shape  # that the function gave it, where that is another
+        self._place = place  # of the function's output among the outputs of the node
+        self._shape = shape  # of the function's output if it is a view of the node's
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
         grad = grads[self._place]
@@ -224,8 +227,8 @@ class _Hook:
         kept, results = self._kept, self._results
         if kept is None:
             raise ScopeError(
-                "backward through a recorded graph a second time: what it needs is freed; pass "
-                "retain_graph=True to the first backward"
+                "backward ran through a recorded graph a second time, but its saved tensors are freed; "
+                "pass retain_graph=True to the first backward"
             )
         if not internals.keeps_graph():
             self._kept, self._results = None, _NOTHING
@@ -233,12 +236,12 @@ class _Hook:
             self._use.receive((grad,), kept, self._versions, results, self._shape)
 
 
-def _made(use: Use, inputs: Sequence[Tensor], output: Tensor) -> Tensor | None:
-    """What the function has made, if its node belongs to this use alone and stays in the graph.
+def _hookable(use: Use, inputs: Sequence[Tensor], output: Tensor) -> Tensor | None:
+    """Returns the tensor whose node can take the hook: it belongs to this use alone and stays in the graph.
 
-    The node of a view does not stay, when the view is written to in place; that of the tensor behind it
-    does. Where saved tensors are packed, as in a checkpoint, ours must be too, and what flows on to a
-    derived weight needs a node.
+    None where a node of our own is needed: saved tensors are packed, as in a checkpoint, so ours must be too;
+    or gradients flow on to a derived weight. A view loses its node when it is written to in place, so the
+    hook is on the node of its base.
     """
     if not use.plan.makes_its_output or not output.requires_grad or use.flows_on:
         return None
@@ -247,7 +250,7 @@ def _made(use: Use, inputs: Sequence[Tensor], output: Tensor) -> Tensor | None:
     made = internals.base_of(output)
     if made is None:
         made = output
-    else:  # a view, of a linear map's product as a matrix, say
+    else:  # a view, such as the output of F.linear with a 3-d input
         is_all = made.numel() == output.numel()
         if not is_all or not made.is_contiguous() or not output.is_contiguous():
             return None
@@ -258,7 +261,7 @@ def _made(use: Use, inputs: Sequence[Tensor], output: Tensor) -> Tensor | None:
 
 
 def _results(node: Any, attributes: Mapping[str, str]) -> Mapping[str, Tensor]:
-    """What torch has kept of a call, without the graph; nothing where it went another way."""
+    """Returns the tensors that the function's own node has saved, detached; leaves out missing ones."""
     return {
         name: getattr(node, attribute).detach()
         for name, attribute in attributes.items()
@@ -269,17 +272,17 @@ def _results(node: Any, attributes: Mapping[str, str]) -> Mapping[str, Tensor]:
 def tap(
     use: Use, kept: tuple[Tensor, ...], inputs: Sequence[Tensor], outputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """The outputs, with the use's rule called once their gradients are known."""
+    """Returns the outputs, whose backward runs the rule of the use."""
     use.weights[0].uses.expect(use.weights)
     if len(outputs) == 1:
         (output,) = outputs
-        made = _made(use, inputs, output)
+        made = _hookable(use, inputs, output)
         if made is not None:
             node: Any = made.grad_fn
             shape = None if made is output else output.shape
             results = _results(node, use.plan.results) if use.plan.results else _NOTHING
             node.register_prehook(_Hook(use, kept, results, made.output_nr, shape))
             return outputs
-    # Past Function.apply's own preparations for functorch, which took half of a tap's time.
+    # Skips the functorch handling of Function.apply, which takes half of a tap's time.
     apply = internals.bind_apply(None, _Tap)
     return apply(use, kept, *map(_anchor, use.weights), *outputs)

@@ -1,4 +1,4 @@
-"""Follows the samples: which layout every tensor of a recorded region has."""
+"""Tracks the layout of every tensor in a recorded region."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pergrad.runtime.caches import Cache
 
 __all__ = ["TAG", "Tracker"]
 
-TAG = "_pergrad_layout"  # the attribute that a tensor carries its layout, or the weight that it is, in
+TAG = "_pergrad_layout"  # the attribute of a tensor that holds its layout or its weight
 
 
 _LAYOUTS: Cache[tuple[Key, ...]] = Cache(__name__, "the layouts of a call's outputs, by signature")
@@ -39,61 +39,63 @@ _TOTAL = "total"
 
 
 def _total_key(lost: Lost) -> Key:
-    """The key of a sum over the samples, whose gradients are still theirs; None for others."""
+    """Returns the key of a sum over the samples, whose terms have own gradients; None for other reasons."""
     return (_TOTAL, lost.reason) if lost.why == "total" else None
 
 
 def _is_by_shape(call: Call) -> bool:
-    """Whether the layouts of a call's outputs depend on no more than its signature."""
+    """Whether the layouts of a call's outputs depend only on its signature."""
     if writes_in_place(call.func):
         return False
-    if not call.carriers:
+    if not call.with_samples:
         return True
     if is_by_value(call.func):
         return False
     handler = handler_of(call.func)
     if all(t.is_floating_point() for t in call.tensors):
         return True
-    # Others may be indices, whose values matter, unless there is nothing that they could index.
+    # Integer tensors may be indices, whose values matter, unless there is nothing to index.
     is_alone = handler is not None and len(call.tensors) == 1
     return is_alone or handler is aligned or call.name == "embedding"
 
 
 class Tracker:
-    """The layouts of one scope, whose inputs have their samples in dimension `batch_dim`."""
+    """Tracks the layouts of one scope, whose inputs have their samples in dimension `batch_dim`."""
 
     def __init__(self, scope: Scope, batch_dim: int, own: Iterable[Tensor] = ()) -> None:
         self.scope = scope
         self.batch_dim = batch_dim
         self.constant = Constant(scope)
-        self.strangers_are_constant = False  # while the module's own forward runs
+        self.untagged_are_constant = False  # while the module's own forward runs
         self.roots: dict[int, Root] = {}  # by id
-        self._own = {id(t) for t in own}  # what belongs to the model
-        self.layouts: dict[Key, Layout] = {self.constant.key: self.constant}  # by key, as `made`
-        # Strangers met in its forward: a checkpoint meets them again outside of it.
-        self._met: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        self._own = {id(t) for t in own}  # tensors of the model
+        self.layouts: dict[Key, Layout] = {
+            self.constant.key: self.constant
+        }  # by key, as `layout_for`
+        # Untagged tensors seen in the forward: a checkpoint's recomputation uses them outside of it.
+        self._untagged_seen: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
     # -- reading
 
     def tag(self, t: Tensor) -> Layout | Weight:
-        """What the tensor is here: a weight, or something with a layout."""
+        """Returns the weight or the layout of a tensor."""
         root = self.roots.get(id(t))
         if root is not None:
             return root
         tag: Layout | Weight | None = getattr(t, TAG, None)
         if tag is not None and tag.scope is self.scope:
             return tag
-        return self._tag_of_stranger(t)
+        return self._tag_of_untagged(t)
 
-    def _tag_of_stranger(self, t: Tensor) -> Layout:
-        """A tensor made out of sight: the model's own is constant, others are as their shape shows."""
+    def _tag_of_untagged(self, t: Tensor) -> Layout:
+        """Returns the layout of an untagged tensor: constant for the model's own, else by its shape."""
         if id(t) in self._own:
             return self.constant
-        if self.strangers_are_constant:
-            self._met[id(t)] = t
+        if self.untagged_are_constant:
+            self._untagged_seen[id(t)] = t
             return self.constant
         is_recomputation = internals.current_graph_task_id() != -1
-        if is_recomputation and self._met.get(id(t)) is t:
+        if is_recomputation and self._untagged_seen.get(id(t)) is t:
             return self.constant
         return self.by_shape(t, self.batch_dim)
 
@@ -110,13 +112,13 @@ class Tracker:
         return tag is not None and tag.scope is self.scope
 
     def by_shape(self, t: Tensor, dim: int) -> Layout:
-        """The layout that the shape of an input shows."""
+        """Infers the layout of an input from its shape."""
         if t.dim() > dim and t.shape[dim] == self.scope.count:
-            return self.made((dim, 1, 1))
+            return self.layout_for((dim, 1, 1))
         return self.constant
 
     def tagged(self, t: Tensor, shape: torch.Size) -> torch.Size:
-        """The shape, with the size of the samples' dimension remembering what it counts."""
+        """Returns the shape with the size of the sample dimension as a BatchSize."""
         tag = self.tag(t)
         if not isinstance(tag, Samples):
             return shape
@@ -131,7 +133,7 @@ class Tracker:
     def read(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Tensor], list[Any], Signature | None]:
-        """The tensors among a call's arguments, their tags, and the call's signature if it has one."""
+        """Returns the tensors among a call's arguments, their tags, and the call's signature or None."""
         tensors: list[Tensor] = []
         tags: list[Layout | Weight] = []
         parts: list[Any] = [func, self.scope.count]
@@ -144,13 +146,13 @@ class Tracker:
     def _read(
         self, values: Iterable[Any], tensors: list[Tensor], tags: list[Any], parts: list[Any]
     ) -> bool:
-        """All values; False if they have no signature. In one pass, since it is made for every call."""
+        """Reads all values, in one pass since it runs for every call; returns False without a signature."""
         has_signature = True
         scope = self.scope
         for value in values:
             kind = type(value)
             if kind is Tensor or (kind not in PLAIN and isinstance(value, Tensor)):
-                tag: Any = getattr(value, TAG, None)  # what `tag` does, for most tensors
+                tag: Any = getattr(value, TAG, None)  # the common case of `tag`, inlined
                 if tag is None or tag.scope is not scope:
                     tag = self.tag(value)
                 key = tag.key
@@ -177,7 +179,7 @@ class Tracker:
         setattr(t, TAG, tag)
 
     def mark_input(self, t: Tensor, dim: int) -> bool:
-        """Gives an input the layout that its shape shows; returns whether it had none."""
+        """Tags an input by its shape; returns False if it had a tag."""
         tag: Layout | Weight | None = getattr(t, TAG, None)
         if tag is not None and tag.scope is self.scope:
             return False
@@ -198,18 +200,18 @@ class Tracker:
         output: Any,
         flows: bool | None = None,
     ) -> None:
-        """Give the outputs of a call their layouts; `flows` says whether a gradient is going to."""
+        """Tags the outputs of a call; `flows` says whether a gradient will flow through them."""
         tensors, tags, signature = self.read(func, args, kwargs)
         if not self.recall(signature, output, flows):
             self.propagate_from(func, args, kwargs, output, tensors, tags, signature, flows)
 
     def recall(self, signature: Signature | None, output: Any, flows: bool | None = None) -> bool:
-        """Give the outputs of a call the layouts of an earlier one with its signature, if there was one."""
+        """Tags the outputs like those of an earlier call with that signature; returns False if none was."""
         known = _LAYOUTS.get(signature)
         if known is None:
             return False
         for t, key in zip([output] if isinstance(output, Tensor) else output, known, strict=True):
-            layout = self.layouts.get(key) or self.made(key)
+            layout = self.layouts.get(key) or self.layout_for(key)
             if layout.key is None and not (t.requires_grad if flows is None else flows):
                 layout = self.constant  # a total through which no gradient flows
             setattr(t, TAG, layout)
@@ -217,7 +219,7 @@ class Tracker:
 
     @staticmethod
     def known(signature: Signature) -> tuple[Key, ...] | None:
-        """The layouts of the outputs of calls with that signature, where it tells."""
+        """Returns the cached layouts of the outputs for a signature; None if there are none."""
         return _LAYOUTS.get(signature)
 
     def propagate_from(
@@ -231,7 +233,7 @@ class Tracker:
         signature: Signature | None,
         flows: bool | None = None,
     ) -> None:
-        """The same, worked out, where the arguments have been read; a weight is a constant here."""
+        """Computes the layouts of the outputs from the tags of the arguments; weights count as constants."""
         layouts: list[Layout] = [self.constant if tag.is_weight else tag for tag in tags]  # type: ignore[misc]
         if output is None:
             if func is Tensor.__setitem__ and isinstance(args[2], Tensor):
@@ -254,13 +256,13 @@ class Tracker:
     def _remember(
         self, call: Call, output: Any, found: list[Layout], signature: Signature | None
     ) -> None:
-        """Keep what was found for calls of that signature, where it holds for them all."""
+        """Caches the layouts by signature if they hold for all of its calls."""
         if signature is None or not _is_by_shape(call):
             return
         flows = any(t.is_floating_point() or t.is_complex() for t in call.outputs)
         keys = tuple(_total_key(la) if isinstance(la, Lost) else la.key for la in found)
-        if call.carriers and flows and _CONSTANT in keys:
-            return  # a constant where samples went in: nothing flowed, this time
+        if call.with_samples and flows and _CONSTANT in keys:
+            return  # constant only because no gradient flowed this time
         flat = [output] if isinstance(output, Tensor) else output
         is_flat = isinstance(flat, _SEQUENCES) and list(map(id, flat)) == list(
             map(id, call.outputs)
@@ -268,8 +270,8 @@ class Tracker:
         if is_flat and None not in keys:
             _LAYOUTS.put(signature, keys)
 
-    def made(self, key: Key) -> Layout:
-        """The layout of that key in this scope."""
+    def layout_for(self, key: Key) -> Layout:
+        """Returns this scope's layout with that key."""
         made = self.layouts.get(key)
         if made is None:
             assert key is not None
@@ -281,7 +283,7 @@ class Tracker:
         return made
 
     def _after_write(self, call: Call, t: Tensor, before: Layout) -> None:
-        """What was written in place through a view is in the tensor behind it too."""
+        """Marks the base of a view as mixed if samples were written through the view."""
         base = internals.base_of(t)
         if base is not None and t.requires_grad and self.layout(t) != before:
             self.mark(base, call.mixed("writes samples through a view"))

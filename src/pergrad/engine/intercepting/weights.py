@@ -1,8 +1,8 @@
-"""Weights: the recorded parameters (roots) and the tensors that are derived from them.
+"""Represents weights: recorded parameters (roots) and tensors derived from them.
 
-Every weight takes factors. A root hands them to the sink; a transposed or cast weight transforms them and
-passes them on to its parent; any other derived weight materialises them and lets them flow to its `carrier`,
-a tensor of shape (n, *shape) without storage. The carrier's place in the autograd graph sets the order.
+Every weight takes factors. A root passes them to the sink. A transposed or cast weight transforms them and
+passes them to its parent. Any other derived weight materialises them as the gradient of its `carrier`, a
+tensor of shape (n, *shape) without storage; its position in the autograd graph sets the order.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = [
 
 
 class Weight:
-    """A tensor that is the same for all samples but has a gradient for each."""
+    """Represents a tensor that all samples share and that has a gradient per sample."""
 
-    carries: ClassVar[bool] = False
+    has_samples: ClassVar[bool] = False
     is_weight: ClassVar[bool] = True
     key: ClassVar[Key] = ("weight",)
 
@@ -53,22 +53,22 @@ class Weight:
         anchor: Tensor,
     ) -> None:
         self.scope = scope
-        self.roots = roots  # the names of the parameters that it is, or comes from
+        self.roots = roots  # names of the parameters that it is, or is derived from
         self.name = roots[0] if len(roots) == 1 else " and ".join(roots)
         self.value = value.detach()
         self.uses = uses
         self.sink = sink
-        self.anchor = anchor  # the place of its taps in the graph; `take` gives its gradient
-        self.may_hook = False  # whether a tap may be a hook: nothing flows on, and no pass skips it
-        self.counted: tuple[str, ...] = ()  # the parameters that a use of it counts for
+        self.anchor = anchor  # an input of its taps in the graph; `take` returns its gradient
+        self.may_hook = False  # whether taps may be hooks: nothing flows on, and no pass skips them
+        self.counted: tuple[str, ...] = ()  # parameters whose uses it counts for
 
     @property
     def carrier(self) -> Tensor:
-        """(n, *shape), without storage: a gradient that flows to it is a gradient of this weight."""
+        """Tensor (n, *shape) without storage; its gradient is the per-sample gradient of this weight."""
         raise NotImplementedError
 
     def take(self, factor: Factor) -> Tensor | None:
-        """Takes the factor of one use; returns what flows on to the anchor."""
+        """Takes the factor of one use; returns the gradient of the anchor."""
         raise NotImplementedError
 
     def _empty_carrier(self) -> Tensor:
@@ -76,7 +76,7 @@ class Weight:
 
 
 class Root(Weight):
-    """A recorded parameter."""
+    """Represents a recorded parameter."""
 
     _carrier: Tensor | None = None
 
@@ -90,7 +90,7 @@ class Root(Weight):
         anchor: Tensor,
     ) -> None:
         super().__init__(scope, (name,), parameter, uses, sink, anchor)
-        self.may_hook = sink.passes == 1  # an earlier pass goes to the anchors alone
+        self.may_hook = sink.passes == 1  # earlier passes run only nodes that lead to anchors
         self.counted = self.roots
 
     @property
@@ -106,7 +106,7 @@ class Root(Weight):
 
 
 class Transformed(Weight):
-    """A weight whose factors turn into its parent's by a lazy transformation, such as a transpose."""
+    """Represents a lazily transformed weight, such as a transpose; `back` maps factors to its parent's."""
 
     def __init__(self, parent: Weight, value: Tensor, back: Callable[[Factor], Factor]) -> None:
         super().__init__(parent.scope, parent.roots, value, parent.uses, parent.sink, parent.anchor)
@@ -127,7 +127,7 @@ class Transformed(Weight):
 
 
 class Derived(Weight):
-    """Any other function of weights and constants: its gradients flow to its parents' carriers."""
+    """Represents any other function of weights and constants; gradients flow to its parents' carriers."""
 
     @property
     def carrier(self) -> Tensor:
@@ -138,11 +138,11 @@ class Derived(Weight):
 
 
 class _Arrive(torch.autograd.Function):
-    """The carrier of a root: what flows to it goes to the sink."""
+    """Makes the carrier of a root; its gradient goes to the sink."""
 
     @staticmethod
     def forward(ctx: Any, sink: Sink, name: str, empty: Tensor, anchor: Tensor) -> Tensor:
-        ctx.sink, ctx.name = sink, name  # not the root itself, which holds this carrier
+        ctx.sink, ctx.name = sink, name  # not the root, which holds this carrier: a cycle
         return empty
 
     @staticmethod
@@ -153,7 +153,7 @@ class _Arrive(torch.autograd.Function):
 
 
 class _Back(torch.autograd.Function):
-    """The carrier of a transformed weight, from its parent's."""
+    """Makes the carrier of a transformed weight from its parent's."""
 
     @staticmethod
     def forward(ctx: Any, weight: Transformed, parent: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class _Back(torch.autograd.Function):
 
 
 class _PullBack(torch.autograd.Function):
-    """The carriers of derived weights, from those of the weights that they were computed from."""
+    """Makes the carriers of derived weights from those of their parents."""
 
     @staticmethod
     def forward(
@@ -175,9 +175,8 @@ class _PullBack(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.outputs, ctx.leaves, ctx.count = outputs, leaves, count
         ctx.set_materialize_grads(False)
-        empty = [
-            torch.zeros((), dtype=t.dtype, device=t.device) for t in outputs
-        ]  # also of sparse ones
+        # Not `t.new_zeros`, which would be sparse for sparse outputs.
+        empty = [torch.zeros((), dtype=t.dtype, device=t.device) for t in outputs]
         return tuple(e.expand(count, *t.shape) for e, t in zip(empty, outputs, strict=True))
 
     @staticmethod
@@ -192,7 +191,7 @@ class _PullBack(torch.autograd.Function):
 
 @contextmanager
 def quiet_vmap() -> Iterator[None]:
-    """Within, vmap does not warn of functions that it runs as a loop: slow, but right."""
+    """Silences vmap's warnings about functions that it runs as a loop, which is slow but correct."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")
         yield
@@ -201,7 +200,7 @@ def quiet_vmap() -> Iterator[None]:
 def vjp_of_each(
     outputs: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor], count: int
 ) -> list[Tensor | None]:
-    """The vector-Jacobian products of all samples: (n, *output) gradients to (n, *leaf) gradients."""
+    """Computes the vector-Jacobian products of all samples: (n, *output) to (n, *leaf) gradients."""
     try:
         with quiet_vmap():
             found = torch.autograd.grad(
@@ -213,7 +212,7 @@ def vjp_of_each(
                 allow_unused=True,
             )
         return list(found)
-    except RuntimeError:  # some function has no batching rule: one sample after the other
+    except RuntimeError:  # a function has no batching rule
         each = [
             torch.autograd.grad(
                 outputs, leaves, [g[n] for g in gradients], retain_graph=True, allow_unused=True
@@ -226,36 +225,36 @@ def vjp_of_each(
 def carriers_of(
     outputs: Sequence[Tensor], leaves: Sequence[Tensor], parents: Sequence[Weight]
 ) -> tuple[Tensor, ...]:
-    """Carriers for `outputs`, computed from `leaves`, the values of `parents`, under autograd."""
+    """Makes carriers for `outputs`, which autograd computed from `leaves`, the values of `parents`."""
     count = parents[0].scope.count
     return _PullBack.apply(outputs, leaves, count, *[p.carrier for p in parents])
 
 
-_KEYS = itertools.count(-1, -1)  # those of torch's own handles are positive
+_KEYS = itertools.count(-1, -1)  # negative, since torch's own handles have positive ids
 
 
 def _refuse(name: str, _: Tensor) -> None:
     raise UnseenUseError(
-        f"an ordinary, summed gradient reached parameter {name!r}: some function used it out of "
-        "sight of the recorder (C++ code, or a graph built before recording began); freeze the "
-        "parameter, or write that function in torch and register a rule for it with "
+        f"an ordinary gradient, summed over the batch, reached parameter {name!r}: a function used it "
+        "out of sight of the recorder (C++ code, or a graph built before the recording began); freeze "
+        "the parameter, or write the function in torch and register a rule for it with "
         "@pergrad.implements_per_sample_grads"
     )
 
 
 def refuse_ordinary_gradients(t: Tensor, name: str) -> None:
-    """An ordinary gradient for a recorded tensor is an error, from now on."""
+    """Makes an ordinary gradient for a recorded tensor an error."""
     t.register_hook(functools.partial(_refuse, name))
 
 
 @contextmanager
 def refusing_ordinary_gradients(parameters: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within, an ordinary gradient for one of the parameters is an error."""
+    """Makes an ordinary gradient for one of the parameters an error within the block."""
     key = next(_KEYS)
     for name, p in parameters.items():
         if internals.hooks_of(p) is None:
-            p.register_hook(_refuse).remove()  # leaves a dict of hooks
-        # As `register_hook` does, but for the handles: to make and remove them took as long as the rest.
+            p.register_hook(_refuse).remove()  # creates the dict of hooks
+        # Like `register_hook` without a handle: handles double the time.
         internals.hooks_of(p)[key] = functools.partial(_refuse, name)
     try:
         yield

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pergrad.engine.collecting.ledger import Ledger
-from pergrad.engine.intercepting.autograd_functions import seeing_functions
+from pergrad.engine.intercepting.autograd_functions import intercepting_functions
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker
@@ -97,11 +97,11 @@ class Recording:
                 self.begin(batch_size_of(inputs, args, kwargs))
             assert self._tracker is not None
             self._marked += mark_inputs(self._tracker, inputs)
-        self._tracker.strangers_are_constant = True
+        self._tracker.untagged_are_constant = True
 
     def leave_forward(self) -> None:
         if self._tracker is not None:
-            self._tracker.strangers_are_constant = False
+            self._tracker.untagged_are_constant = False
 
     def check_complete(self) -> None:
         """Raises an error if nothing was recorded."""
@@ -130,7 +130,7 @@ class Recording:
         for p in self._left_out:
             p.requires_grad_(False)
         try:
-            with seeing_functions(), self._recorder:
+            with intercepting_functions(), self._recorder:
                 yield
         finally:
             for p in self._left_out:

@@ -1,7 +1,7 @@
-"""Where the samples are in a tensor: `Samples`, `Owners`, `Constant` or `Lost`.
+"""Describes where the samples are in a tensor: `Samples`, `Owners`, `Constant` or `Lost`.
 
-Each tensor that the recorder has seen carries one of these. All are tied to one scope, so that the
-tags of another recorder, an earlier step's or another thread's, mean nothing here.
+The recorder tags each tensor with one of these. A layout belongs to one scope, so that tags of another
+recorder, step or thread have no meaning here.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = [
     "samples_first",
 ]
 
-# What a layout is, whatever its scope: equal for equal layouts. None where that takes more to tell.
+# Identifies a layout independently of its scope. None for layouts that a small key cannot describe.
 Key: TypeAlias = tuple[int | str, ...] | None
 
-ROWS: Key = (0, 1, 1)  # one row a sample
+ROWS: Key = (0, 1, 1)  # one row per sample
 
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    """One recording of `count` samples; the layouts of its tensors are made here."""
+    """Identifies one recording of `count` samples and makes the layouts of its tensors."""
 
     count: int
 
@@ -57,11 +57,11 @@ class Scope:
         return Lost(self, reason, why)
 
 
-@dataclass(slots=True)  # not frozen: that takes three times as long to make, and many are made
+@dataclass(slots=True)  # not frozen: many are made, and a frozen one takes three times as long
 class Samples:
-    """Dimension `dim` has size pre·count·post, and its index i belongs to sample (i // post) % count."""
+    """Index i of dimension `dim`, of size pre·count·post, belongs to sample (i // post) % count."""
 
-    carries: ClassVar[bool] = True
+    has_samples: ClassVar[bool] = True
     is_weight: ClassVar[bool] = False
     scope: Scope
     dim: int
@@ -80,15 +80,15 @@ class Samples:
         return self.pre * self.scope.count * self.post
 
     def owner_of_each(self, device: torch.device) -> Tensor:
-        """(size,): the sample of each index."""
+        """Returns the sample of each index, (size,)."""
         return torch.arange(self.size, device=device) // self.post % self.scope.count
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Owners:
-    """Index i of dimension `dim` belongs to sample owner[i]: what indexing by value leaves."""
+    """Index i of dimension `dim` belongs to sample owner[i], as after indexing by value."""
 
-    carries: ClassVar[bool] = True
+    has_samples: ClassVar[bool] = True
     is_weight: ClassVar[bool] = False
     key: ClassVar[Key] = None
     scope: Scope
@@ -108,9 +108,9 @@ class Owners:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The same for every sample."""
+    """Marks a tensor that is the same for every sample."""
 
-    carries: ClassVar[bool] = False
+    has_samples: ClassVar[bool] = False
     is_weight: ClassVar[bool] = False
     key: ClassVar[Key] = ("constant",)
     scope: Scope
@@ -118,33 +118,32 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The samples cannot be told apart any more, for the reason given."""
+    """Marks a tensor whose samples cannot be separated any more, with the reason."""
 
-    carries: ClassVar[bool] = False
+    has_samples: ClassVar[bool] = False
     is_weight: ClassVar[bool] = False
     key: ClassVar[Key] = None
     scope: Scope
     reason: str
-    why: Literal["total", "mixed", "unknown"] = (
-        "unknown"  # a total is harmless until it meets a sample
-    )
+    # A total, such as a loss, is an error only if it is combined with a sample again.
+    why: Literal["total", "mixed", "unknown"] = "unknown"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unfinished(Lost):
-    """Samples were written into part of a constant: lost, until each index has an owner."""
+    """Marks a constant with samples written into part of it: lost until each index has an owner."""
 
     dim: int = 0
-    owner: Tensor | None = None  # -1: nobody
+    owner: Tensor | None = None  # -1 for an index without an owner
 
 
 Layout: TypeAlias = Samples | Owners | Constant | Lost
 
 
 def samples_first(x: Tensor, layout: Samples | Owners) -> Tensor:
-    """(n, *x.shape with dimension `dim` cut down to the sample's own indices).
+    """Moves the samples to a new first axis: (n, *x.shape), dimension `dim` reduced to the sample's indices.
 
-    For `Owners` every index is a sample of its own, to be added up by owner afterwards.
+    With `Owners`, each index becomes a sample; the caller sums them by owner afterwards.
     """
     dim = layout.dim
     if isinstance(layout, Owners) or layout.pre == layout.post == 1:
@@ -157,7 +156,7 @@ def samples_first(x: Tensor, layout: Samples | Owners) -> Tensor:
 
 
 def samples_back(x: Tensor, layout: Samples) -> Tensor:
-    """The inverse of `samples_first`: the tensor that has that layout."""
+    """Inverts `samples_first`: returns the tensor that has that layout."""
     dim = layout.dim
     if layout.pre == 1:
         return x.movedim(0, dim).flatten(dim, dim + 1)
@@ -166,7 +165,7 @@ def samples_back(x: Tensor, layout: Samples) -> Tensor:
 
 
 def after_reshape(layout: Samples | Owners, old: torch.Size, new: torch.Size) -> Layout:
-    """The layout after a reshape of a tensor of shape `old` to `new`."""
+    """Returns the layout after a reshape from shape `old` to `new`."""
     if old == new:
         return layout
     if isinstance(layout, Owners):
@@ -190,7 +189,7 @@ def after_reshape(layout: Samples | Owners, old: torch.Size, new: torch.Size) ->
             0, new[0], 1
         )  # there is nothing to cut: all is of the one sample
     return found or layout.scope.lost(
-        f"a reshape from {tuple(old)} to {tuple(new)} cuts through the samples"
+        f"a reshape from {tuple(old)} to {tuple(new)} does not keep the samples in one dimension"
     )
 
 
@@ -217,5 +216,5 @@ def _owners_after_reshape(layout: Owners, old: torch.Size, new: torch.Size) -> L
             return Owners(layout.scope, dim, layout.owner.repeat(before // left))
         left *= n
     return layout.scope.lost(
-        f"a reshape from {tuple(old)} to {tuple(new)} cuts through the samples"
+        f"a reshape from {tuple(old)} to {tuple(new)} does not keep the samples in one dimension"
     )

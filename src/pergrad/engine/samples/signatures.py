@@ -1,8 +1,8 @@
-"""Signatures of calls: cache keys with everything that an answer may depend on.
+"""Makes signatures of calls: cache keys with everything that a cached value may depend on.
 
-Models make the same calls in every step. A signature has the function, the batch size, a description of every
-tensor (its shape and dtype, and what the cache at hand adds) and the plain arguments. It holds no tensor, and
-nothing of the step that it was seen in.
+Models make the same calls in every step. A signature has the function, the batch size, a description of
+every tensor (its shape, its dtype and what the cache adds) and the plain arguments. It holds no tensor and
+nothing that belongs to one step.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ __all__ = [
 
 Signature: TypeAlias = tuple[Hashable, ...]
 
-# Values that are their own description. Not bool: True == 1, but `sum(0, True)` is not `sum(0, 1)`.
+# Types whose values are their own description. Not bool: True == 1, but `sum(0, True)` is not `sum(0, 1)`.
 PLAIN: frozenset[type] = frozenset(
     [int, float, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout]
 )
 
 
-Describe: TypeAlias = Callable[[Any, list[Any]], bool]  # as `describe`: False where there is none
+Describe: TypeAlias = Callable[[Any, list[Any]], bool]  # a function such as `describe`
 
 
 def describe(value: Any, parts: list[Any]) -> bool:
-    """Adds the description of a plain argument to `parts`; False where it has none."""
+    """Adds the description of a plain argument to `parts`; returns False if it has none."""
     kind = type(value)
     if kind in PLAIN:
         parts.append(value)
@@ -54,7 +54,7 @@ def describe(value: Any, parts: list[Any]) -> bool:
 
 
 def describe_hashable(value: Any, parts: list[Any]) -> bool:
-    """Adds the type of a value and the value itself to `parts`; False where it cannot be hashed."""
+    """Adds the type of a value and the value itself to `parts`; returns False if it cannot be hashed."""
     try:
         hash(value)
     except TypeError:
@@ -66,9 +66,9 @@ def describe_hashable(value: Any, parts: list[Any]) -> bool:
 def describe_all(
     values: Iterable[Any], parts: list[Any], describe_tensor: Describe, describe_other: Describe
 ) -> bool:
-    """Adds the descriptions of values, lists and tuples opened, to `parts`; False where one has none.
+    """Adds the descriptions of values, also in lists and tuples, to `parts`; returns False if one has none.
 
-    `Tracker.read` does this by hand, in one pass with all else that it reads off a call's arguments.
+    `Tracker.read` repeats this code, since it reads more from the arguments in the same pass.
     """
     for value in values:
         if isinstance(value, Tensor):
@@ -91,7 +91,7 @@ def signature_of_call(
     describe_tensor: Describe,
     describe_other: Describe,
 ) -> Signature | None:
-    """The signature of a call on `count` samples; None where an argument has no description."""
+    """Returns the signature of a call on `count` samples; None if an argument has no description."""
     parts: list[Any] = [count]
     has_signature = describe_hashable(func, parts)
     has_signature = has_signature and describe_all(args, parts, describe_tensor, describe_other)

@@ -1,4 +1,4 @@
-"""Sizes that remember that they count samples, so that `zeros(B, T)` is unambiguous when B == T."""
+"""Tags sizes that count samples, so that `zeros(B, T)` is unambiguous when B == T."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["BatchSize"]
 
 
 class BatchSize(int):
-    """An int read off the sample dimension of a tensor; products and exact quotients stay tagged.
+    """Tags an int as the size of a sample dimension; products and exact quotients stay tagged.
 
     >>> isinstance(BatchSize(4) * 3, BatchSize), isinstance(BatchSize(4) + 1, BatchSize)
     (True, False)

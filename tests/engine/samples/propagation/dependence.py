@@ -86,7 +86,7 @@ def follow(
 def recording(scope: Scope) -> Iterator[Tracker]:
     """Within, functions are followed as in a module's forward: what is not marked is constant."""
     tracker = Tracker(scope, 0)
-    tracker.strangers_are_constant = True
+    tracker.untagged_are_constant = True
     recorder = Recorder({})
     recorder.begin(tracker, UseCounter(), GradSampleSink({}, 1))
     with recorder:

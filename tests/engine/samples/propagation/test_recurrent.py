@@ -89,7 +89,7 @@ def test_several_samples_in_one_sequence_are_refused() -> None:
     for layout in found:
         assert isinstance(layout, Lost)
         assert layout.why == "mixed"
-        assert "takes several samples for one sequence" in layout.reason
+        assert "treats several samples as one sequence" in layout.reason
 
 
 def test_a_linear_map_of_all_steps_is_as_its_input() -> None:

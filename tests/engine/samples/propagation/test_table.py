@@ -134,14 +134,14 @@ def test_what_is_picked_belongs_to_the_sample_of_its_index() -> None:
     scope = Scope(2)
     layout = scope.samples(0, 1, 2)
     call = call_of(scope, output=flowing(3))
-    part = call.of_one_sample(torch.ones(3), layout, 2)
+    part = call.after_select(torch.ones(3), layout, 2)
     assert isinstance(part, Owners)
     assert part.dim == 0
     assert part.owner.tolist() == [1, 1, 1]
-    assert isinstance(call.of_one_sample(torch.tensor(1.0), layout, 2), Constant)
-    picked = call.of_one_sample(flowing(), layout, 2)
+    assert isinstance(call.after_select(torch.tensor(1.0), layout, 2), Constant)
+    picked = call.after_select(flowing(), layout, 2)
     assert isinstance(picked, Lost)
-    assert "picks one sample out" in picked.reason
+    assert "selects one sample" in picked.reason
 
 
 def test_a_handler_is_found_by_any_form_of_its_operation(monkeypatch: pytest.MonkeyPatch) -> None:

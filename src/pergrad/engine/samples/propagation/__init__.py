@@ -1,4 +1,4 @@
-"""How samples move through torch functions, one family a file."""
+"""Propagates layouts through torch functions, one family of functions per file."""
 
 from __future__ import annotations
 
@@ -54,13 +54,14 @@ __all__ = [
 
 
 def layouts_of_outputs(call: Call) -> list[Layout]:
-    """The layout of every output of a call, from the layouts of its arguments."""
+    """Returns the layout of every output of a call, from the layouts of its arguments."""
     for t, layout in zip(call.tensors, call.layouts, strict=True):
         if isinstance(layout, Lost) and t.requires_grad:
-            if layout.why == "mixed" or not _interferes(call, layout):
+            if layout.why == "mixed" or not _may_mix_samples(call, layout):
                 return [layout] * len(call.outputs)
-            return [call.mixed(f"follows on: {layout.reason}")] * len(call.outputs)
-    if not call.carriers:
+            reason = f"uses a result without separate samples ({layout.reason})"
+            return [call.mixed(reason)] * len(call.outputs)
+    if not call.with_samples:
         return [declared_samples(call) or layout_by_sizes(call)] * len(call.outputs)
     handler = handler_of(call.func)
     found = handler(call) if handler is not None else None
@@ -70,12 +71,12 @@ def layouts_of_outputs(call: Call) -> list[Layout]:
         found if isinstance(found, list | tuple) else [found] * len(call.outputs)  # type: ignore[list-item]
     )
     return [
-        layout if _fits(layout, t) else call.lost("moves samples in a way that is not known")
+        layout if _matches_shape(layout, t) else call.lost("moves samples in an unknown way")
         for t, layout in zip(call.outputs, layouts, strict=True)
     ]
 
 
-# What a sum over the samples may go through and still be one.
+# Functions of a sum over the samples whose result is still a sum over the samples.
 _LINEAR = frozenset(
     """
     add sub mul div truediv true_divide neg to float double half bfloat16 type type_as sum mean clone
@@ -83,7 +84,7 @@ _LINEAR = frozenset(
     requires_grad data cpu cuda dot
     """.split()
 )
-# What moves elements about without letting any two of them meet.
+# Functions that move or sum elements and combine none of them in any other way.
 _RESHAPES = frozenset(
     """
     view view_as reshape flatten unflatten squeeze unsqueeze ravel transpose permute t T mT movedim getitem
@@ -92,9 +93,9 @@ _RESHAPES = frozenset(
 )
 
 
-def _interferes(call: Call, lost: Lost) -> bool:
-    """Whether what has lost its samples may let them act on one another."""
-    if call.carriers:
+def _may_mix_samples(call: Call, lost: Lost) -> bool:
+    """Whether a call on a tensor that has lost its samples may make samples depend on each other."""
+    if call.with_samples:
         return True
     if lost.why != "total":
         alone = len(call.tensors) == 1
@@ -104,8 +105,8 @@ def _interferes(call: Call, lost: Lost) -> bool:
     return call.name not in _LINEAR or is_product
 
 
-def _fits(layout: Layout, t: Tensor) -> bool:
-    """Whether the tensor can have that layout at all: a safeguard, since a wrong one is a wrong number."""
+def _matches_shape(layout: Layout, t: Tensor) -> bool:
+    """Whether the tensor's shape allows that layout: a wrong layout would give wrong gradients."""
     if not isinstance(layout, Samples | Owners):
         return True
     return layout.dim < t.dim() and t.shape[layout.dim] == layout.size

@@ -1,4 +1,4 @@
-"""Operations of torch.nn whose batch is their first dimension, or that leave the samples' one alone."""
+"""Propagates layouts through functions of torch.nn that treat the batch dimension row by row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SPATIAL = """
 
 @moves_samples(*_SPATIAL.split())
 def _spatial(call: Call) -> Layout | None:
-    """The batch is the first dimension of the input; every row is worked on by itself."""
+    """Keeps the layout: the batch is the first dimension, and each row is computed independently."""
     t = call.argument(0, "input", "theta")
     layout = call.layout(t)
     if isinstance(layout, Samples) and layout.dim == 1 and call.name.startswith("conv"):
@@ -36,7 +36,7 @@ def _spatial(call: Call) -> Layout | None:
 
 
 def _grouped(call: Call, layout: Samples) -> Layout:
-    """A convolution with a kernel for each sample, its samples told apart by the groups."""
+    """Handles a convolution with one kernel per sample, in which the groups separate the samples."""
     kernel = call.layout(call.argument(1, "weight"))
     groups = call.argument(6, "groups", default=1)
     count = call.scope.count
@@ -47,7 +47,7 @@ def _grouped(call: Call, layout: Samples) -> Layout:
 
 
 def _is_unbatched(call: Call, t: Tensor) -> bool:
-    """Whether a convolution takes the first dimension of its input for channels."""
+    """Whether a convolution treats the first dimension of its input as channels."""
     return (
         call.name.startswith("conv") and call.name[-1] == "d" and t.dim() == int(call.name[-2]) + 1
     )
@@ -61,7 +61,7 @@ def _pad(call: Call) -> Layout | None:
         amounts = call.argument(1, "pad")
         last = 2 * (t.dim() - 1 - layout.dim)
         if any(amounts[last : last + 2]):
-            return call.lost("pads the dimension of the samples")
+            return call.lost("pads the sample dimension")
     return layout
 
 
@@ -84,7 +84,7 @@ def _slope_of_each_channel(call: Call) -> Layout | None:
     layout = call.layout(call.argument(0, "input"))
     has_slopes = call.argument(1, "weight").numel() > 1
     if has_slopes and isinstance(layout, Samples | Owners) and layout.dim == 1:
-        return call.lost("takes the samples for channels")
+        return call.lost("treats the sample dimension as channels")
     return layout
 
 
@@ -92,14 +92,14 @@ def _slope_of_each_channel(call: Call) -> Layout | None:
 def _batch_norm(call: Call) -> Layout | None:
     if call.argument(5, "training", default=False):
         return call.mixed(
-            "(BatchNorm in training mode) normalises over the samples: call .eval(), or use nn.GroupNorm"
+            "(BatchNorm in training mode) normalises over the batch (call .eval(), or use nn.GroupNorm)"
         )
     return _spatial(call)
 
 
 @moves_samples("embedding", "one_hot")
 def _lookup(call: Call) -> Layout | None:
-    """A row for every index; the table itself is the same for all."""
+    """Returns the layout of the indices: each index gives one row of a table that all samples share."""
     first = call.argument(0, "input", "weight", "tensor")
     layout = call.layout(first)
     if isinstance(layout, Samples | Owners):
@@ -125,21 +125,21 @@ _ELEMENTWISE_LOSSES = """
 def _elementwise_loss(call: Call) -> Layout | None:
     if call.output.dim():
         return aligned(call)
-    rank = max(t.dim() for t, _ in call.carriers)
-    common = call.agreed([la.at(rank - t.dim() + la.dim) for t, la in call.carriers])
-    return call.total() if common.carries else common
+    rank = max(t.dim() for t, _ in call.with_samples)
+    common = call.agreed([la.at(rank - t.dim() + la.dim) for t, la in call.with_samples])
+    return call.total() if common.has_samples else common
 
 
 @moves_samples("cross_entropy", "nll_loss")
 def _class_loss(call: Call) -> Layout | None:
-    """(N, C, ...) scores and (N, ...) targets: the dimension of the classes goes."""
+    """Removes the class dimension: (N, C, ...) scores and (N, ...) targets."""
     scores: Tensor = call.argument(0, "input")
     layout = call.layout(scores)
     if not call.output.dim():
         target = call.layout(call.argument(1, "target"))
         both = [la for la in (layout, target) if isinstance(la, Samples | Owners) and la.dim == 0]
         common = call.agreed(both) if both else layout
-        return call.total() if common.carries or not both else common
+        return call.total() if common.has_samples or not both else common
     if not isinstance(layout, Samples | Owners) or layout.dim == 1:
         return None
     return layout.at(layout.dim - (layout.dim > 1))

@@ -1,4 +1,4 @@
-"""Matrix products and other contractions."""
+"""Propagates layouts through matrix products and other contractions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pergrad.rules.samples import RowsTimesWeight
 
 __all__: list[str] = []
 
-SUMMED = -1  # a contracted dimension: it has no place in the output
+SUMMED = -1  # a contracted dimension, which the output does not have
 
 
 def _combined(call: Call, places: Sequence[tuple[Tensor, int | None]]) -> Layout | None:
-    """One layout from the place in the output that each argument's samples end up in.
+    """Returns the output's layout, given the output dimension of each argument's samples.
 
-    SUMMED is a contraction over the samples; None that the place is not known.
+    The dimension is SUMMED for a contraction over the samples and None if it is unknown.
     """
     seen: list[Samples | Owners] = []
     for t, place in places:
@@ -39,7 +39,7 @@ def _place(call: Call, t: Tensor) -> int:
 
 
 def _matmul_places(call: Call, a: Tensor, b: Tensor) -> list[tuple[Tensor, int | None]]:
-    """Where the dimensions of a (..., m, k) and b (..., k, n) go in their product."""
+    """Returns the output dimension of each argument's samples, for a (..., m, k) times b (..., k, n)."""
     rank = call.output.dim()
     places: list[tuple[Tensor, int | None]] = []
     for t, contracted in ((a, a.dim() - 1), (b, max(b.dim() - 2, 0))):
@@ -76,7 +76,7 @@ def _addmm(call: Call) -> Layout | None:
 
 @moves_samples("grouped_mm", "_grouped_mm", "grouped_mm_fallback")
 def _grouped_matmul(call: Call) -> Layout | None:
-    """Rows times the matrix of the group that each is in: the rows stay."""
+    """Keeps the rows: each is multiplied by the matrix of its group."""
     x, weight = (
         call.argument(0, "input", "self", "mat_a"),
         call.argument(1, "weight", "mat2", "mat_b"),
@@ -128,7 +128,7 @@ def _einsum(call: Call) -> Layout | None:
 
 
 def _letters(term: str, rank: int) -> list[str]:
-    """One name a dimension; those that an ellipsis stands for are numbered from the right."""
+    """Names each dimension of an einsum term; dimensions of an ellipsis are numbered from the right."""
     before, dots, after = term.partition("...")
     hidden = rank - len(before) - len(after) if dots else 0
     return [*before, *(f".{k}" for k in range(hidden, 0, -1)), *after]
@@ -136,7 +136,7 @@ def _letters(term: str, rank: int) -> list[str]:
 
 @moves_samples("scaled_dot_product_attention")
 def _attention(call: Call) -> Layout | None:
-    """Queries, keys and values agree on where the samples are, in front of positions and features."""
+    """Requires queries, keys and values to agree on a sample dimension before positions and features."""
     places: list[tuple[Tensor, int | None]] = []
     for k, name in enumerate(("query", "key", "value")):
         t = call.argument(k, name)

@@ -1,4 +1,4 @@
-"""Operations that make tensors from sizes alone."""
+"""Infers the layouts of tensors that are created from sizes alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["layout_by_sizes", "sizes_in"]
 
 
 def sizes_in(value: Any) -> Iterator[BatchSize]:
-    """The sizes among a function's arguments that count samples."""
+    """Yields the sizes among a function's arguments that count samples."""
     if isinstance(value, BatchSize):
         yield value
     elif isinstance(value, list | tuple):
@@ -23,7 +23,7 @@ def sizes_in(value: Any) -> Iterator[BatchSize]:
 
 @moves_samples("new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided")
 def layout_by_sizes(call: Call) -> Layout:
-    """A new tensor has samples where a size that counts them was given: `zeros(x.shape[0], T)`."""
+    """Finds the dimension whose given size counts samples, as in `zeros(x.shape[0], T)`."""
     sizes = [*sizes_in(call.args), *sizes_in(tuple(call.kwargs.values()))]
     if sizes:
         count = call.scope.count
@@ -36,7 +36,7 @@ def layout_by_sizes(call: Call) -> Layout:
 
 
 def _positions(call: Call) -> list[Any] | None:
-    """The sizes as given, one for each dimension of the output, where they can be told."""
+    """Returns the sizes as given, one for each dimension of the output; None if they cannot be found."""
     rank = call.output.dim()
     for given in (call.args, call.args[1:], *call.args, *call.kwargs.values()):
         if not isinstance(given, list | tuple) or len(given) != rank:

@@ -1,4 +1,4 @@
-"""Functions that declare how they move samples, beside their rules; see `pergrad.rules.samples`."""
+"""Propagates layouts through functions that declare how they move samples; see `pergrad.rules.samples`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _samples_of(declared: SamplesOf, call: Call) -> Layout:
 
 
 @moves_declared(AreSamples)
-def _as_they_lie(declared: AreSamples, call: Call) -> Layout | None:
+def _are_samples(declared: AreSamples, call: Call) -> Layout | None:
     return aligned(call)
 
 
 def declared_samples(call: Call) -> Layout | None:
-    """Gives the samples that a function declares of a tensor that is not known to carry any."""
+    """Returns the layout that a function declares for a tensor without known samples."""
     is_declared = isinstance(DECLARED.get(call.func), AreSamples)
     if is_declared and call.output.shape[0] == call.scope.count:
         return call.scope.samples(0)
@@ -34,7 +34,7 @@ def declared_samples(call: Call) -> Layout | None:
 
 @moves_declared(SequencesOf, by_value=True)
 def _sequences_of(declared: SequencesOf, call: Call) -> Layout:
-    """As the rows, if each of their sequences belongs to one sample."""
+    """Returns the layout of the rows if each of their sequences belongs to one sample."""
     steps, rows = call.args[declared.steps], call.args[declared.rows]
     layout = call.layout(rows)
     if call.scope.count == 1:
@@ -48,8 +48,8 @@ def _sequences_of(declared: SequencesOf, call: Call) -> Layout:
         is_one = torch.equal(owner, torch.cat([owner[:size] for size in steps.sizes]))
     if is_one:
         return layout
-    # Not by `mixed`: no gradient flows yet, but one is going to.
-    return call.scope.lost("a recurrent layer takes several samples for one sequence", "mixed")
+    # Not `call.mixed`, which gives a constant: the steps run without gradients, but the loss needs them.
+    return call.scope.lost("a recurrent layer treats several samples as one sequence", "mixed")
 
 
 @moves_declared(StatesOf, by_value=True)
@@ -59,5 +59,5 @@ def _states_of(declared: StatesOf, call: Call) -> Sequence[Layout]:
     start, hidden = call.args[declared.start], call.args[declared.hidden]
     layout = call.layout(hidden)
     if isinstance(layout, Lost):
-        return [call.mixed("takes several samples for one sequence")] * len(call.outputs)
+        return [call.mixed("treats several samples as one sequence")] * len(call.outputs)
     return [layout, *[call.layout(start[0])] * (len(call.outputs) - 1)]

@@ -1,4 +1,4 @@
-"""Operations that act on each element, up to broadcasting."""
+"""Propagates layouts through elementwise functions, with broadcasting."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ ELEMENTWISE = frozenset(
 
 @moves_samples(*ELEMENTWISE)
 def aligned(call: Call) -> Layout | None:
-    """Arguments are aligned at their last dimensions; all that carry samples must agree on where."""
+    """Aligns arguments at their last dimensions, as broadcasting does; their samples must coincide."""
     out = call.output
     seen: list[Samples | Owners] = []
-    for t, layout in call.carriers:
+    for t, layout in call.with_samples:
         if out.dim() < t.dim():
             return None
         here = layout.at(out.dim() - t.dim() + layout.dim)

@@ -1,4 +1,4 @@
-"""Indexing, exact by value: the owners are indexed as the rows are."""
+"""Propagates layouts through indexing, exactly: the owners of the rows are indexed like the rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["layout_after_write"]
 
 
 def _is_number(index: Any) -> bool:
-    """A number, or a scalar tensor that stands for one."""
+    """Whether an index is a number or a scalar tensor."""
     if isinstance(index, Tensor):
         return index.dim() == 0 and index.dtype not in (torch.bool, torch.uint8)
     return isinstance(index, int) or type(index).__name__ in ("int64", "int32")
@@ -34,7 +34,7 @@ def _as_tensor(index: Any, device: torch.device) -> Tensor:
 
 
 def _width(index: Any) -> int:
-    """How many dimensions of the tensor an index uses up."""
+    """Returns how many dimensions of the tensor an index consumes."""
     if index is None:
         return 0
     if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
@@ -43,7 +43,7 @@ def _width(index: Any) -> int:
 
 
 def _normalized(index: Any, rank: int) -> list[Any]:
-    """One entry for every index, the ellipsis and the dimensions not named written out as slices."""
+    """Returns the index as a list, with slices for the ellipsis and for trailing dimensions."""
     items = list(index) if isinstance(index, tuple) else [index]
     free = rank - sum(_width(i) for i in items if i is not Ellipsis)
     at = next((k for k, i in enumerate(items) if i is Ellipsis), None)
@@ -52,25 +52,24 @@ def _normalized(index: Any, rank: int) -> list[Any]:
 
 
 class _Indexing:
-    """Where the dimensions of `t` and of its index tensors end up in `t[index]`."""
+    """Maps the dimensions of `t` and of its index tensors to the dimensions of `t[index]`."""
 
     def __init__(self, t: Tensor, index: Any) -> None:
         self.items = _normalized(index, t.dim())
-        blocks = [
-            i for i in self.items if not _is_number(i)
-        ]  # a number only takes its dimension away
+        # A number only removes its dimension.
+        blocks = [i for i in self.items if not _is_number(i)]
         places = [k for k, i in enumerate(blocks) if _is_advanced(i)]
         self.tensors = [_as_tensor(blocks[k], t.device) for k in places]
         shapes = [(1,) if i.dtype in (torch.bool, torch.uint8) else i.shape for i in self.tensors]
-        self.rank = max((len(s) for s in shapes), default=0)  # of the block that they give
+        self.rank = max((len(s) for s in shapes), default=0)  # of the dimensions that they give
         together = bool(places) and places == list(range(places[0], places[-1] + 1))
-        self.start = places[0] if together else 0  # where the block stands in the output
+        self.start = places[0] if together else 0  # the first of these in the output
 
     def _kept(self, k: int) -> int:
         return sum(i is None or isinstance(i, slice) for i in self.items[:k])
 
     def find(self, dim: int) -> tuple[int, Any, int]:
-        """Which item works on dimension `dim` of t: its position, itself, and dim's place in it."""
+        """Finds the item that indexes dimension `dim` of t: its position, itself, and dim's offset in it."""
         first = 0
         for k, item in enumerate(self.items):
             width = _width(item)
@@ -80,7 +79,7 @@ class _Indexing:
         raise IndexError(dim)
 
     def place_of_slice(self, k: int) -> int:
-        """The output dimension of the slice at position k."""
+        """Returns the output dimension of the slice at position k."""
         kept = self._kept(k)
         return kept + self.rank if self.tensors and kept >= self.start else kept
 
@@ -93,45 +92,45 @@ def _getitem(call: Call) -> Layout | None:
     items = index if isinstance(index, tuple) else (index,)
     if any(isinstance(i, bool) for i in items):
         if index is not True:
-            return call.mixed("takes truth values for indices")
-        index = None  # both add a dimension in front
+            return call.mixed("indexes with Python bools")
+        index = None  # t[True] and t[None] both add a first dimension
     layout = call.layout(t)
     where = _Indexing(t, index)
-    carriers = [i for i in where.tensors if isinstance(call.layout(i), Samples | Owners)]
-    if not isinstance(layout, Samples | Owners) or (carriers and not t.requires_grad):
-        return _gathered(call, where, carriers)  # without a gradient, only who asks matters
+    varying = [i for i in where.tensors if isinstance(call.layout(i), Samples | Owners)]
+    if not isinstance(layout, Samples | Owners) or (varying and not t.requires_grad):
+        return _gathered(call, where, varying)  # without a gradient, t counts as constant
     k, item, offset = where.find(layout.dim)
     if isinstance(item, slice):
-        if carriers:
+        if varying:
             return call.mixed()
         place = where.place_of_slice(k)
         if call.output.shape[place] == layout.size and (item.step or 1) == 1:
             return layout.at(place)
-        if _is_the_same_for_all(t, layout.dim):
+        if _is_shared(t, layout.dim):
             return call.scope.constant()
         return call.scope.owners(place, layout.owner_of_each(t.device)[item])
     if _is_number(item):
         if where.tensors:
-            return call.lost("picks one sample out") if t.requires_grad else call.scope.constant()
-        return call.of_one_sample(call.output, layout, int(item))
+            return call.lost("selects one sample") if t.requires_grad else call.scope.constant()
+        return call.after_select(call.output, layout, int(item))
     return _picked(call, where, _as_tensor(item, t.device), offset, layout)
 
 
-def _is_the_same_for_all(t: Tensor, dim: int) -> bool:
-    """Whether a part of `t` along `dim` belongs to all samples: indices that were expanded to the batch.
+def _is_shared(t: Tensor, dim: int) -> bool:
+    """Whether all samples have the same rows of `t` along `dim`, as with indices expanded to the batch.
 
-    By value, since a copy to another device loses the stride of zero. Where all samples have the same
-    rows, a loop over them picks the same ones.
+    The values decide, since a copy to another device loses the stride of zero. If all rows are equal, a
+    slice of them gives every sample the same rows.
     """
     if t.is_floating_point() or t.is_complex() or t.shape[dim] < 2:
         return False
     return t.stride(dim) == 0 or bool((t == t.narrow(dim, 0, 1)).all())
 
 
-def _gathered(call: Call, where: _Indexing, carriers: Sequence[Tensor]) -> Layout | None:
-    """A constant indexed by something that differs between samples."""
+def _gathered(call: Call, where: _Indexing, varying: Sequence[Tensor]) -> Layout | None:
+    """Returns the layout of a constant indexed by tensors that differ between samples."""
     found: Layout | None = None
-    for index in carriers:
+    for index in varying:
         layout = call.layout(index)
         assert isinstance(layout, Samples | Owners)
         if index.dtype in (torch.bool, torch.uint8):
@@ -148,24 +147,24 @@ def _gathered(call: Call, where: _Indexing, carriers: Sequence[Tensor]) -> Layou
 def _picked(
     call: Call, where: _Indexing, index: Tensor, offset: int, layout: Samples | Owners
 ) -> Layout:
-    """Samples picked by an index tensor: each picked row keeps its owner."""
+    """Returns the layout of rows selected by an index tensor: each keeps its owner."""
     owner = layout.owner_of_each(index.device)
     if index.dtype in (torch.bool, torch.uint8):
         return call.scope.owners(where.start, owner[index.nonzero()[:, offset]])
     if index.dim() == 0:
-        return call.lost("picks one sample out")
+        return call.lost("selects one sample")
     picked = owner[index]
     wide = [d for d in range(index.dim()) if index.shape[d] > 1] or [index.dim() - 1]
     for d in wide:
         rows = picked.movedim(d, 0).flatten(1) if picked.dim() > 1 else picked.unsqueeze(1)
         if len(wide) == 1 or bool((rows == rows[:, :1]).all()):
             return call.scope.owners(where.start + where.rank - index.dim() + d, rows[:, 0])
-    return call.mixed("picks samples along several dimensions at once")
+    return call.mixed("selects samples along several dimensions at once")
 
 
 @moves_samples("written")
 def layout_after_write(call: Call) -> Layout:
-    """The layout of `t` after `t[index] = value`."""
+    """Returns the layout of `t` after `t[index] = value`."""
     t, index, value = call.args[:3]
     layout = call.layout(t)
     written = call.layout(value) if isinstance(value, Tensor) else call.scope.constant()
@@ -177,10 +176,10 @@ def layout_after_write(call: Call) -> Layout:
         reading = Call(call.scope, Tensor.__getitem__, (t, index), {}, [region], [t], [layout])
         there = _getitem(reading)
         if not isinstance(there, Samples | Owners) or region.shape[there.dim] != there.size:
-            return call.mixed("writes samples over others")
+            return call.mixed("overwrites samples with others")
         if place < 0 or written.size != region.shape[place]:
-            return call.mixed("writes samples over others")
-        return layout if call.agreed([there, written.at(place)]).carries else call.mixed()
+            return call.mixed("overwrites samples with others")
+        return layout if call.agreed([there, written.at(place)]).has_samples else call.mixed()
     where = _Indexing(t, index)
     first = 0
     for k, item in enumerate(where.items):
@@ -199,14 +198,14 @@ def layout_after_write(call: Call) -> Layout:
 def _written_in_part(
     call: Call, before: Layout, dim: int, part: slice, written: Samples | Owners
 ) -> Layout:
-    """After `t[part] = rows`: experts fill a result one after the other, until it is all theirs."""
+    """Returns the layout after `t[part] = rows`, by which experts fill a result one after the other."""
     t = call.args[0]
     if isinstance(before, Unfinished) and before.dim == dim and before.owner is not None:
         owner = before.owner.clone()
     elif isinstance(before, Constant):
         owner = torch.full((t.shape[dim],), -1, device=t.device)
     else:
-        return call.mixed("writes samples over others")
+        return call.mixed("overwrites samples with others")
     owner[part] = written.owner_of_each(t.device)
     if bool((owner >= 0).all()):
         return call.scope.owners(dim, owner)
@@ -225,7 +224,7 @@ def _select(call: Call) -> Layout:
         return own.at(dim) if isinstance(own, Samples | Owners) else layout
     if call.name == "select":
         if dim == layout.dim:
-            return call.of_one_sample(call.output, layout, int(call.argument(2, "index")))
+            return call.after_select(call.output, layout, int(call.argument(2, "index")))
         return layout.at(layout.dim - (dim < layout.dim))
     if dim != layout.dim:
         return layout
@@ -238,7 +237,7 @@ def _select(call: Call) -> Layout:
 
 @moves_samples("gather", "take_along_dim")
 def _gather(call: Call) -> Layout | None:
-    """The output has the shape of the index; along other dimensions than `dim` the two run in step."""
+    """Keeps the layout unless the samples are in `dim`: the other dimensions of t and index correspond."""
     t = call.argument(0, "input", "self")
     if call.name == "gather":
         dim, index = call.argument(1, "dim"), call.argument(2, "index")
@@ -261,7 +260,7 @@ def _gather(call: Call) -> Layout | None:
     *"scatter scatter_add scatter_reduce index_add index_copy index_fill index_reduce".split()
 )
 def _scatter(call: Call) -> Layout | None:
-    """What is written must belong to whom it is written to; a constant takes over whose it is."""
+    """Requires values and targets to have the same owners; a constant target takes those of the values."""
     t = call.argument(0, "input", "self")
     layout = call.layout(t)
     dim = call.argument(1, "dim") % t.dim()
@@ -280,7 +279,7 @@ def _scatter(call: Call) -> Layout | None:
     givers = own.owner_of_each(t.device)
     if isinstance(layout, Samples | Owners):
         same = layout.dim == dim and torch.equal(layout.owner_of_each(t.device)[index], givers)
-        return layout if same else call.mixed("writes samples over others")
+        return layout if same else call.mixed("overwrites samples with others")
     owner = torch.full((t.shape[dim],), -1, device=t.device)
     owner[index] = givers
     return call.scope.owners(dim, owner) if bool((owner >= 0).all()) else None
@@ -288,7 +287,7 @@ def _scatter(call: Call) -> Layout | None:
 
 @moves_samples("nonzero", "argwhere", "where", by_value=True)
 def _nonzero(call: Call) -> Layout | None:
-    """Every true element becomes a row, which belongs to the element's sample."""
+    """Gives each row the sample of the nonzero element that it stands for."""
     if call.name == "where" and len(call.args) + len(call.kwargs) > 1:
         return aligned(call)
     t = call.argument(0, "input", "self")
@@ -323,7 +322,7 @@ def _masked_scatter(call: Call) -> Layout:
         return call.mixed("writes samples into a constant")
     takers = _owner_of_elements(layout, t)[mask.expand(t.shape)]
     givers = _owner_of_elements(written, source).flatten()[: len(takers)]
-    return layout if torch.equal(takers, givers) else call.mixed("writes samples over others")
+    return layout if torch.equal(takers, givers) else call.mixed("overwrites samples with others")
 
 
 def _owner_of_elements(layout: Samples | Owners, t: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Operations that join tensors or take them apart."""
+"""Propagates layouts through functions that join or split tensors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__: list[str] = []
 def _cat(call: Call) -> Layout:
     parts = call.argument(0, "tensors")
     dim = call.argument(1, "dim", "axis", default=0) % call.output.dim()
-    seen = [layout for _, layout in call.carriers]
+    seen = [layout for _, layout in call.with_samples]
     if any(layout.dim != dim for layout in seen):
         return call.agreed(seen)
     layouts = [call.layout(p) for p in parts if p.numel() or p.dim() > 1]
     if all(isinstance(la, Samples) and la.post == 1 for la in layouts):
         return call.scope.samples(dim, call.output.shape[dim] // call.scope.count)
     if not all(isinstance(la, Samples | Owners) for la in layouts):
-        return call.lost("appends rows without a sample to the samples' dimension")
+        return call.lost("appends rows without a sample to the sample dimension")
     device = call.output.device
     owners = [la.owner_of_each(device) for la in layouts if isinstance(la, Samples | Owners)]
     return call.scope.owners(dim, torch.cat(owners))
@@ -37,12 +37,12 @@ def _stack(call: Call) -> Layout:
     single = _single_owners(call)
     if single is not None:
         return call.scope.owners(dim, single)
-    return call.agreed([la.at(la.dim + (dim <= la.dim)) for _, la in call.carriers])
+    return call.agreed([la.at(la.dim + (dim <= la.dim)) for _, la in call.with_samples])
 
 
 def _single_owners(call: Call) -> Tensor | None:
-    """The owners of parts that belong to one sample each, as `unbind` over the samples leaves them."""
-    layouts = [layout for _, layout in call.carriers]
+    """Returns the owners of parts with one sample each, as `unbind` over the samples gives; else None."""
+    layouts = [layout for _, layout in call.with_samples]
     if len(layouts) != len(call.tensors) or not all(isinstance(la, Owners) for la in layouts):
         return None
     owners = [la.owner for la in layouts if isinstance(la, Owners) and len(la.owner)]
@@ -75,13 +75,13 @@ def _unbind(call: Call) -> Layout | Sequence[Layout]:
     if not isinstance(layout, Samples | Owners):
         return layout
     if dim == layout.dim:
-        return [call.of_one_sample(part, layout, k) for k, part in enumerate(call.outputs)]
+        return [call.after_select(part, layout, k) for k, part in enumerate(call.outputs)]
     return layout.at(layout.dim - (dim < layout.dim))
 
 
 @moves_samples("_pack_padded_sequence")
 def _pack(call: Call) -> Sequence[Layout]:
-    """The rows of a packed sequence, step after step; each step has the sequences still alive."""
+    """Returns the owners of a packed sequence's rows: each step has a row for every unfinished sequence."""
     t = call.args[0]
     layout, constant = call.layout(t), call.scope.constant()
     if not isinstance(layout, Samples | Owners):

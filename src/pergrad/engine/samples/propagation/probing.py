@@ -1,4 +1,4 @@
-"""The long tail: run the operation on shapes alone with one sample more, and see which dimension grows."""
+"""Finds the layouts of unlisted functions: with one more sample, on meta tensors, one dimension grows."""
 
 from __future__ import annotations
 
@@ -17,35 +17,34 @@ from pergrad.runtime.caches import Cache
 
 __all__ = ["layouts_by_probe"]
 
-# By the signature of a call, which dimensions of each output grow; or why that is not known. The signature
-# has the function, the batch size, every plain argument with its type, and of every tensor the shape, dtype
-# and layout. It does not have the values of tensors: which dimensions grow depends on none of those that are
-# floating, and calls with indices of no sample, or with owners, have no signature. Whether one sample
-# reaches another may depend on values only in a function that mixes samples by their values, or by what it
-# closes over; such a one is found out if it does so in the first call that is probed.
+# Maps the signature of a call to the dimensions of each output that grow, or to the reason why they are
+# unknown. The signature has the function, the batch size, every plain argument with its type, and the shape,
+# dtype and layout of every tensor. It does not have the values of tensors: the growing dimensions do not
+# depend on floating-point values, and calls with shared indices or with owners have no signature. A function
+# may mix samples depending on their values or on its closure; the probe notices that only if the first
+# probed call mixes them.
 _GROWN: Cache[list[list[int] | None] | str] = Cache(__name__, "answers of probes, by signature")
-_UNTRIED = "has a result whose samples cannot be told"
+_UNKNOWN = "has a result whose samples cannot be told apart"
 
 
 def layouts_by_probe(call: Call) -> list[Layout]:
-    """One layout an output. The order of the samples is taken to be kept, as almost all functions do."""
-    kinds = {type(layout) for _, layout in call.carriers}
-    owners = [layout for _, layout in call.carriers if isinstance(layout, Owners)]
+    """Returns one layout per output, assuming that the function keeps the order of the samples."""
+    kinds = {type(layout) for _, layout in call.with_samples}
+    owners = [layout for _, layout in call.with_samples if isinstance(layout, Owners)]
     if owners and (len(kinds) > 1 or any(la.owner is not owners[0].owner for la in owners)):
-        return [call.mixed("moves samples in a way that is not known")] * len(call.outputs)
+        return [call.mixed("moves samples in an unknown way")] * len(call.outputs)
     signature = _signature(call)
     grown = _GROWN.get(signature)
-    if grown is None and any(
-        map(is_traced, call.tensors)
-    ):  # what the model calls is known from a step that was not
-        return [call.mixed("cannot be looked into while it is traced")] * len(call.outputs)
+    # A traced step has no values to probe with; the untraced step before it has probed the model's calls.
+    if grown is None and any(map(is_traced, call.tensors)):
+        return [call.mixed("cannot be probed during a trace")] * len(call.outputs)
     if grown is None:
         grown = _probe(call)
         if not isinstance(grown, str) and not _keeps_samples_apart(call, grown):
             grown = "mixes or reorders the samples"
         if signature is not None:
             _GROWN.put(signature, grown)
-    if isinstance(grown, str) and grown.startswith(_UNTRIED) and call.flows:
+    if isinstance(grown, str) and grown.startswith(_UNKNOWN) and call.flows:
         return [call.lost(grown)] * len(call.outputs)
     if isinstance(grown, str):
         return [call.mixed(grown)] * len(call.outputs)
@@ -53,13 +52,13 @@ def layouts_by_probe(call: Call) -> list[Layout]:
 
 
 def _keeps_samples_apart(call: Call, grown: list[list[int] | None]) -> bool:
-    """Whether a sample that is not a number spoils its own part of the outputs and no other."""
+    """Whether NaN in one sample reaches no output rows of other samples."""
     count = call.scope.count
     for sample in sorted({0, 1, count // 2, count - 1} & set(range(count))):
         try:
             with torch.no_grad(), torch.random.fork_rng():
-                results = tensors_in(_with_poison(call, sample))
-        except (RuntimeError, ValueError):  # the function itself refuses what is not a number
+                results = tensors_in(_run_with_nan(call, sample))
+        except (RuntimeError, ValueError):  # the function itself refuses NaN
             return False
         for t, dims in zip(results, grown, strict=True):
             if not (t.is_floating_point() or t.is_complex()) or not dims or len(dims) > 1:
@@ -74,8 +73,8 @@ def _keeps_samples_apart(call: Call, grown: list[list[int] | None]) -> bool:
     return True
 
 
-def _with_poison(call: Call, sample: int) -> Any:
-    def poison(value: Any) -> Any:
+def _run_with_nan(call: Call, sample: int) -> Any:
+    def poisoned(value: Any) -> Any:
         if isinstance(value, Tensor):
             layout = call.layout(value)
             value = value.detach().clone()
@@ -83,34 +82,34 @@ def _with_poison(call: Call, sample: int) -> Any:
                 rows = layout.owner_of_each(value.device) == sample
                 value.movedim(layout.dim, 0)[rows] = torch.nan
             return value
-        return type(value)(poison(v) for v in value) if type(value) in (list, tuple) else value
+        return type(value)(poisoned(v) for v in value) if type(value) in (list, tuple) else value
 
-    return call.func(*poison(call.args), **{k: poison(v) for k, v in call.kwargs.items()})
+    return call.func(*poisoned(call.args), **{k: poisoned(v) for k, v in call.kwargs.items()})
 
 
 def _layout(call: Call, output: Tensor, grown: list[int] | None) -> Layout:
     if grown is None or len(grown) > 1:
-        return call.mixed("moves samples in a way that is not known")
+        return call.mixed("moves samples in an unknown way")
     if not grown:
         return call.mixed()
     (dim,) = grown
     size = output.shape[dim]
-    for _, layout in call.carriers:
+    for _, layout in call.with_samples:
         if layout.size == size:
             return layout.at(dim)
-    if size % call.scope.count or any(isinstance(la, Owners) for _, la in call.carriers):
-        return call.lost("gives a dimension that is no multiple of the batch size")
+    if size % call.scope.count or any(isinstance(la, Owners) for _, la in call.with_samples):
+        return call.lost("gives a dimension that is not a multiple of the batch size")
     return call.scope.samples(dim, 1, size // call.scope.count)
 
 
 def _signature(call: Call) -> Signature | None:
-    """The signature of a call; None where a probe's answer may depend on more."""
+    """Returns the signature of a call; None if the result of a probe may depend on more."""
 
     def describe_tensor(t: Tensor, parts: list[Any]) -> bool:
         layout = call.layout(t)
         where = (layout.dim, layout.pre, layout.post) if isinstance(layout, Samples) else None
         parts += t.shape, t.dtype, where
-        # Without samples of its own, a tensor that is not floating may be an index, whose values matter.
+        # An integer tensor without samples may be an index, whose values matter.
         return not isinstance(layout, Owners) and (where is not None or t.is_floating_point())
 
     return signature_of_call(
@@ -119,13 +118,13 @@ def _signature(call: Call) -> Signature | None:
 
 
 def _probe(call: Call) -> list[list[int] | None] | str:
-    """Which dimensions of each output grow with one sample more: on shapes, or else by a trial."""
+    """Finds the dimensions of each output that grow with the batch, on meta tensors or else by a trial."""
     try:
         small, large = _shapes(call, 0), _shapes(call, 1)
-    except Exception:  # whatever a probe raises, it only means "unknown": numpy has no meta tensors
+    except Exception:  # any error means "unknown": a function of numpy cannot take meta tensors
         return _trial(call)
     if len(small) != len(call.outputs) or len(large) != len(call.outputs):
-        return "gives a number of results that depends on the values"
+        return "returns a number of tensors that depends on values"
     return [_differing(s, g) for s, g in zip(small, large, strict=True)]
 
 
@@ -136,7 +135,7 @@ def _differing(small: torch.Size, large: torch.Size) -> list[int] | None:
 
 
 def _shapes(call: Call, more: int) -> list[torch.Size]:
-    """Those of the outputs for a batch with `more` samples more."""
+    """Returns the shapes of the outputs for a batch with `more` additional samples."""
     count = call.scope.count
 
     def grow(value: Any) -> Any:
@@ -160,7 +159,7 @@ def _shapes(call: Call, more: int) -> list[torch.Size]:
 
 
 def _trial(call: Call) -> list[list[int] | None] | str:
-    """The same by values, for a function that leaves torch: a copy of the last sample is one more."""
+    """Does the work of `_probe` with values, for functions that leave torch: repeats the last sample."""
     count = call.scope.count
 
     def repeated(value: Any) -> Any:
@@ -186,24 +185,20 @@ def _trial(call: Call) -> list[list[int] | None] | str:
         with torch.no_grad(), torch.random.fork_rng():
             kwargs = {k: repeated(v) for k, v in call.kwargs.items()}
             found = tensors_in(call.func(*repeated(call.args), **kwargs))
-    except Exception as error:  # as above
+    except Exception as error:  # as in `_probe`
         text = str(error).split("\n")[0]
-        return f"{_UNTRIED}: with one sample more it raises {type(error).__name__} ({text})"
+        return f"{_UNKNOWN}: with one more sample it raises {type(error).__name__} ({text})"
     if len(found) != len(call.outputs):
-        return "gives a number of results that depends on the values"
+        return "returns a number of tensors that depends on values"
     grown = [_differing(t.shape, more.shape) for t, more in zip(call.outputs, found, strict=True)]
     for t, more, dims in zip(call.outputs, found, grown, strict=True):
-        if (
-            dims is not None
-            and len(dims) == 1
-            and not _is_begun_by(more, t, _layout(call, t, dims))
-        ):
+        if dims is not None and len(dims) == 1 and not _extends(more, t, _layout(call, t, dims)):
             return "mixes or reorders the samples"
     return grown
 
 
-def _is_begun_by(more: Tensor, t: Tensor, layout: Layout) -> bool:
-    """Whether a result with one sample more has the same values for all others."""
+def _extends(more: Tensor, t: Tensor, layout: Layout) -> bool:
+    """Whether a result with one more sample has the values of `t` for all other samples."""
     if not isinstance(layout, Samples | Owners):
         return False
     dim = layout.dim

@@ -1,4 +1,4 @@
-"""Operations along one or more dimensions: reductions, scans, sorts."""
+"""Propagates layouts through functions along dimensions: reductions, scans and sorts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pergrad.engine.samples.propagation.table import Call, moves_samples
 
 __all__: list[str] = []
 
-# where a function takes `dim` when it is not the second argument, and what it is by default
+# The position of `dim` in functions where it is not the second argument, and its default.
 _POSITION = {"topk": 2, "kthvalue": 2, "norm": 2, "vector_norm": 2, "normalize": 2, "diff": 2}
 _DEFAULT = {"normalize": 1, "diff": -1}
 _SOFTMAXES = frozenset("softmax log_softmax softmin".split())
@@ -25,7 +25,7 @@ _LAST_BY_DEFAULT = frozenset(
 
 
 def _dims(call: Call, rank: int) -> list[int] | None:
-    """The dimensions a call works along; None for all."""
+    """Returns the dimensions that a call works along; None for all."""
     default = -1 if call.name in _LAST_BY_DEFAULT else _DEFAULT.get(call.name)
     dim = call.argument(_POSITION.get(call.name, 1), "dim", "axis", default=default)
     if dim is None or isinstance(dim, bool):
@@ -64,7 +64,7 @@ def _scan(call: Call) -> Layout | None:
         return layout
     dims = _dims(call, t.dim())
     if call.name in _SOFTMAXES and call.argument(1, "dim") is None:
-        dims = [0 if t.dim() in (0, 1, 3) else 1]  # what torch.nn.functional takes it for
+        dims = [0 if t.dim() in (0, 1, 3) else 1]  # the default of torch.nn.functional
     if dims is None:
         return None
     return call.mixed() if layout.dim in dims else layout
@@ -72,7 +72,7 @@ def _scan(call: Call) -> Layout | None:
 
 @moves_samples("renorm")
 def _renorm(call: Call) -> Layout:
-    """Every slice along `dim` is scaled by itself, so that `dim` must be the samples' own."""
+    """Keeps the layout if `dim` is the sample dimension: each slice along `dim` is scaled independently."""
     t, layout = _input(call)
     if not isinstance(layout, Samples | Owners):
         return layout
@@ -81,7 +81,7 @@ def _renorm(call: Call) -> Layout:
 
 @moves_samples("sort", "argsort", "msort", "topk", by_value=True)
 def _sort(call: Call) -> Layout | Sequence[Layout] | None:
-    """Sorting a vector along its samples moves the owners with the values (mixtures of experts)."""
+    """Sorts the owners with the values of a vector over the samples, as in mixtures of experts."""
     t, layout = _input(call)
     if not isinstance(layout, Samples | Owners):
         return layout
@@ -92,7 +92,7 @@ def _sort(call: Call) -> Layout | Sequence[Layout] | None:
         return layout
     if t.dim() > 1 or call.name == "msort":
         return call.mixed()
-    order = call.outputs[-1]  # sort and topk give (values, indices), argsort the indices
+    order = call.outputs[-1]  # sort and topk return (values, indices), argsort only indices
     return call.scope.owners(0, layout.owner_of_each(t.device)[order])
 
 

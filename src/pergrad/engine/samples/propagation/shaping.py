@@ -1,4 +1,4 @@
-"""Operations that move dimensions about: reshapes, permutations, repetitions."""
+"""Propagates layouts through reshapes, permutations and repetitions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _permute(call: Call) -> Layout:
 
 
 def _permutation(call: Call, rank: int) -> list[int]:
-    """order[d] is the input dimension that output dimension d shows."""
+    """Returns the input dimension of each output dimension."""
     order = list(range(rank))
     if call.name in ("T", "t", "H"):
         return order[::-1]
@@ -89,13 +89,13 @@ def _repeat_interleave(call: Call) -> Layout | None:
 
 @moves_samples("flip", "fliplr", "flipud", "roll")
 def _reorder(call: Call) -> Layout:
-    """Reordered along other dimensions the samples stay; along their own the owners move with them."""
+    """Reorders the owners like the rows; along other dimensions they stay."""
     t = call.argument(0, "input", "self")
     layout = call.layout(t)
     if not isinstance(layout, Samples | Owners):
         return layout
     if call.name == "roll" and call.argument(2, "dims") in (None, ()) and t.dim() > 1:
-        return call.mixed()  # over all elements as if they were one row
+        return call.mixed()  # it rolls the flattened tensor
     owner = layout.owner_of_each(t.device)
     shape = [-1 if d == layout.dim else 1 for d in range(t.dim())]
     options = {k: v for k, v in call.kwargs.items() if not isinstance(v, Tensor)}
@@ -105,7 +105,7 @@ def _reorder(call: Call) -> Layout:
 
 @moves_samples("as_strided", by_value=True)
 def _as_strided(call: Call) -> Layout:
-    """By value: the owners of the elements in memory, seen through the new strides."""
+    """Reads the owners of the elements in memory through the new strides."""
     t, out = call.argument(0, "input", "self"), call.output
     layout = call.layout(t)
     if not isinstance(layout, Samples | Owners):
@@ -127,7 +127,7 @@ def _as_strided(call: Call) -> Layout:
 
 @moves_samples("unfold")
 def _unfold(call: Call) -> Layout | None:
-    """Tensor.unfold puts its window last; F.unfold keeps the batch first."""
+    """Keeps the layout: Tensor.unfold appends the window as a dimension, F.unfold keeps the batch first."""
     t = call.argument(0, "input", "self")
     layout = call.layout(t)
     if not isinstance(layout, Samples | Owners):

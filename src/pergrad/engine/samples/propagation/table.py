@@ -1,4 +1,4 @@
-"""How a torch function moves the samples: a table from function name to the layout of its output."""
+"""Maps names of torch functions to handlers that give the layouts of their outputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ARITHMETIC = frozenset(
 
 
 def tensors_in(*values: Any) -> list[Tensor]:
-    """The tensors among a function's arguments or results, also inside lists, tuples and dicts."""
+    """Returns the tensors among arguments or results, also inside lists, tuples and dicts."""
     found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
@@ -48,7 +48,7 @@ def tensors_in(*values: Any) -> list[Tensor]:
 
 @cached("names of operations, by function")
 def name_of(func: Callable[..., Any]) -> str:
-    """One name for the function, method, operator, property and in-place forms of an operation."""
+    """Returns one name for the function, method, operator, property and in-place forms of an operation."""
     name: str = func.__name__
     if name == "__get__":
         return str(func.__self__.__name__)  # type: ignore[attr-defined]
@@ -59,11 +59,10 @@ def name_of(func: Callable[..., Any]) -> str:
 
 
 class Call:
-    """One call of a torch function: its arguments, its outputs, and the layouts of its tensors."""
+    """Holds one call of a torch function: its arguments, its outputs and the layouts of its tensors."""
 
     __slots__ = (
         "args",
-        "carriers",
         "flows",
         "func",
         "kwargs",
@@ -71,6 +70,7 @@ class Call:
         "outputs",
         "scope",
         "tensors",
+        "with_samples",
     )
 
     def __init__(
@@ -91,11 +91,11 @@ class Call:
         self.outputs = outputs
         self.tensors = tensors
         self.layouts = layouts  # of the tensors
-        # whether a gradient will flow through the outputs; said where they are computed without
+        # Whether a gradient will flow through the outputs; given if they are computed under no_grad.
         self.flows = any(t.requires_grad for t in outputs) if flows is None else flows
-        self.carriers = cast(  # the arguments that carry samples, with their layouts
+        self.with_samples = cast(  # the arguments with samples, and their layouts
             list[tuple[Tensor, Samples | Owners]],
-            [(t, layout) for t, layout in zip(tensors, layouts, strict=True) if layout.carries],
+            [(t, layout) for t, layout in zip(tensors, layouts, strict=True) if layout.has_samples],
         )
 
     @property
@@ -107,7 +107,7 @@ class Call:
         return self.outputs[0]
 
     def layout(self, t: Tensor) -> Layout:
-        """The layout of one of the arguments."""
+        """Returns the layout of one of the arguments."""
         for own, layout in zip(self.tensors, self.layouts, strict=True):
             if own is t:
                 return layout
@@ -121,27 +121,25 @@ class Call:
 
     def lost(self, reason: str) -> Layout:
         if self.scope.count == 1 and self.output.dim():
-            return self._of_the_only_sample()
+            return self._single_sample()
         return self.scope.lost(f"`{self.name}` {reason}")
 
-    def of_one_sample(self, part: Tensor, layout: Samples | Owners, index: int) -> Layout:
-        """What is left of a tensor when one index of its samples' dimension is picked."""
+    def after_select(self, part: Tensor, layout: Samples | Owners, index: int) -> Layout:
+        """Returns the layout of `part`, one index of the sample dimension of a tensor."""
         if not part.dim():
-            return (
-                self.lost("picks one sample out") if part.requires_grad else self.scope.constant()
-            )
+            return self.lost("selects one sample") if part.requires_grad else self.scope.constant()
         owner = layout.owner_of_each(part.device)[index]
         return Owners(self.scope, 0, owner.expand(part.shape[0]))
 
-    def _of_the_only_sample(self) -> Layout:
+    def _single_sample(self) -> Layout:
         return self.scope.samples(0, 1, self.output.shape[0])
 
     def mixed(self, reason: str = "mixes the samples of the batch") -> Layout:
-        """Several samples act on one another: fatal where a gradient flows, a constant elsewhere."""
+        """Returns a layout for mixed samples: an error once a gradient flows, a constant if none does."""
         if not self.flows:
             return self.scope.constant()
         if self.scope.count == 1 and self.output.dim():
-            return self._of_the_only_sample()
+            return self._single_sample()
         reason = f"`{self.name}` {reason}"
         if self.scope.count > 1:
             for t in self.outputs:
@@ -150,7 +148,7 @@ class Call:
         return self.scope.lost(reason, "mixed")
 
     def agreed(self, layouts: Sequence[Samples | Owners]) -> Layout:
-        """The one layout that arguments, each seen from the output, have in common."""
+        """Returns the common layout of the arguments, given in dimensions of the output; mixed if none."""
         found = layouts[0]
         for layout in layouts[1:]:
             if layout == found:
@@ -163,28 +161,28 @@ class Call:
     def _same_owners(self, a: Samples | Owners, b: Samples | Owners) -> bool:
         if isinstance(a, Owners) and isinstance(b, Owners) and a.owner is b.owner:
             return True
-        if isinstance(a, Samples) and isinstance(b, Samples):  # and not equal
+        if isinstance(a, Samples) and isinstance(b, Samples):  # which are not equal here
             return self.scope.count == 1
         device = self.output.device
         return torch.equal(a.owner_of_each(device), b.owner_of_each(device))
 
     def total(self) -> Layout:
-        """A sum over the samples, as a loss is: each still has its own gradient."""
+        """Returns the layout of a sum over the samples, such as a loss: each term has its own gradient."""
         if self.flows:
-            return self.scope.lost(f"`{self.name}` adds up the samples", "total")
+            return self.scope.lost(f"`{self.name}` reduces over the batch", "total")
         return self.scope.constant()
 
 
 def mixed_samples(reason: str) -> MixedSamplesError:
     return MixedSamplesError(
-        f"{reason}, and the loss depends on its result: a sample has no gradient of its own there. Take "
-        "the loss from a part of the model in which samples do not meet, or put torch.no_grad around "
-        "what mixes them"
+        f"{reason}, and the loss depends on its result, so no sample has a gradient of its own. Compute "
+        "each term of the loss from one sample only, or compute the part that mixes samples under "
+        "torch.no_grad()"
     )
 
 
 def refuse_mixed_samples(reason: str, _: Tensor) -> None:
-    """A hook for what has lost its samples: no gradient may flow there."""
+    """Raises an error when a gradient reaches a tensor with mixed samples; a backward hook."""
     raise mixed_samples(reason)
 
 
@@ -197,7 +195,7 @@ _OF_DECLARED: dict[type[Movement], Callable[..., Any]] = {}
 
 @cached("how a function moves samples, by function")
 def handler_of(func: Callable[..., Any]) -> Handler | None:
-    """Gives the handler that a function declares, or that its name has."""
+    """Returns the handler for a function's declaration, or else for its name."""
     declared = DECLARED.get(func)
     if isinstance(declared, LikeFunction):
         return handler_of(declared.function)
@@ -207,13 +205,13 @@ def handler_of(func: Callable[..., Any]) -> Handler | None:
 
 
 def is_by_value(func: Callable[..., Any]) -> bool:
-    """Whether its layouts depend on more than shapes and layouts, so that they hold for one call only."""
+    """Whether the layouts of its outputs depend on values, so that they hold for one call only."""
     declared = DECLARED.get(func)
     return (name_of(func) if declared is None else type(declared)) in _BY_VALUE
 
 
 def moves_samples(*names: str, by_value: bool = False) -> Callable[[H], H]:
-    """Registers how the named operations move samples; None from a handler means that it cannot tell.
+    """Registers a handler for the named operations; a handler returns None if it does not know the layout.
 
     `by_value`: see `is_by_value`.
     """
@@ -232,7 +230,7 @@ D = TypeVar("D", bound=Callable[..., Any])
 
 
 def moves_declared(kind: type[Movement], *, by_value: bool = False) -> Callable[[D], D]:
-    """Registers how functions with a declaration of that kind move samples: from it and a call."""
+    """Registers a handler for declarations of that kind; it takes the declaration and the call."""
 
     def register(handler: D) -> D:
         _OF_DECLARED[kind] = handler
