@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.samples.layouts import Constant, Layout, Lost, Owners, Samples, Scope
+from pergrad.engine.samples.propagation import table
 from pergrad.engine.samples.propagation.table import (
-    BY_VALUE,
     HANDLERS,
     Call,
     handler_of,
+    is_by_value,
     moves_samples,
     name_of,
     tensors_in,
 )
 from pergrad.errors import MixedSamplesError
+from pergrad.rules.recurrence import linear_over_steps
 
 
 def call_of(
@@ -146,7 +148,7 @@ def test_what_is_picked_belongs_to_the_sample_of_its_index() -> None:
 
 def test_a_handler_is_found_by_any_form_of_its_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(HANDLERS, "trunc", None)  # put back at the end, as the next is
-    before = set(BY_VALUE)
+    before = set(table._BY_VALUE)
 
     @moves_samples("trunc", "no such", by_value=True)
     def handler(call: Call) -> Layout:
@@ -155,14 +157,16 @@ def test_a_handler_is_found_by_any_form_of_its_operation(monkeypatch: pytest.Mon
     try:
         handler_of.cache_clear()
         assert handler_of(torch.trunc) is handler_of(Tensor.trunc_) is handler
-        assert before | {"trunc", "no such"} == BY_VALUE
+        assert before | {"trunc", "no such"} == table._BY_VALUE
+        assert is_by_value(torch.trunc)
         assert handler_of(operator.truth) is None
     finally:
         HANDLERS.pop("no such")
-        BY_VALUE.intersection_update(before)
+        table._BY_VALUE.intersection_update(before)
         handler_of.cache_clear()
 
 
 def test_operations_are_by_shape_unless_said_otherwise() -> None:
-    assert "linear_over_steps" in HANDLERS
-    assert "linear_over_steps" not in BY_VALUE
+    assert handler_of(linear_over_steps) is not None
+    assert not is_by_value(linear_over_steps)
+    assert not is_by_value(torch.add)

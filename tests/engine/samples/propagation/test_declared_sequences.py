@@ -66,14 +66,14 @@ def test_what_is_no_layout_of_samples_is_handed_on() -> None:
 def test_all_rows_are_of_the_only_sample() -> None:
     scope, x = Scope(1), torch.ones(4, 3, 2)
     assert of_steps(x, scope.samples(0, 1, 4), Steps(0, reverse=False)) == scope.samples(0, 1, 4)
-    args = (None, None, x, (x,), x)
+    args = (None, x, (x,), x)
     found = layouts(recurrent_states, args, [(x, scope.samples(1, 1, 3))], outputs=2)
     assert found == [scope.samples(0, 1, 6)] * 2
 
 
 def test_the_output_is_as_the_steps_and_the_states_are_as_the_first() -> None:
     start, hidden = torch.ones(3, 2), torch.ones(4, 3, 2)
-    args = (None, None, torch.ones(4, 3, 2), (start, start), hidden)
+    args = (None, torch.ones(4, 3, 2), (start, start), hidden)
     given = [(start, SCOPE.samples(0)), (hidden, SCOPE.samples(1))]
     output, *states = layouts(recurrent_states, args, given, outputs=3)  # type: ignore[arg-type]
     assert output == SCOPE.samples(1)
@@ -82,7 +82,7 @@ def test_the_output_is_as_the_steps_and_the_states_are_as_the_first() -> None:
 
 def test_several_samples_in_one_sequence_are_refused() -> None:
     start, hidden = torch.ones(3, 2), torch.ones(4, 3, 2)
-    args = (None, None, torch.ones(4, 3, 2), (start,), hidden)
+    args = (None, torch.ones(4, 3, 2), (start,), hidden)
     given = [(hidden, SCOPE.lost("by a test", "mixed")), (start, SCOPE.samples(0))]
     found = layouts(recurrent_states, args, given, outputs=2)  # type: ignore[arg-type]
     assert len(found) == 2
