@@ -45,7 +45,11 @@ def test_description_of_a_plain_argument_is_the_same_each_time_and_can_be_hashed
     assert hash(tuple(first)) == hash(tuple(second))
 
 
-@pytest.mark.parametrize("value", [object(), lambda x: x, {1: 2}, slice(torch.ones(()))], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    [object(), lambda x: x, {1: 2}, slice(torch.ones(()))],
+    ids=["object", "function", "dict", "slice by a tensor"],
+)
 def test_what_is_not_plain_has_no_description(value: Any) -> None:
     assert not describe(value, [])
 
