@@ -38,20 +38,22 @@ class Norms(Reduction[Tensor]):
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
         self._of_each = None
-        self._squares: SquaredNorms | None = SquaredNorms(batch.queue)
 
     def clear(self) -> None:
-        self._squares = None
+        self._squares: SquaredNorms | None = None
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
-        assert self._squares is not None
+        if self._squares is None:
+            self._squares = SquaredNorms(self.batch.queue)
         self._squares.add(name, gradients)
 
     def finish(self) -> Tensor:
         batch = self._batch
         assert batch is not None
-        assert self._squares is not None
-        names, squares = self._squares.found()
+        names: list[str] = []
+        squares: Tensor | None = None
+        if self._squares is not None:
+            names, squares = self._squares.found()
         reached = {*names}
         unreached = [name for name in batch.parameters if name not in reached]
         if squares is None or unreached:

@@ -103,10 +103,6 @@ class Ledger:
         self._factors: dict[str, list[Factor]] = {}
         self._is_open = False
 
-    @property
-    def is_empty(self) -> bool:
-        return not self.uses.arrived and not self.queue.work
-
     def open(self) -> None:
         """Starts to take factors."""
         self._pass = 0

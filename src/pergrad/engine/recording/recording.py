@@ -107,7 +107,7 @@ class Recording:
         """Raises an error if nothing was recorded."""
         if self._ledger is None:
             raise ScopeError("the recorded module was not called inside the `record` block")
-        if self._ledger.is_empty:
+        if not self._ledger.uses.arrived and not self._ledger.queue.work:
             raise ScopeError(
                 "no gradient reached a recorded parameter: call backward() on a loss of the "
                 "module's output inside the `record` block"
