@@ -92,5 +92,7 @@ def derive(
         first = parents[0]
         carriers = carriers_of(new, list(leaves.values()), parents)
         for t, carrier in zip(new, carriers, strict=True):
-            found[id(t)] = Derived(first.scope, roots, t, first.uses, first.sink, carrier)
+            weight = Derived(first.scope, roots, t, first.uses, first.sink, carrier)
+            weight.is_view = internals.base_of(t) is not None
+            found[id(t)] = weight
     return result, found

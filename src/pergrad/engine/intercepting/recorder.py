@@ -330,11 +330,16 @@ class Recorder(TorchFunctionMode):
             target.copy_(result)
             self.tracker.mark(target, layout)
             return target
-        if id(target) in self.tracker.roots or internals.base_of(target) is not None:
-            where = "a parameter" if internals.base_of(target) is None else "a view"
+        old = self.tracker.weight_of(target)
+        is_view = internals.base_of(target) is not None or (old is not None and old.is_view)
+        if id(target) in self.tracker.roots or is_view:
+            where = "a view" if is_view else "a parameter"
             raise unsupported(pure, [weight], f"the function changes {where} in place")
-        with torch.no_grad():
-            target.copy_(weight.value)
+        if old is None:
+            with torch.no_grad():
+                target.copy_(weight.value)
+        else:  # graphs that use its old value have saved that memory
+            target.data = weight.value.to(target.dtype)
         self.tracker.mark(target, weight)
         return target
 

@@ -59,6 +59,7 @@ class Weight:
         self.uses = uses
         self.sink = sink
         self.anchor = anchor  # an input of its taps in the graph; `take` returns its gradient
+        self.is_view = False  # whether it shares memory with the weight that it comes from
         self.may_hook = False  # whether taps may be hooks: nothing flows on, and no pass skips them
         self.counted: tuple[str, ...] = ()  # parameters whose uses it counts for
 
@@ -110,6 +111,7 @@ class Transformed(Weight):
 
     def __init__(self, parent: Weight, value: Tensor, back: Callable[[Factor], Factor]) -> None:
         super().__init__(parent.scope, parent.roots, value, parent.uses, parent.sink, parent.anchor)
+        self.is_view = value is parent.value or internals.base_of(value) is not None
         self.may_hook = parent.may_hook
         self.counted = parent.counted
         self._parent = parent
