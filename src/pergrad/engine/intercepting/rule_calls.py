@@ -96,9 +96,10 @@ def call_by_plan(
         )
         setattr(output, TAG, layouts[0])
     else:
-        if not tracker.recall(signature, output):
+        # A gradient is going to flow to the weights, also where none flows to the other arguments.
+        if not tracker.recall(signature, output, flows=True):
             args = tuple(given[: len(args)])
-            tracker.propagate_from(func, args, kwargs, output, values, tags, signature)
+            tracker.propagate_from(func, args, kwargs, output, values, tags, signature, flows=True)
         outputs = (output,) if isinstance(output, Tensor) else tuple(output)
         layouts = tuple([getattr(t, TAG) for t in outputs])
         for layout in layouts:
