@@ -264,7 +264,10 @@ def test_an_argument_changed_in_place_after_the_call_is_refused_by_hook_and_node
             return y
 
         model, x = model_of(forward), numbers(3, D).requires_grad_(needs_grad)
-        with pytest.raises(RuntimeError, match=r"in ?place"), pergrad.record(model, pergrad.Norms()):
+        with (
+            pytest.raises(RuntimeError, match=r"in ?place"),
+            pergrad.record(model, pergrad.Norms()),
+        ):
             model(x).sum().backward()
 
 

@@ -130,7 +130,8 @@ def test_the_carrier_of_a_root_is_one_use_without_storage_and_its_gradient_goes_
         torch.autograd.backward([carrier, carrier], [rows, more])
     torch.testing.assert_close(sink.total("w"), rows + more)
     assert len(sink.taken) == 1
-    assert is_last_of(weight, 1)
+    weight.uses.expect([weight])  # beside the carrier's own
+    assert is_last_of(weight, 2)
     assert weight.anchor.grad is None
 
 
@@ -180,7 +181,8 @@ def test_the_gradient_of_a_transposed_carrier_reaches_the_sink_transposed() -> N
     rows = numbers(N, 4, 2)
     carrier.backward(rows)
     torch.testing.assert_close(sink.total("w"), rows.mT)
-    assert is_last_of(parent, 1)
+    parent.uses.expect([parent])
+    assert is_last_of(parent, 2)
 
 
 # -- derived weights
