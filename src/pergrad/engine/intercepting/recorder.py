@@ -72,6 +72,13 @@ def _as_function(
     return (tensor, gradient, retain_graph, create_graph), {"inputs": inputs}
 
 
+def _reentrant_checkpoint() -> PergradError:
+    return PergradError(
+        'memory="low" runs the backward twice, which a reentrant checkpoint does not allow; '
+        'pass use_reentrant=False to the checkpoint, or use memory="kept"'
+    )
+
+
 def _is_differentiable(t: Tensor) -> bool:
     return t.is_floating_point() or t.is_complex()
 
@@ -160,6 +167,8 @@ class Recorder(TorchFunctionMode):
             func, (args, kwargs) = torch.autograd.backward, _as_function(*args, **kwargs)
         some_only = func is torch.autograd.grad or kwargs.get("inputs") is not None
         is_nested = internals.current_graph_task_id() != -1  # within a reentrant checkpoint
+        is_missed = is_nested and ledger.passes > 1  # earlier passes do not run that checkpoint
+        before = sum(ledger.uses.arrived.values()) if is_missed else 0
         was_paused, ledger.is_paused = ledger.is_paused, some_only or ledger.is_paused
         try:
             if ledger.passes > 1 and not some_only and not is_nested:
@@ -171,6 +180,8 @@ class Recorder(TorchFunctionMode):
             with internals.DisableTorchFunction():
                 if is_nested:
                     ledger.end_recomputation()
+                    if is_missed and sum(ledger.uses.arrived.values()) > before:
+                        raise _reentrant_checkpoint()
                 elif ledger.queue.work:
                     ledger.queue.drain()
         return result
@@ -188,10 +199,7 @@ class Recorder(TorchFunctionMode):
             except RuntimeError as error:
                 if "use_reentrant" not in str(error):
                     raise
-                raise PergradError(
-                    'memory="low" runs the backward twice, which a reentrant checkpoint does not allow; '
-                    'pass use_reentrant=False to the checkpoint, or use memory="kept"'
-                ) from error
+                raise _reentrant_checkpoint() from error
             ledger.end_pass()
 
     def _size(self, size: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
