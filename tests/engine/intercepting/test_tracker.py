@@ -135,7 +135,7 @@ def test_an_input_is_marked_once() -> None:
     constant = numbers(3)
     assert tracker.mark_input(constant, 0)
     assert tracker.layout(constant) is tracker.constant
-    Tracker.unmark([t, t, numbers(2)])
+    Tracker.unmark(t, t, numbers(2))
     assert not tracker.knows(t)
 
 
