@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import pergrad
+from pergrad.engine.collecting import ledger
 from pergrad.engine.intercepting import recorder as module
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.intercepting.recorder import Recorder
@@ -357,6 +358,16 @@ def test_other_leaves_get_their_gradient_once_in_a_step_of_two_passes() -> None:
         squares(model, x).sum().backward()
     (expected,) = torch.autograd.grad(squares(model, x).sum(), x)
     assert_near(x.grad, expected)
+
+
+def test_nothing_waits_longer_than_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "_is_bound_by_python", lambda _: True)
+    model, x = model_of(linear), numbers(D, D)
+    expected = loop_grads(model, squares, x)
+    with pergrad.record(model, pergrad.Grads()) as grads:
+        squares(model, x).sum().backward()
+        x.zero_()  # the next batch is read into the same memory
+    assert_all_near(grads.result, expected)
 
 
 # -- refusals

@@ -287,6 +287,30 @@ def test_arguments_by_name_reach_the_function_and_the_rule(times: Any) -> None:
             assert_as_the_loop(Formula(call, w=numbers(D), v=numbers(D, D)), numbers(3, D))
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_a_parameter_beside_a_derived_weight_keeps_neither_from_its_gradient(
+    needs_grad: bool,
+) -> None:
+    for function in (
+        lambda m, x: F.linear(x, m.w, m.v * 2),
+        lambda m, x: F.linear(x, m.w.exp(), m.v),
+        lambda m, x: F.layer_norm(x, (D,), m.v, m.v.tanh()),
+    ):
+        model, x = Formula(function, w=numbers(D, D), v=numbers(D)), numbers(D, D)
+        found = pergrad.grads(model, squares, x.clone().requires_grad_(needs_grad))
+        for name, rows in loop_grads(model, squares, x).items():
+            assert_near(found[name], rows, name)
+
+
+def test_the_output_of_a_known_plan_has_its_samples_where_they_are() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = F.linear(x.transpose(0, 1), m.w)
+        return F.linear(F.linear(h, m.w), m.w, m.v).transpose(0, 1)
+
+    for _ in range(3):
+        assert_as_the_loop(Formula(forward, w=numbers(D, D), v=numbers(D)), numbers(D, D, D))
+
+
 # -- names and errors
 
 

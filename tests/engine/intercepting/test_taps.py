@@ -219,6 +219,25 @@ def test_a_rule_sees_samples_in_front_and_may_return_a_function(size: int, is_la
     assert shapes == [((size, 1, 3, D), (size, 1, 3, D), (D,), 2)]
 
 
+@pytest.mark.parametrize("merges", [False, True])
+def test_a_rule_that_merges_rows_gets_them_without_a_dimension_of_one(merges: bool) -> None:
+    times, shapes = one_output(), []
+
+    def rule(grad_output: Tensor, x: Tensor, w: Any, power: int = 1) -> dict[str, Any]:
+        shapes.append((tuple(grad_output.shape), tuple(x.shape)))
+        return {"w": (grad_output * x**power).flatten(1, -2).sum(1)}
+
+    model = Formula(lambda m, x: times(x, m.w), w=numbers(D))
+    with rule_for(times, merges_rows=merges, weights={"w": ("x",)}) as register:
+        register(rule)
+        for shape in ((2, 3, D), (2, D)):
+            for _ in range(2):  # worked out, and by the plan
+                found = pergrad.grads(model, squares, x := numbers(*shape))
+                assert_all_near(found, loop_grads(model, squares, x))
+    rows = (2, 3, D) if merges else (2, 1, 3, D)
+    assert shapes == [(rows, rows)] * 2 + [((2, 1, D), (2, 1, D))] * 2
+
+
 @pytest.mark.parametrize("size", [1, 2, D])
 def test_samples_in_another_dimension_or_told_by_owners_come_in_front_too(size: int) -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
