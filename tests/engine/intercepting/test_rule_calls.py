@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 import pergrad
 from pergrad.engine.intercepting import rule_calls
-from pergrad.engine.intercepting.rule_calls import planned, unsupported, written
+from pergrad.engine.intercepting.rule_calls import cached_plan, qualified_name, unsupported
 from pergrad.errors import PergradError, UnsupportedFunctionError
 from pergrad.rules import DECOMPOSITIONS, RULES
 from pergrad.testing import assert_near, loop_grads
@@ -117,8 +117,8 @@ def test_a_plan_is_forgotten_when_its_function_has_another_rule_none_or_a_decomp
 
 
 def test_a_call_without_a_signature_has_no_plan() -> None:
-    assert planned(None) is None
-    assert planned((F.linear, "never seen")) is None
+    assert cached_plan(None) is None
+    assert cached_plan((F.linear, "never seen")) is None
 
 
 def test_a_plan_holds_the_layout_of_its_output_once_that_is_known(
@@ -315,15 +315,15 @@ def test_the_output_of_a_known_plan_has_its_samples_where_they_are() -> None:
 
 
 def test_functions_are_named_as_one_would_write_them(times: Any) -> None:
-    assert written(F.linear) == "torch.nn.functional.linear"
-    assert written(Tensor.add) == "torch.Tensor.add"
-    assert written(torch.add) == "torch.add"
-    assert written(times) == "times"
+    assert qualified_name(F.linear) == "torch.nn.functional.linear"
+    assert qualified_name(Tensor.add) == "torch.Tensor.add"
+    assert qualified_name(torch.add) == "torch.add"
+    assert qualified_name(times) == "times"
 
     def inside() -> None: ...
 
     inside.__module__ = "torch"
-    assert written(inside) == "torch.inside"
+    assert qualified_name(inside) == "torch.inside"
 
 
 def test_an_unsupported_function_is_named_with_its_parameters_reason_and_remedy() -> None:

@@ -78,10 +78,10 @@ def test_what_belongs_to_the_model_is_constant_whatever_its_shape() -> None:
 
 def test_in_the_forward_strangers_are_constant_and_afterwards_only_in_a_recomputation() -> None:
     tracker, stranger, other = tracker_of(), numbers(N, 2), numbers(N, 2)
-    assert not tracker.strangers_are_constant
-    tracker.strangers_are_constant = True
+    assert not tracker.untagged_are_constant
+    tracker.untagged_are_constant = True
     assert tracker.layout(stranger) is tracker.constant
-    tracker.strangers_are_constant = False
+    tracker.untagged_are_constant = False
     assert isinstance(tracker.layout(stranger), Samples)
     seen: list[Any] = []
 
@@ -339,9 +339,9 @@ def test_the_layouts_of_a_signature_may_be_asked_for() -> None:
 
 def test_a_layout_of_a_key_is_made_once() -> None:
     tracker = tracker_of()
-    assert tracker.made((1, 2, 3)) is tracker.made((1, 2, 3))
-    assert tracker.made((1, 2, 3)) == tracker.scope.samples(1, 2, 3)
-    assert tracker.made(tracker.constant.key) is tracker.constant
+    assert tracker.layout_for((1, 2, 3)) is tracker.layout_for((1, 2, 3))
+    assert tracker.layout_for((1, 2, 3)) == tracker.scope.samples(1, 2, 3)
+    assert tracker.layout_for(tracker.constant.key) is tracker.constant
 
 
 def test_functions_without_tensors_in_their_results_are_passed_over() -> None:

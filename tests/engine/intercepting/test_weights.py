@@ -68,7 +68,7 @@ def is_last_of(weight: Weight, count: int, name: str = "w") -> bool:
 def test_a_weight_carries_no_samples_and_has_one_key() -> None:
     weight = root(numbers(2))
     assert weight.is_weight
-    assert not weight.carries
+    assert not weight.has_samples
     assert weight.key == ("weight",)
 
 
@@ -297,7 +297,7 @@ def test_an_ordinary_gradient_is_refused_within_and_not_afterwards() -> None:
     w, v = nn.Parameter(numbers(2)), nn.Parameter(numbers(2))
     with refusing_ordinary_gradients({"a.w": w}):
         (v * 2).sum().backward()
-        with pytest.raises(UnseenUseError, match=r"gradient reached parameter 'a\.w': some"):
+        with pytest.raises(UnseenUseError, match=r"reached parameter 'a\.w': "):
             (w * v).sum().backward()
     assert not w._backward_hooks
     (w * 2).sum().backward()
