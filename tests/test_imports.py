@@ -13,20 +13,6 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pergrad"
 MOST_MODULES = 15
 
-# Modules of the engine whose tests are in test modules of other names.
-WITHOUT_OWN_TESTS: frozenset[str] = frozenset(
-    """
-    collecting/grad_samples collecting/ledger
-    intercepting/composites intercepting/function_kinds intercepting/in_place intercepting/journal
-    intercepting/plans intercepting/recorder intercepting/rule_calls intercepting/taps
-    intercepting/tracker intercepting/weights
-    checking/mixing checking/step_check checking/text_tables checking/trial
-    recording/gate recording/options recording/running
-    compiling/cuda_graphs compiling/graph
-    contract
-    """.split()
-)
-
 Order = dict[str, int]  # from name to layer, the lowest 0
 
 
@@ -157,4 +143,4 @@ def test_each_module_of_the_engine_has_a_test_module_of_its_name() -> None:
         for path in modules
         if not (tests / path.relative_to(engine).with_name(f"test_{path.name}")).is_file()
     }
-    assert missing <= WITHOUT_OWN_TESTS
+    assert not missing
