@@ -1,4 +1,4 @@
-"""Lazy per-sample gradients."""
+"""Defines lazy per-sample gradients, one class for each structure."""
 
 from pergrad.factors.base import ALL, Dense, Factor
 from pergrad.factors.convolution import Convolution

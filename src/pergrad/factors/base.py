@@ -1,4 +1,4 @@
-"""Lazy per-sample gradients: what a rule returns and what a reduction takes in.
+"""Defines `Factor`, a lazy per-sample gradient: rules return factors, reductions take them.
 
 Axis letters, here and everywhere: n sample, r row of a sample, t position, i in, o out, k kernel tap.
 Only `materialize()` allocates (n, *weight.shape).
@@ -19,11 +19,11 @@ __all__ = ["ALL", "Dense", "Factor"]
 ALL = slice(None)
 
 
-@dataclass(eq=False)  # not frozen, which takes three times as long to make; nobody changes one
+@dataclass(eq=False)  # immutable by convention: a frozen one takes three times as long to make
 class Factor(ABC):
-    """The gradients of one use of a weight, one for each sample, in structured form."""
+    """Holds the per-sample gradients of one use of a weight, in structured form."""
 
-    is_by_sample: ClassVar[bool] = True  # else by rows that samples own, to be `grouped`
+    is_by_sample: ClassVar[bool] = True  # False: by rows that belong to samples; see `grouped`
 
     @property
     @abstractmethod
@@ -33,43 +33,43 @@ class Factor(ABC):
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """Of the gradients, unless another one is asked for."""
+        """Returns the default dtype of the gradients."""
 
     @property
     def device(self) -> torch.device:
         for value in vars(self).values():
             if isinstance(value, Tensor):
                 return value.device
-        raise NotImplementedError(f"{type(self).__name__} holds no tensor of its own")
+        raise NotImplementedError(f"{type(self).__name__} holds no tensor: override `device`")
 
     @abstractmethod
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The gradients themselves, (n, *weight.shape); summed up in `dtype` where that is given."""
+        """Returns the gradients, (n, *weight.shape), summed in `dtype` if one is given."""
 
     @abstractmethod
     def part(self, samples: slice, rows: slice = ALL) -> Factor:
-        """Some samples, and some entries of the weight's first dimension."""
+        """Selects some samples, and some entries of the weight's first dimension."""
 
     def grouped(self, dtype: torch.dtype | None = None) -> Factor:
-        """The same by samples; what has to be added up for that, in `dtype` where that is given."""
+        """Regroups the factor by sample; rows of one sample are summed in `dtype` if one is given."""
         return self
 
     def transposed(self) -> Factor:
-        """The same gradients for the transposed matrix."""
+        """Returns the gradients of the transposed matrix."""
         return Dense(self.materialize().mT)
 
     @property
     def scratch(self) -> int:
-        """Elements a sample that `materialize` needs beside its result."""
+        """Counts the elements per sample that `materialize` needs beside its result."""
         return 0
 
     @property
     def size(self) -> int:
-        """Elements that the factor itself holds."""
+        """Counts the elements that the factor holds."""
         return sum([v.numel() for v in vars(self).values() if isinstance(v, Tensor)])
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Any:
-        """The same kind of factor with each of its tensors changed."""
+        """Returns a factor of the same kind, with `change` applied to each tensor."""
         return replace(self, **{name: change(t) for name, t in self._tensors().items()})
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -78,7 +78,7 @@ class Factor(ABC):
 
 @dataclass(eq=False)
 class Dense(Factor):
-    """G_n as it is.
+    """G_n, materialised.
 
     >>> Dense(torch.ones(2, 3)).materialize().shape
     torch.Size([2, 3])

@@ -1,7 +1,7 @@
-"""Says, for each device and mode, how factors and rules compute what has several ways.
+"""Chooses, for each device and mode, the algorithms of factors and rules.
 
-Read the tables at the end from top to bottom: what every machine does, what a CPU and a GPU do otherwise, and
-what changes where nothing runs yet (a trace) or where a compiler gets it.
+Read the tables at the end from top to bottom: the default of every machine, the overrides of a CPU and a GPU,
+and the overrides of traces and compiled steps.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["CHOOSERS", "chooser_of", "transposed_is_cheaper"]
 
 
 def chooser_of(t: Tensor) -> Chooser:
-    """Gives the chooser of the machine that functions of the tensor run on."""
+    """Returns the chooser of the machine that functions of the tensor run on."""
     return CHOOSERS[machine_of(t)]
 
 
-# -- a gradient of (o, i), as one product a sample
+# -- a gradient of shape (o, i), by one matrix product per sample
 
 
 def transposed_is_cheaper(o: int, i: int) -> bool:
-    """Whether a CPU computes the (i, o) gradient faster, copy included.
+    """Whether a CPU computes the (i, o) gradient and transposes it faster than the (o, i) gradient.
 
-    Rows of a result are computed in vectors of 16: a first convolution's 9 or 27 columns leave lanes empty.
+    A CPU computes rows in vectors of 16; the 9 or 27 columns of a first convolution leave lanes empty.
     """
     return i % 16 != 0 and o % 16 == 0 and i < min(o, 64)
 
@@ -44,15 +44,15 @@ def _lanes_transposed(o: int, i: int) -> float:
 
 
 def _by_windows(channels: int, taps: int, positions: int, groups: int) -> float:
-    """Positions whose windows are copied, at k·c reads each; their product runs at full speed."""
+    """Counts the positions whose windows are copied, at k·c reads each; the product runs at full speed."""
     return float(positions)
 
 
 def _samples_as_groups(rate: int) -> Callable[[int, int, int, int], float]:
-    """A grouped convolution, in positions whose windows could be copied meanwhile.
+    """Builds the cost of a grouped convolution, in positions whose windows could be copied meanwhile.
 
-    It copies nothing, but is slow where the kernel outweighs the positions. The rates are those of
-    `benchmarks/conv_ways.py` on a CPU and on an H200.
+    It copies nothing, but is slow if the kernel is large compared with the number of positions. The rates are
+    from `benchmarks/conv_ways.py`, on a CPU and on an H200.
     """
 
     def cost(channels: int, taps: int, positions: int, groups: int) -> float:
@@ -65,7 +65,7 @@ def _samples_as_groups(rate: int) -> Callable[[int, int, int, int], float]:
     return cost
 
 
-# -- copies of windows, in pieces that lie side by side
+# -- copies of windows, by the length of their contiguous pieces
 
 
 def _pieces_of_channels(channels: int, width: int) -> float:
@@ -76,7 +76,7 @@ def _pieces_of_rows(channels: int, width: int) -> float:
     return float(channels)
 
 
-# -- group norm: `is_left`: reductions can normalise; `has_kernel`: torch sums up each sample by itself
+# -- group norm; `is_left`: reductions can normalise the input; `has_kernel`: torch has a kernel for the sums
 
 
 def _left(is_left: bool, has_kernel: bool) -> float:
@@ -84,7 +84,7 @@ def _left(is_left: bool, has_kernel: bool) -> float:
 
 
 def _two_sums(is_left: bool, has_kernel: bool) -> float:
-    """Passes over the input: half as many as to write x̂, multiply it and sum up twice."""
+    """Counts passes over the input: half as many as to write x̂, multiply it and sum twice."""
     return 2.0 if has_kernel else NEVER
 
 
@@ -96,10 +96,10 @@ _EVERYWHERE: Table = {
     "gradient of an outer product": "as it is",
     "gradient of a kernel": {"samples as groups": _samples_as_groups(2), "windows": _by_windows},
     "order of windows": "taps last",
-    # x̂ of a layer norm: torch's own function is the fastest way to it on a CPU.
+    # torch's own function is the fastest way to x̂ of a layer norm on a CPU.
     "normalised input": "written",
     "gradients of a group norm": {"sums of torch": _two_sums, "written": _written},
-    # One step of an LSTM: small operations find what they need in a CPU's cache.
+    # Small operations read their operands from a CPU's cache.
     "step of an LSTM": "spelled out",
     "cast of a recurrent input": "in each step",
     "gradients of steps": "in place",
@@ -115,25 +115,25 @@ _ON: dict[str, Table] = {
             "samples as groups": _samples_as_groups(8),
             "windows": _by_windows,
         },
-        # Kernels of reductions normalise what they read, with the statistics of the forward.
+        # Kernels of reductions normalise their input as they read it, with the statistics of the forward.
         "normalised input": "left to reductions",
         "gradients of a group norm": {
             "left to reductions": _left,
             "sums of torch": _two_sums,
             "written": _written,
         },
-        # One launch of torch's own kernel, in the type of the states.
+        # torch's own kernel is one launch, in the dtype of the states.
         "step of an LSTM": "fused",
         "cast of a recurrent input": "once",
     },
 }
 
-# A compiler would copy the whole result for each step that is written to it.
+# A compiler would copy the whole result for each step written into it.
 _IN: dict[str, Table] = {
     "traced": {"gradients of steps": "stacked"},
     "compiled": {
         "gradients of steps": "stacked",
-        # The sums are those of the input's gradient, computed once for both.
+        # The input's gradient needs these sums too: the compiler computes them once for both.
         "gradients of a group norm": "sums shared with the input's gradient",
     },
 }

@@ -1,4 +1,4 @@
-"""The per-sample gradient of a convolution's kernel, by the cheaper of two exact ways."""
+"""Computes the per-sample gradient of a convolution's kernel by the cheaper of two exact algorithms."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Convolution(Factor):
 
     @property
     def geometry(self) -> tuple[object, ...]:
-        """All but the tensors."""
+        """Returns all fields except the tensors."""
         return (self.kernel, self.stride, self.padding, self.dilation, self.groups)
 
     @property
     def positions(self) -> int:
-        """Those that a sample's kernel is laid at."""
+        """Counts the output positions of one sample."""
         return self.grad_output.shape[1] * prod(self._out_shape)
 
     @property
@@ -59,7 +59,7 @@ class Convolution(Factor):
 
     @property
     def channels_last_is_cheaper(self) -> bool:
-        """Whether windows are best copied for `channels_last`: in fewer and longer pieces."""
+        """Whether windows copied in the order of `channels_last` have fewer and longer pieces."""
         if self._samples_as_groups_is_cheaper():
             return False
         sizes = self.kernel[1], self._out_shape[-1]
@@ -74,7 +74,7 @@ class Convolution(Factor):
         some = replace(self, grad_output=self.grad_output[samples], input=self.input[samples])
         if rows == ALL:
             return some
-        # Some output channels see some input channels only: cut out the groups that the rows lie in.
+        # An output channel reads the input channels of its group only: keep the groups of these rows.
         each, channels = self.kernel[0] // self.groups, self.kernel[1]
         start, stop, _ = rows.indices(self.kernel[0])
         first, last = start // each, -(-stop // each)
@@ -101,7 +101,7 @@ class Convolution(Factor):
 
     @property
     def _seen(self) -> list[int]:
-        """What the kernel sees of the padded input, each spatial dimension."""
+        """Returns the extent of the padded input that the kernel reads, for each spatial dimension."""
         return [
             stride * (size - 1) + dilation * (taps - 1) + 1
             for size, taps, stride, dilation in zip(
@@ -110,7 +110,10 @@ class Convolution(Factor):
         ]
 
     def _sees_less(self) -> bool:
-        """Whether a convolution would go on where the gradient ends, as a transposed one's may."""
+        """Whether a convolution of the padded input would have more positions than the gradient.
+
+        This happens for transposed convolutions.
+        """
         padded = [s + sum(p) for s, p in zip(self.input.shape[3:], self.padding, strict=True)]
         return any(
             size >= seen + stride
@@ -126,7 +129,7 @@ class Convolution(Factor):
     def in_two_dimensions(
         self,
     ) -> tuple[Tensor, Tensor, list[int], list[int], list[int], list[int], int]:
-        """(g, x, taps, stride, padding in front, dilation, groups), of one or two spatial dimensions."""
+        """Returns g, x, taps, stride, leading padding, dilation and groups, with two spatial dimensions."""
         missing = 2 - len(self.stride)
         g, x = self.grad_output, self.input
         for _ in range(missing):
@@ -139,7 +142,7 @@ class Convolution(Factor):
         return g, x, taps, stride, padding, dilation, self.groups
 
     def by_samples_as_groups(self, dtype: torch.dtype | None = None) -> Tensor:
-        """One weight gradient of a convolution that has a group for every group of every sample."""
+        """Computes one weight gradient of a convolution with a group for every group of every sample."""
         n = self.grad_output.shape[0]
         shape = (n * self.kernel[0], *self.kernel[1:])
         gradient = self._kernel_gradient(
@@ -152,7 +155,7 @@ class Convolution(Factor):
         return gradient.view(n, *self.kernel)
 
     def summed(self, dtype: torch.dtype) -> Tensor:
-        """Σ_n G_n: the ordinary gradient of a kernel."""
+        """Σ_n G_n, the ordinary gradient of the kernel."""
         return self._kernel_gradient(
             self.grad_output.flatten(0, 1),
             lambda x: x.flatten(0, 1),
@@ -192,11 +195,11 @@ class Convolution(Factor):
         return gradient
 
     def by_windows(self, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of every window that the kernel sees, times the gradient of the output."""
+        """Copies every window that the kernel reads and multiplies it with the output gradient."""
         return self.as_outer_product().materialize(dtype).view(self.shape)
 
     def windows(self) -> Tensor:
-        """What the kernel sees at each position, as a view: (n, g, r, *out, *taps, c)."""
+        """Returns the window of each position as a view, (n, g, r, *out, *taps, c)."""
         out, taps = self._out_shape, self.kernel[2:]
         x = self._padded_channels_last()
         strides = x.stride()  # of (n, r, g, *space, c)
@@ -206,7 +209,7 @@ class Convolution(Factor):
         return x.as_strided(shape, (*strides[:3], *steps, *reach, 1)).transpose(1, 2)
 
     def _padded_channels_last(self) -> Tensor:
-        """The input with its padding, (n, r, g, *space, c), by one copy for both."""
+        """Pads the input and permutes it to (n, r, g, *space, c) in one copy."""
         x = self.input.unflatten(2, (self.groups, -1)).movedim(3, -1)
         if not any(before or after for before, after in self.padding):
             return x.contiguous()
@@ -219,13 +222,13 @@ class Convolution(Factor):
         return padded
 
     def channels_last(self) -> OuterProduct:
-        """As `as_outer_product`, with columns in the order of taps and then channels."""
+        """Returns `as_outer_product` with columns ordered by tap, then channel."""
         n, positions, columns = self.grad_output.shape[0], self.positions, prod(self.kernel[1:])
         windows = self.windows().reshape(n * self.groups, positions, columns)
         return OuterProduct(self.by_position(), windows)
 
     def as_outer_product(self) -> OuterProduct:
-        """The same with windows for inputs: (n · groups) of r·p positions, o / groups by c·k."""
+        """Rewrites the factor with windows as input: n · groups samples, r·p positions, o / groups by c·k."""
         n, rows, out = self.grad_output.shape[0], self.grad_output.shape[1], self._out_shape
         taps = self.kernel[2:]
         x = self.padded_input().unflatten(2, (self.groups, -1))  # (n, r, g, c, *space)
@@ -240,6 +243,6 @@ class Convolution(Factor):
         return OuterProduct(self.by_position(), columns.mT)
 
     def by_position(self) -> Tensor:
-        """The gradient of the output, (n · groups, r·p, o / groups)."""
+        """Returns the output gradient as (n · groups, r·p, o / groups)."""
         g = self.grad_output.unflatten(2, (self.groups, -1)).movedim(1, 3)
         return g.reshape(g.shape[0] * self.groups, -1, self.positions).mT

@@ -1,4 +1,4 @@
-"""The uses of one weight as few factors: those of one kind joined, small ones added up."""
+"""Joins the factors of all uses of one weight into few."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["add_up", "joined"]
 
 
 def joined(factors: Sequence[Factor]) -> list[Factor]:
-    """The same sum with at most one factor of each kind, and one convolution of each geometry.
+    """Joins factors into at most one of each kind, and one convolution of each geometry.
 
-    Nothing is rounded that was not: what is added up here is added up in a wide type.
+    Sums are taken in float32 or wider, so that joining rounds nothing to a lower precision.
     """
     if len(factors) == 1 and factors[0].is_by_sample:
         return list(factors)
@@ -32,7 +32,7 @@ def joined(factors: Sequence[Factor]) -> list[Factor]:
 
 
 def _kind(factor: Factor) -> tuple[object, ...]:
-    """Equal for factors that can be laid side by side."""
+    """Returns a key that is equal for factors that can be concatenated along their positions."""
     if isinstance(factor, Convolution):
         space = factor.input.shape[3:]
         return (*factor.geometry, space, factor.grad_output.shape[3:])

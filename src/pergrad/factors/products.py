@@ -1,4 +1,4 @@
-"""Sums over positions of products of what flows in and what flows back."""
+"""Defines factors that sum products of inputs and output gradients over positions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pergrad.runtime.precision import bmm, promoted, wide, with_aligned_width
 __all__ = ["ElementProduct", "NormalizedProduct", "OuterProduct", "PositionSum", "sums_by_groups"]
 
 
-_LARGE = 2**20  # numbers of one sample's gradient, beside which padding costs little
+_LARGE = 2**20  # elements of one sample's gradient, from which on padding costs little
 
 
 def _by_product(g: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -25,11 +25,11 @@ def _by_product(g: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     longer = with_aligned_width(g) if o * i >= _LARGE else g
     if longer is g:
         return bmm(g.mT, x, dtype)
-    return bmm(longer.mT, x, dtype)[:, :o]  # room between samples, none inside
+    return bmm(longer.mT, x, dtype)[:, :o]  # a gap between samples, none inside
 
 
 def _by_transposed_product(g: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same as (n, i, o), and then a copy."""
+    """Computes Σ_t x ⊗ g, (n, i, o), and transposes it by a copy."""
     return bmm(x.mT, g, dtype).mT.contiguous()
 
 
@@ -76,7 +76,7 @@ class OuterProduct(Factor):
 
 @dataclass(eq=False)
 class _OverPositions(Factor):
-    """Of the shape of one position, and summed up over all."""
+    """Sums gradients of the weight's shape over positions."""
 
     grad_output: Tensor  # (n, t, *weight)
 
@@ -90,7 +90,7 @@ class _OverPositions(Factor):
 
 
 def _cut(x: Tensor, samples: slice, rows: slice) -> Tensor:
-    """Of (n, t, *weight), some samples, and some entries of the weight's first dimension."""
+    """Selects samples and entries of the weight's first dimension from (n, t, *weight)."""
     return x[samples] if rows == ALL else x[samples][:, :, rows]
 
 
@@ -133,12 +133,12 @@ def sums_by_groups(
     mean: Tensor,  # (n, groups) of neighbouring channels
     inverse: Tensor,  # (n, groups)
 ) -> tuple[Tensor, Tensor]:  # (n, c) each
-    """Σ_t g ⊙ (x - mean) / std and Σ_t g, all of one type, as torch's backward of a group norm sums them up.
+    """Σ_t g ⊙ (x - mean) / std and Σ_t g, by torch's backward of a group norm; all arguments have one dtype.
 
-    That sums over a batch, too: all samples are channels of a single one here.
+    That backward also sums over the batch, so all samples are passed as channels of a single one.
     """
     channels, positions = g.shape[0] * g.shape[1], g.shape[2]
-    unread = g.new_empty(channels)  # γ, of which only the input's gradient depends
+    unread = g.new_empty(channels)  # γ, which only the input's gradient depends on
     _, of_scale, of_shift = torch.ops.aten.native_group_norm_backward(
         *(t.contiguous().view(1, channels, positions) for t in (g, x)),
         *(t.contiguous().view(1, -1) for t in (mean, inverse)),
@@ -149,9 +149,9 @@ def sums_by_groups(
 
 @dataclass(eq=False)
 class NormalizedProduct(_OverPositions):
-    """G_n = Σ_t g[n,t] ⊙ (x[n,t] - mean) / std: the normalised x need not be written.
+    """G_n = Σ_t g[n,t] ⊙ (x[n,t] - mean) / std, without writing the normalised x.
 
-    Either every position has its statistics, or every one of some groups of neighbouring columns.
+    Statistics belong either to each position or to each group of adjacent columns.
 
     >>> x, of_positions = torch.tensor([[[1.0, 3.0]]]), torch.ones(1, 1, 1)
     >>> NormalizedProduct(torch.ones(1, 1, 2), x, 2 * of_positions, of_positions).materialize()
@@ -160,14 +160,14 @@ class NormalizedProduct(_OverPositions):
 
     input: Tensor  # (n, t, *weight)
     mean: Tensor  # (n, t, 1) or (n, 1, groups)
-    inverse: Tensor  # the same, of 1 / std
+    inverse: Tensor  # 1 / std, of the same shape
 
     @property
     def scratch(self) -> int:
         return 2 * prod(self.grad_output.shape[1:])
 
     def written(self) -> ElementProduct:
-        """The same with the normalised x, which is not rounded to less than float32."""
+        """Writes the normalised x, in float32 or wider."""
         groups, width = self.mean.shape[2], prod(self.input.shape[2:])
         x = self.input.to(wide(self.input.dtype)).flatten(2).unflatten(2, (groups, width // groups))
         normalized = (x - self.mean.unsqueeze(3)) * self.inverse.unsqueeze(3)
@@ -175,7 +175,7 @@ class NormalizedProduct(_OverPositions):
 
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
         dtype = dtype or self.dtype
-        # Of one position there is nothing to sum up, and x - mean is the more exact.
+        # With a single position there is nothing to sum, and x - mean is more exact.
         is_of_groups = self.mean.shape[1] == 1 < self.input.shape[1] and self.input.numel() > 0
         if not is_of_groups or dtype not in (torch.float32, torch.float64):
             return self.written().materialize(dtype)

@@ -1,4 +1,4 @@
-"""Gradients that arrive row by row: of a table, of rows that each belong to some sample, and of experts."""
+"""Defines factors made of rows: table look-ups, rows that belong to samples, and experts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def row_sums(index: Tensor, grad_output: Tensor, rows: int) -> Tensor:
     return flat.view(n, rows, width)
 
 
-# In a compiled step as it is: the compiler's own took ten times as long, in fresh pages.
+# A compiled step calls this as it is: inductor's version took ten times as long, writing to fresh pages.
 _large_row_sums = operation(
     "row_sums", lambda index, g, rows: g.new_empty(g.shape[0], rows, g.shape[2])
 )(row_sums)
@@ -70,7 +70,7 @@ class RowSum(Factor):
         return RowSum((index - start).clamp(0, stop - start - 1), g, stop - start)
 
     def coalesced(self, dtype: torch.dtype) -> RowSum:
-        """The same with no row twice in a sample: its later occurrences are zero, wherever they point."""
+        """Sums repeated rows of a sample into their first occurrence; the other slots are zero."""
         index, order = self.index.sort(dim=1, stable=True)
         is_first = torch.ones_like(index, dtype=torch.bool)
         is_first[:, 1:] = index[:, 1:] != index[:, :-1]
@@ -81,8 +81,8 @@ class RowSum(Factor):
 
 
 @dataclass(eq=False)
-class _OfAnother(Factor):
-    """Made of another factor, whose samples are not ours."""
+class _Wrapper(Factor):
+    """Wraps another factor, whose samples are rows or matrices of this one."""
 
     is_by_sample = False
     each: Factor
@@ -101,8 +101,8 @@ class _OfAnother(Factor):
 
 
 @dataclass(eq=False)
-class ByOwner(_OfAnother):
-    """G_n = Σ_r F_r [owner[r] = n]: rows of another factor, each belonging to some sample."""
+class ByOwner(_Wrapper):
+    """G_n = Σ_r F_r [owner[r] = n]: sums the rows of another factor that belong to sample n."""
 
     owner: Tensor  # (rows of `each`,)
     samples: int
@@ -121,8 +121,8 @@ class ByOwner(_OfAnother):
         return ByOwner(self.each.transposed(), self.owner, self.samples)
 
     def grouped(self, dtype: torch.dtype | None = None) -> Factor:
-        """The same as a factor of samples: each one's rows side by side, padded with zeros."""
-        if isinstance(self.each, _SMALL):  # add them up
+        """Concatenates the rows of each sample along the positions, padded with zeros; sums small ones."""
+        if isinstance(self.each, _SMALL):  # summing is cheaper than padding
             rows = self.each.materialize(dtype)
             total = rows.new_zeros(self.samples, *rows.shape[1:])
             return Dense(total.index_add_(0, self.owner, rows))
@@ -142,10 +142,10 @@ class ByOwner(_OfAnother):
 
 
 @dataclass(eq=False)
-class Stacked(_OfAnother):
-    """G_n[e] = F_{n·count+e}: outer products of a stack of matrices, each of which some rows go through.
+class Stacked(_Wrapper):
+    """G_n[e] = F_{n·count+e}: outer products for a stack of matrices, such as experts.
 
-    They may be by the owners of their rows.
+    `each` may be a `ByOwner`.
     """
 
     count: int  # of matrices
@@ -169,21 +169,21 @@ class Stacked(_OfAnother):
         return Stacked(self.products().mapped(change), self.count)
 
     def grouped(self, dtype: torch.dtype | None = None) -> Stacked:
-        """The same with each sample's rows side by side."""
+        """Groups the rows of each matrix by sample."""
         return Stacked(self.each.grouped(dtype), self.count)
 
     def products(self) -> OuterProduct:
-        """Of n·count samples."""
+        """Returns the outer products of n·count samples."""
         each = self.each.grouped()
         assert isinstance(each, OuterProduct)
         return each
 
     def summed(self) -> OuterProduct:
-        """Σ_n G_n, as if the matrices were the samples."""
+        """Σ_n G_n, as a factor whose samples are the matrices."""
         return self._with_stacks(lambda t: t.transpose(0, 1).flatten(1, 2))
 
     def _with_stacks(self, change: Callable[[Tensor], Tensor]) -> OuterProduct:
-        """The products with their tensors, as (n, count, t, d), changed."""
+        """Applies `change` to the tensors of the products, viewed as (n, count, t, d)."""
         found: OuterProduct = self.products().mapped(
             lambda t: change(t.unflatten(0, (-1, self.count)))
         )
@@ -191,7 +191,7 @@ class Stacked(_OfAnother):
 
 
 def owned(factor: Factor, owner: Tensor, samples: int) -> Factor:
-    """The factor of samples, of one whose samples are rows that each belong to one of them."""
+    """Converts a factor over rows into one over samples; `owner` gives the sample of each row."""
     if not isinstance(factor, Stacked):
         return ByOwner(factor, owner, samples)
     rows, count = factor.each, factor.count
