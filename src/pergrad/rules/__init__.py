@@ -1,4 +1,4 @@
-"""The rules, one family a file; importing this package registers them all."""
+"""Registers all rules when imported; each file holds one family of functions."""
 
 from pergrad.rules import (
     activation,

@@ -1,4 +1,4 @@
-"""Activations with parameters."""
+"""Rules for activations with parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def prelu(
     input: Tensor,  # (n, r, c, *positions)
     weight: Tensor,  # (c,) or (1,)
 ) -> Gradients:
-    """∂a_n[c] = Σ_t g[n,t,c] min(x[n,t,c], 0); one slope for all channels sums over these too."""
+    """∂a_n[c] = Σ_t g[n,t,c] min(x[n,t,c], 0); a single slope sums over the channels too."""
     below = input.to(grad_output.dtype).clamp(max=0)
     if tuple(weight.shape) in ((), (1,)):
         one = (len(input), -1, *weight.shape)

@@ -1,4 +1,4 @@
-"""Sums and products with a weight that is broadcast over the samples and positions."""
+"""Rules for sums and products with a weight that is broadcast over samples and positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__: list[str] = []
 
 
 def _weight_is_broadcast(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> bool:
-    """Whether one argument carries samples and the other one is a tensor with none in their place."""
+    """Whether one argument carries samples and the other, a tensor, is broadcast over them."""
     a, b = arguments["input"], arguments["other"]
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or len(dims) != 1:
         return False
@@ -27,7 +27,7 @@ def _weight_is_broadcast(arguments: Mapping[str, Any], dims: Mapping[str, int]) 
 
 
 def _trailing(x: Tensor, shape: torch.Size) -> Tensor | None:
-    """(n, t, *shape), if the last dimensions are just those of the weight."""
+    """Reshapes to (n, t, *shape) if the last dimensions are exactly those of the weight."""
     rank = len(shape)
     if x.dim() <= rank or x.shape[x.dim() - rank :] != shape:
         return None
@@ -35,7 +35,7 @@ def _trailing(x: Tensor, shape: torch.Size) -> Tensor | None:
 
 
 def _summed(grads: Tensor, shape: torch.Size) -> Dense:
-    """(n, ...) summed to (n, *shape)."""
+    """Sums (n, ...) to (n, *shape)."""
     return Dense(
         grads.sum_to_size(grads.shape[0], *[1] * (grads.dim() - 1 - len(shape)), *shape).reshape(
             grads.shape[0], *shape
@@ -69,7 +69,7 @@ def add(grad_output: Tensor, input: Tensor, other: Tensor, *, alpha: float = 1) 
     symmetric=True,
 )
 def plus(grad_output: Tensor, input: Tensor, other: Tensor) -> Gradients:
-    """The operator, which has no `alpha`."""
+    """∂w_n = Σ g, for the operator, which has no `alpha`."""
     return add(grad_output, input, other)
 
 

@@ -1,4 +1,4 @@
-"""Attention whose mask is made of weights, as the biases of relative positions are: spelled out."""
+"""Decomposes attention whose mask contains weights, such as biases of relative positions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(q kᵀ scale + mask) v, zero for a position that may attend to none."""
-    if enable_gqa:  # heads of queries share one of keys and values
+    """softmax(q kᵀ scale + mask) v, zero for a position that attends to nothing."""
+    if enable_gqa:  # several query heads share one head of keys and values
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
     scores = query @ key.transpose(-2, -1) * (1 / sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:

@@ -1,7 +1,7 @@
-"""The cells of recurrent networks: one step and its derivative, each in few operations.
+"""Defines the cells of recurrent networks: one step and its derivative, each in few operations.
 
-A cell gets its input already projected, x = W_i x_t + b_i. Small operations, step by step, find what they
-need in the cache: over all steps at once they took longer.
+A cell gets its input already projected, x = W_i x_t + b_i. Small operations, step by step, read from
+the cache; over all steps at once they took longer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _through_tanh = torch.ops.aten.tanh_backward.default  # (g, s) -> g (1 - s^2)
 
 
 def _through_relu(g: Tensor, s: Tensor) -> Tensor:
-    """G where s > 0."""
+    """Returns g where s > 0, else 0."""
     return torch.ops.aten.threshold_backward.default(g, s, 0)
 
 
 def _hidden(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """W_h h + b_h, in the type of the weights; autocast may have left the state in a wider one."""
+    """W_h h + b_h, in the dtype of the weights; under autocast the state may have a wider one."""
     return F.linear(h.to(weight.dtype), weight, bias)
 
 
@@ -40,22 +40,22 @@ class Cell(ABC):
     """One step of a recurrent network."""
 
     def at(self, projected: Tensor) -> Cell:
-        """The same cell in the form that suits the machine that the projected input is on."""
+        """Returns the implementation of this cell for the machine that the projected input is on."""
         return self
 
     @abstractmethod
     def step(
         self, x: Tensor, state: State, weight: Tensor, bias: Tensor | None
     ) -> tuple[State, Kept]:
-        """The next state, and what `pull` needs."""
+        """Returns the next state and the tensors that `pull` needs."""
 
     @abstractmethod
     def pull(
         self, kept: Kept, grads: State, weight: Tensor, out: Tensor | None
     ) -> tuple[Tensor, Tensor, State]:
-        """From the gradients of a step's state to those of x, of W_h h + b_h and of the state before.
+        """Returns the gradients of x, of W_h h + b_h and of the previous state, given those of the next one.
 
-        That of x is written to `out`, where there is one.
+        Writes the gradient of x to `out`, if given.
         """
 
 
@@ -65,7 +65,7 @@ def _like_steps(x: Tensor, hidden: Tensor, c: Tensor) -> tuple[Tensor, Tensor, T
 
 @operation("lstm_step", _like_steps)
 def _lstm_step(x: Tensor, hidden: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """h', c' and (i, f, g, o), in one launch; all of one type."""
+    """h', c' and (i, f, g, o), in one launch; all arguments have one dtype."""
     h, after, gates = internals.fused_lstm_cell(x, hidden, c)
     return h, after, gates
 
@@ -80,14 +80,14 @@ def _like_pulls(
 def _lstm_pull(
     of_h: Tensor, of_c: Tensor, c: Tensor, after: Tensor, gates: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x + W_h h + b_h and of c, in one launch."""
+    """Computes the gradients of x + W_h h + b_h and of c in one launch."""
     pull = internals.fused_lstm_cell_backward
     of_gates, of_before, _ = pull(of_h, of_c, c, after, gates, False)
     return of_gates, of_before
 
 
 class _Lstm(Cell):
-    """c' = σ(f) c + σ(i) tanh(g),  h' = σ(o) tanh(c'),  of (i, f, g, o) = x + W_h h + b_h."""
+    """c' = σ(f) c + σ(i) tanh(g),  h' = σ(o) tanh(c'),  with (i, f, g, o) = x + W_h h + b_h."""
 
     def at(self, projected: Tensor) -> Cell:
         return LSTM_WAYS[chooser_of(projected).pick("step of an LSTM")]
@@ -122,7 +122,7 @@ class _Lstm(Cell):
 
 
 class _FusedLstm(_Lstm):
-    """The same as a product and torch's own kernel for the rest, in the type of the states."""
+    """Computes an LSTM step by one product and torch's fused kernel, in the dtype of the states."""
 
     def step(
         self, x: Tensor, state: State, weight: Tensor, bias: Tensor | None
@@ -143,7 +143,7 @@ class _FusedLstm(_Lstm):
 
 
 class _Gru(Cell):
-    """n = tanh(x_n + σ(r) m),  h' = (h - n) σ(z) + n,  of (r, z) = x + W_h h + b_h and m, its last part."""
+    """n = tanh(x_n + σ(r) m),  h' = (h - n) σ(z) + n,  with (r, z, m) = W_h h + b_h and x added to r, z."""
 
     def step(
         self, x: Tensor, state: State, weight: Tensor, bias: Tensor | None
@@ -170,7 +170,7 @@ class _Gru(Cell):
 
 
 class _Plain(Cell):
-    """h' = f(x + W_h h + b_h), of an f whose value shows its derivative."""
+    """h' = f(x + W_h h + b_h), with an f whose derivative is a function of its value."""
 
     def __init__(self, f: Callable[[Tensor], Tensor], through: Callable[[Tensor, Tensor], Tensor]):
         self._f = f  # in place

@@ -1,4 +1,4 @@
-"""Convolutions."""
+"""Rules for convolutions and transposed convolutions."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
 def _padding(
     padding: str | int | Sequence[int], taps: Sequence[int], dilation: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Before and after, for each spatial dimension; "same" puts the odd one after."""
+    """Returns (before, after) for each spatial dimension; "same" puts an odd element after."""
     if padding == "valid":
         return ((0, 0),) * len(taps)
     if padding == "same":
         totals = [d * (k - 1) for d, k in zip(dilation, taps, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
-    assert not isinstance(padding, str), f"torch accepts no padding {padding!r}"
+    assert not isinstance(padding, str), (
+        f"torch accepts only 'valid' and 'same' as strings, got {padding!r}"
+    )
     return tuple((p, p) for p in _each(padding, len(taps)))
 
 
@@ -54,7 +56,7 @@ def convolution(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Gradients:
-    """∂W_n = the correlation of sample n's input with its grad_output,  ∂b_n = Σ_p g[n,o,p]."""
+    """∂W_n = the cross-correlation of x[n] with g[n],  ∂b_n = Σ_p g[n,o,p]."""
 
     def kernel() -> Convolution:
         return _kernel(grad_output, input, weight.shape, stride, padding, dilation, groups)
@@ -71,7 +73,7 @@ def _kernel(
     dilation: int | Sequence[int],
     groups: int,
 ) -> Convolution:
-    """The factor, with every option written out for each spatial dimension."""
+    """Builds the factor, with every option expanded to all spatial dimensions."""
     taps = kernel[2:]
     dilations = _each(dilation, len(taps))
     return Convolution(
@@ -109,7 +111,7 @@ def transposed_convolution(
     groups: int = 1,
     dilation: int | Sequence[int] = 1,
 ) -> Gradients:
-    """The transpose's: the kernel's gradient of a convolution from grad_output to the input."""
+    """∂W_n = the kernel gradient of the convolution from grad_output to the input,  ∂b_n = Σ_p g[n,o,p]."""
 
     def kernel() -> Convolution:
         x = input.to(grad_output.dtype)

@@ -1,4 +1,4 @@
-"""Table look-ups."""
+"""Rules for table look-ups."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Gradients:
-    """∂W_n[r] = Σ_t g[n,t] [index[n,t] = r]; none for `padding_idx`.
+    """∂W_n[r] = Σ_t g[n,t] [index[n,t] = r], and zero for `padding_idx`.
 
-    `scale_grad_by_freq` divides by how often the sample itself has the row. `max_norm` changes the
-    table in the forward and nothing here; `sparse` has no meaning for per-sample gradients.
+    `scale_grad_by_freq` divides by how often the row occurs in the sample. `max_norm` changes the table in
+    the forward only; `sparse` has no meaning for per-sample gradients.
     """
     rows = weight.shape[0]
     index, grads = input.flatten(1), grad_output.flatten(1, -2)
@@ -47,7 +47,7 @@ def embedding(
 
 @decomposes(Tensor.__getitem__)
 def rows_by_index(table: Tensor, index: Any) -> Any:
-    """Rows of a matrix by their numbers, which samples have: a look-up."""
+    """Decomposes indexing a matrix with integers that carry samples into a look-up."""
     if not isinstance(index, Tensor) or table.dim() != 2 or not table.is_floating_point():
         return NotImplemented
     if index.dtype not in (torch.int32, torch.int64):
@@ -69,9 +69,11 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Look up, then sum, average or take the largest of every bag."""
+    """Looks up rows, then takes the sum, mean or maximum of every bag."""
     if not isinstance(weight, Tensor) or (input.dim() == 1 and offsets is None):
-        raise PergradError("embedding_bag: 1-D input needs the offsets of its bags")
+        raise PergradError(
+            "embedding_bag: a 1-D input needs `offsets`, the start of each bag; got None"
+        )
     kept = torch.ones_like(input, dtype=weight.dtype)
     if offsets is not None:
         index, inside = _bags(len(input), offsets, include_last_offset)
@@ -92,12 +94,14 @@ def embedding_bag(
 
 
 def _bags(length: int, offsets: Tensor, include_last_offset: bool) -> tuple[Tensor, Tensor]:
-    """Positions of the rows as (bags, longest), and which of these are inside of their bag."""
+    """Returns the indices of the rows, (bags, longest), and which of them are inside their bag."""
     starts = offsets[:-1] if include_last_offset else offsets
     ends = offsets[1:] if include_last_offset else F.pad(offsets[1:], (0, 1), value=length)
     lengths = ends - starts
     step = torch.arange(max(int(lengths.max()), 1), device=offsets.device)
     first = are_samples(starts).unsqueeze(1)
     inside = step < lengths.unsqueeze(1)
-    index = torch.where(inside, first + step, first)  # outside: a row of the bag's own, not counted
+    index = torch.where(
+        inside, first + step, first
+    )  # outside: any row of the same bag, masked later
     return index.clamp(max=max(length - 1, 0)), inside

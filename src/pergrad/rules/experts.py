@@ -1,4 +1,4 @@
-"""Products of rows with one of a stack of matrices, or with each: the experts of a mixture, all at once."""
+"""Rules for products of rows with a stack of matrices: the experts of a mixture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The same, with a group for each row, which goes where the row goes."""
+    """Decomposes into `rows_by_group`, which takes a group number per row instead of offsets."""
     is_plain = bias is None and out_dtype is None
     if offs is None or not is_plain or input.dim() != 2 or weight.dim() != 3:
         return NotImplemented
@@ -37,7 +37,7 @@ def grouped_mm(
 
 @moves(RowsTimesWeight, input="input", weight="weight")
 def rows_by_group(input: Tensor, weight: Tensor, group: Tensor) -> Tensor:
-    """x[r] @ w[group[r]], of rows that are ordered by group; nothing for those beyond the last one."""
+    """x[r] @ w[group[r]] for rows sorted by group; rows beyond the last group are not computed."""
     if has_torch_function((input, weight, group)):
         given = (input, weight, group)
         return handle_torch_function(rows_by_group, given, *given)
@@ -88,7 +88,7 @@ def bmm(
 def baddbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
-    """The product, and what is added to it."""
+    """Computes beta · input + alpha · batch1 @ batch2 by `bmm`."""
     product = torch.bmm(batch1, batch2)
     product = product if alpha == 1 else product * alpha
     return product + (input if beta == 1 else input * beta)

@@ -1,4 +1,4 @@
-"""Linear and bilinear maps."""
+"""Rules for linear and bilinear maps."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def bilinear(
 ) -> Gradients:
     """∂W_n[o,i,j] = Σ_t g[n,t,o] x[n,t,i] y[n,t,j],  ∂b_n = Σ_t g[n,t]."""
 
-    def rows(x: Tensor) -> Tensor:  # (n, t, features); an input without samples is the same for all
+    def rows(x: Tensor) -> Tensor:  # (n, t, features); expands an input without samples
         x = x if x.dim() == grad_output.dim() else x.expand(len(grad_output), *x.shape)
         return _positions(x)
 

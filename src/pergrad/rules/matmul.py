@@ -1,4 +1,4 @@
-"""Matrix products with a weight on the right, as the linear maps that they are."""
+"""Rules for matrix products with a weight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__: list[str] = []
 
 @decomposes(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 def matmul(input: Tensor, other: Any = None, *, mat2: Any = None) -> Any:
-    """X @ W and W @ X as the linear maps that they are, for a matrix W; stacks of matrices as bmm."""
+    """Decomposes X @ W and W @ X, for a matrix W, into `F.linear`; stacks of matrices into `bmm`."""
     other = mat2 if other is None else other
     if not isinstance(other, Tensor):
         return NotImplemented
@@ -53,7 +53,7 @@ def addmm(
     beta: float = 1,
     alpha: float = 1,
 ) -> Gradients:
-    """∂W_n = Σ_t x[n,t] ⊗ g[n,t],  ∂b_n = Σ_t g[n,t]: a linear map as GPT-2 writes it."""
+    """∂W_n = Σ_t x[n,t] ⊗ g[n,t],  ∂b_n = Σ_t g[n,t]; GPT-2 writes its linear maps like this."""
     return {
         "input": lambda: PositionSum(grad_output),
         "mat2": lambda: OuterProduct(grad_output, mat1).transposed(),

@@ -1,4 +1,4 @@
-"""Normalisations with an affine map: the gradient of the scale is Σ g ⊙ x̂, of the shift Σ g."""
+"""Rules for normalisations with an affine map: the scale has the gradient Σ g ⊙ x̂, the shift Σ g."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def layer_norm(
     mean: Tensor | None = None,  # (n, ..., 1)
     inverse: Tensor | None = None,  # (n, ..., 1) of 1 / std
 ) -> Gradients:
-    """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g; x̂ is written, or left to reductions with the forward's statistics."""
+    """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g.
+
+    x̂ is written here, or reductions compute it from the statistics of the forward.
+    """
     shape = (grad_output.shape[0], -1, *normalized_shape)
     rows = grad_output.reshape(shape)
 
@@ -107,7 +110,7 @@ def group_norm(
 ) -> Gradients:
     """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g, with x̂ normalised over each group of channels.
 
-    By sums, ∂γ_n = (Σ_t g ⊙ x - mean Σ_t g) / std, and x̂ is never written.
+    From sums, ∂γ_n = (Σ_t g ⊙ x - mean Σ_t g) / std, without writing x̂.
     """
 
     def statistics() -> tuple[Tensor, Tensor]:  # (n · r, groups) each
@@ -144,9 +147,9 @@ def group_norm(
 
 
 def _torch_has_a_kernel(g: Tensor) -> bool:
-    """Whether `native_group_norm_backward` gives the sums of each sample, at full precision.
+    """Whether `native_group_norm_backward` computes the sums of each sample at full precision.
 
-    That takes half as long as x̂, its product with g, and two sums.
+    It takes half as long as x̂, its product with g, and two sums.
     """
     return g.dim() > 3 and g.numel() > 0 and g.dtype in (torch.float32, torch.float64)
 
@@ -157,7 +160,7 @@ def _scale_and_shift(
     mean: Tensor,  # (n · r, groups)
     inverse: Tensor,  # (n · r, groups)
 ) -> tuple[Tensor, Tensor]:  # (n, c) each
-    """As torch's own backward has them, in one pass for both."""
+    """∂γ_n and ∂β_n in one pass, by torch's own backward."""
     rows = g.shape[:3]
     of_rows = (t.to(g.dtype).flatten(0, 1).flatten(2) for t in (g, x))
     statistics = (t.to(g.dtype) for t in (mean, inverse))
@@ -224,7 +227,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Normalise as torch does, running statistics included, then scale and shift the channels."""
+    """Decomposes into torch's normalisation, running statistics included, and `channel_affine`."""
     normalized = F.instance_norm(
         input, running_mean, running_var, None, None, use_input_stats, momentum, eps
     )
@@ -234,7 +237,7 @@ def instance_norm(
 def _statistics_are_not_of_the_batch(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> None:
     if arguments.get("training", False):
         raise MixedSamplesError(
-            "BatchNorm in training mode normalises over the samples of a batch, so that no sample has a "
+            "BatchNorm in training mode normalises over the samples of a batch, so no sample has a "
             "gradient of its own: call .eval() on the module, or use nn.GroupNorm instead"
         )
 

@@ -1,8 +1,8 @@
-"""One layer of a recurrent network in one direction, all steps of it as one function.
+"""Runs one layer of a recurrent network in one direction, all its steps as one function.
 
-The steps are run first, without gradients: `unrolled`. Then h of all steps is known, and what the hidden
-weights did to it is one linear map of all steps, with the gradients of one; `recurrent_states` gives the
-result, and in its backward, which is one pass over the steps, that map the gradient of its output.
+`unrolled` runs the steps first, without gradients. Then h of all steps is known, and the hidden weights are
+applied to all of them by one linear map, `linear_over_steps`, which has the rule of one. `recurrent_states`
+returns the result; its backward is one pass over the steps and gives that map its output gradient.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ __all__ = ["Run", "Steps", "Unrolled", "linear_over_steps", "recurrent_states", 
 
 
 class Steps(NamedTuple):
-    """How the steps lie in a tensor, and which one is run first."""
+    """Describes the layout of the steps in a tensor, and their order."""
 
-    dim: int  # of time; the rows, each a sequence, are in the other one of the first two
+    dim: int  # of time, 0 or 1; the other of the two is that of the sequences
     reverse: bool
     sizes: tuple[int, ...] | None = (
-        None  # packed: the rows of each step, fewer and fewer, in dimension 0
+        None  # packed: the number of rows of each step, decreasing, concatenated in dimension 0
     )
 
     def rows(self, of: Tensor) -> Sequence[int]:
-        """How many sequences each step has, in the order in which they are run."""
+        """Returns the number of sequences of each step, in the order of execution."""
         if self.sizes is None:
             return [of.shape[1 - self.dim]] * of.shape[self.dim]
         return self.sizes[::-1] if self.reverse else self.sizes
 
     def split(self, of: Tensor) -> Sequence[Tensor]:
-        """The steps, in the order in which they are run."""
+        """Splits a tensor into its steps, in the order of execution."""
         steps = of.unbind(self.dim) if self.sizes is None else of.split(self.sizes)
         return steps[::-1] if self.reverse else steps
 
     def join(self, steps: list[Tensor]) -> Tensor:
-        """The inverse of `split`."""
+        """Joins the steps again; the inverse of `split`."""
         steps = steps[::-1] if self.reverse else steps
         return torch.stack(steps, self.dim) if self.sizes is None else torch.cat(steps)
 
     def first(self, of: Tensor) -> Tensor:
-        """The step at time 0, which has all sequences."""
+        """Returns the step at time 0, which has all sequences."""
         return of.select(self.dim, 0) if self.sizes is None else of[: self.sizes[0]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """All steps, once they are run."""
+    """Holds the results of all steps."""
 
-    cell: Cell  # as it was run
+    cell: Cell  # the implementation that ran
     output: Tensor  # h of every step
-    last: State  # of every sequence, after its last step
-    kept: list[Kept]  # of every step, in the order in which they were run
+    last: State  # the state of every sequence after its last step
+    kept: list[Kept]  # for every step, in the order of execution
 
 
 class Unrolled(NamedTuple):
-    """A run, and what the hidden weights were applied to in it."""
+    """Holds a run, and the inputs of its hidden weights."""
 
     run: Run
     before: Tensor  # h of the step before
-    unprojected: Tensor | None  # h before W_r, where there is one
+    unprojected: Tensor | None  # h before W_r, if there is a W_r
 
 
 @moves(SequencesOf, steps="steps", rows="projected")
@@ -85,7 +85,7 @@ def unrolled(
     b_hh: Tensor | None,
     w_hr: Tensor | None,
 ) -> Unrolled:
-    """All steps, one after the other, without gradients."""
+    """Runs all steps, one after the other, without gradients."""
     if has_torch_function((projected, *start)):
         arguments = (cell, steps, projected, start, w_hh, b_hh, w_hr)
         return handle_torch_function(unrolled, (projected, *start), *arguments)
@@ -94,9 +94,9 @@ def unrolled(
     before: list[Tensor] = []
     unprojected: list[Tensor] = []
     kept: list[Kept] = []
-    ended: list[State] = []  # of sequences that are over, the longest last
+    ended: list[State] = []  # last states of finished sequences, the longest last
     state = _rows(start, 0, 0)
-    # All casts are written out: autocast would have torch's own cell in low precision.
+    # Casts are explicit here: autocast would run torch's own cell in low precision.
     with torch.no_grad(), without_autocast(projected.device):
         if chooser_of(projected).pick("cast of a recurrent input") == "once":
             projected = projected.to(start[0].dtype)
@@ -117,7 +117,7 @@ def unrolled(
 
 
 def _of_rows(rows: int, state: State, others: State, over: list[State]) -> State:
-    """That of so many sequences: with more of them from `others`, or fewer, the rest laid on `over`."""
+    """Resizes a state to `rows` sequences: adds some from `others`, or moves the rest to `over`."""
     alive = len(state[0])
     if rows > alive:
         return _appended(state, _rows(others, alive, rows))
@@ -137,14 +137,14 @@ def _appended(state: State, others: State) -> State:
 
 @moves(SamplesOf, argument="input")
 def linear_over_steps(input: Tensor, weight: Tensor, bias: Tensor | None, like: Tensor) -> Tensor:
-    """Something with the gradients of linear(input, weight, bias), and the values of `like`.
+    """Returns a tensor with the gradients of linear(input, weight, bias) and the values of `like`.
 
-    For where the values are not needed any more, but the gradient of the output is going to be known.
+    Used if only the gradients matter: the values are not computed.
     """
     tensors = (input, weight, like) if bias is None else (input, weight, bias, like)
     if has_torch_function(tensors):
         return handle_torch_function(linear_over_steps, tensors, input, weight, bias, like)
-    if any(t.requires_grad for t in tensors):  # autograd's own gradients then
+    if any(t.requires_grad for t in tensors):  # autograd computes the gradients, and needs the map
         return F.linear(input, weight, bias)
     return like
 
@@ -172,7 +172,7 @@ def recurrent_states(
     w_hr: Tensor | None,
     run: Run,
 ) -> tuple[Tensor, ...]:
-    """The output of a run and its last states, with gradients to the input, the start and the stand-ins."""
+    """Returns the output and last states of a run; gradients flow to input, start and stand-ins."""
     if has_torch_function((projected, *start, hidden)):
         arguments = (steps, projected, start, hidden, shown, w_hh, w_hr, run)
         return handle_torch_function(recurrent_states, (projected, *start, hidden), *arguments)
@@ -183,7 +183,7 @@ def recurrent_states(
 
 
 class _Recurrence(torch.autograd.Function):
-    """What a run has found; its own part is the backward."""
+    """Returns the results of a run; computes only the backward."""
 
     @staticmethod
     def forward(
@@ -204,7 +204,7 @@ class _Recurrence(torch.autograd.Function):
         w_hh, w_hr, *flat = ctx.saved_tensors
         each = len(flat) // ctx.count
         kept = [tuple(flat[k : k + each]) for k in range(0, len(flat), each)]
-        # Its steps are nothing that a recorder should see.
+        # A recorder must not see the functions of single steps.
         with internals.DisableTorchFunction(), without_autocast(w_hh.device):
             flow = _pulled_back(ctx.cell, ctx.steps, of_output, of_last, kept, w_hh, w_hr)
         return None, None, None, None, *flow
@@ -219,7 +219,7 @@ def _pulled_back(
     w_hh: Tensor,
     w_hr: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the projected input, of what W_h and W_r gave, and of the states to start with."""
+    """Computes the gradients of the projected input, of the outputs of W_h and W_r, and of the start."""
     to_input: Tensor | None = None
     outs: Sequence[Tensor | None] = [None] * len(kept)
     if chooser_of(of_output).pick("gradients of steps") == "in place":
@@ -229,7 +229,9 @@ def _pulled_back(
     of_input: list[Tensor] = []
     of_hidden: list[Tensor] = []
     of_shown: list[Tensor] = []
-    begun: list[State] = []  # of sequences that begin later: their start, the longest last
+    begun: list[
+        State
+    ] = []  # start gradients of sequences whose backward is complete, the longest last
     state = _rows(of_last, 0, 0)
     each = zip(steps.rows(of_output), steps.split(of_output), kept, outs, strict=True)
     for rows, of_h, known, out in reversed([*each]):

@@ -1,7 +1,7 @@
-"""Recurrent networks, as layers whose weights have rules.
+"""Decomposes recurrent networks into layers whose weights have rules.
 
-torch hands over all layers at once: `weights` is flat, (w_ih, w_hh[, b_ih, b_hh][, w_hr]) for each
-layer and direction. Packed input comes as its rows, with the number of sequences alive at each step.
+torch passes all layers at once: `weights` is flat, (w_ih, w_hh[, b_ih, b_hh][, w_hr]) for each layer and
+direction. Packed input consists of its rows and the number of active sequences at each step.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def _layer(
     b_hh: Tensor | None = None,
     w_hr: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """One layer in one direction: its output, and its last states."""
+    """Runs one layer in one direction; returns its output and its last states."""
     projected = F.linear(input, w_ih, b_ih)
     like = steps.first(projected)
     start = tuple([carry_samples(s, like) for s in states])
 
-    def value(weight: Tensor) -> Tensor:  # under autocast, as a linear map casts it
+    def value(weight: Tensor) -> Tensor:  # cast as autocast casts the weight of a linear map
         return weight.detach().to(projected.dtype)
 
     w, b = value(w_hh), None if b_hh is None else value(b_hh)
@@ -62,7 +62,7 @@ def _stack(
     training: bool,
     bidirectional: bool,
 ) -> tuple[Tensor, list[Tensor]]:
-    """All layers: the output of the last one, and the last states of all."""
+    """Runs all layers; returns the output of the last one and the last states of all."""
     directions = 2 if bidirectional else 1
     per_layer = len(weights) // (num_layers * directions)
     lasts: list[State] = []
@@ -86,7 +86,7 @@ def _stack(
 
 
 def _dropped(output: Tensor, dropout: float, steps: Steps) -> Tensor:
-    """With dropout, drawn in the order in which torch draws it: step after step."""
+    """Applies dropout with torch's random numbers, which it draws step after step."""
     if steps.dim == 0:
         return F.dropout(output, dropout, training=True)
     in_order = output.transpose(0, 1).contiguous()
@@ -122,7 +122,7 @@ decomposes(torch.rnn_relu)(_single_state(RELU))
 
 
 def _single_step(cell: Cell, states_of: Callable[[Any], State]) -> Callable[..., Any]:
-    """The cells of torch.nn: a layer with one step."""
+    """Decomposes a cell of torch.nn into a layer with one step."""
 
     def run(
         input: Tensor,

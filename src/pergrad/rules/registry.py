@@ -1,9 +1,9 @@
-"""The table of rules: for a torch function, what each sample's gradient is.
+"""Registers rules: the per-sample gradients of torch functions.
 
-A rule sees one call of the function. `grad_output` and every argument that carries samples come with
-a leading sample axis: the slice of sample n is the argument as the function would have got it for
-that sample alone, its own batch dimension included. So for `F.linear(x, w)` with x of shape
-(B, T, i), the rule's `input` is (B, 1, T, i). Arguments without samples come as they were given.
+A rule sees one call of the function. `grad_output` and every argument that carries samples have a leading
+sample axis: the slice of sample n is the argument of a call with that sample alone, batch dimension
+included. For `F.linear(x, w)` with x of shape (B, T, i), the rule's `input` is (B, 1, T, i). Arguments
+without samples are passed unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Gradients: TypeAlias = Mapping[str, Gradient | Callable[[], Gradient]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A gradient rule together with what the engine must know to call it."""
+    """Holds a gradient rule and the options that the engine needs to call it."""
 
     gradients: Callable[..., Gradients]
     names: tuple[str, ...]  # the function's arguments, in order
@@ -49,14 +49,14 @@ class Rule:
         return {**dict(zip(self.names, args, strict=False)), **kwargs}
 
     def saves(self, recorded: Iterable[str]) -> set[str] | None:
-        """The arguments to keep for the backward, given which ones are recorded; None means all."""
+        """Returns the arguments to keep for the backward, given the recorded ones; None means all."""
         if self.weights is None:
             return None
         return {need for name in recorded for need in self.weights[name]}
 
 
 class ShapeOnly(NamedTuple):
-    """A weight whose values a rule does not need: its shape."""
+    """Stands for a weight of which a rule needs the shape only."""
 
     shape: torch.Size
 
@@ -75,30 +75,30 @@ def implements_per_sample_grads(
     merges_rows: bool = False,
     results: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
-    """Registers a rule: the decorated function gives the per-sample gradients of `functions`.
+    """Registers a rule: the decorated function computes the per-sample gradients of `functions`.
 
-    The rule takes `grad_output` and then the function's own arguments, by their names; an argument
-    that was not given is its default, one that was not kept is None, or, if it is a weight, has nothing
-    but its `shape`. It returns a dict from argument name to the
-    gradients, (n, *shape): a tensor, a `Factor`, or a function without arguments that gives one and is
-    called only when that argument is recorded. `grad_output` and the arguments that carry samples have
-    a leading sample axis; the slice of sample n is what the function gets for that sample alone.
+    The rule takes `grad_output` and then the function's own arguments, by name. An argument that was not
+    given has its default. One that was not kept is None or, if it is a weight, has only its `shape`. The
+    rule returns a dict from argument name to gradients, (n, *shape): a tensor, a `Factor`, or a function
+    without arguments that returns one and is called only if that argument is recorded. `grad_output` and
+    the arguments that carry samples have a leading sample axis; the slice of sample n is the argument of
+    a call with that sample alone.
 
     Args:
-        functions: torch functions, or your own that dispatch by `__torch_function__`.
+        functions: torch functions, or your own functions that dispatch by `__torch_function__`.
         weights: for each argument that may be a weight, the arguments that its gradient needs (kept for
-            the backward). Default: any argument may be one, and all are kept.
-        check: called before the function with its arguments and, by argument name, the dimension of
-            the samples; raises when there is no gradient, and returns False when there is one but this
-            rule does not give it (a general one is used then).
+            the backward). Default: any argument may be a weight, and all are kept.
+        check: called before the function, with its arguments and the dimension of the samples by
+            argument name. It raises if there are no per-sample gradients, and returns False if this
+            rule does not cover the call (the engine then uses a general method).
         casts_under_autocast: whether autocast runs the function in its lower precision.
         symmetric: whether an argument that may be a weight may also carry samples.
-        merges_rows: whether a sample's rows are just more positions to the rule: the batch dimension, of
-            size 1, may then be left out where others stand between it and the last.
-        results: further arguments of the rule, for what the function has found on its way to its output: for
-            each the attribute of its node in torch's graph. Given as they lie there, or not at all.
+        merges_rows: whether the rule treats the rows of a sample as positions: the batch dimension, of
+            size 1, may then be left out if there are dimensions between it and the last.
+        results: further arguments of the rule, for intermediate results of the forward: maps each to the
+            attribute of the function's autograd node. They are passed as saved there, or left out.
 
-    A function of one's own, with its rule:
+    Your own function, with its rule:
 
     >>> import torch, pergrad
     >>> from torch.overrides import handle_torch_function, has_torch_function
@@ -127,7 +127,7 @@ def implements_per_sample_grads(
         names = tuple(inspect.signature(gradients).parameters)
         if names[:1] != ("grad_output",):
             raise TypeError(
-                f"a rule's first argument must be `grad_output`, but {gradients.__qualname__} has {names}"
+                f"a rule's first argument must be `grad_output`, but {gradients.__qualname__} takes {names}"
             )
         rule = Rule(
             gradients,
@@ -149,9 +149,9 @@ def implements_per_sample_grads(
 def decomposes(
     *functions: Callable[..., Any], declares_samples: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a replacement: `functions` written in terms of others that have rules.
+    """Registers a replacement of `functions`, written in terms of functions that have rules.
 
-    With `declares_samples` it is used even where no argument is known to carry samples.
+    With `declares_samples`, it is used even if no argument is known to carry samples.
     """
 
     def register(replacement: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""How functions of this package move samples, declared beside each of them for the engine to read.
+"""Declares how functions of this package move samples, for the engine to read.
 
-torch's own functions have handlers in the engine, found by their names. A function that a rule or a
-decomposition brings along says it here, as a plain description.
+The engine has handlers for torch's own functions, by name. A function that a rule or a decomposition
+introduces declares its movement with `moves`.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ class RowsTimesWeight:
 
 @dataclass(frozen=True)
 class AreSamples:
-    """The only argument, unless it is known to carry samples: its rows are them, if there are as many."""
+    """The rows of the only argument are the samples, if there are as many and its layout is unknown."""
 
 
 @dataclass(frozen=True)
 class LikeFunction:
-    """Samples move as they do in another function, which takes its first arguments in the same order."""
+    """Samples move as in another function, which takes its first arguments in the same order."""
 
     function: Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class SequencesOf:
-    """The result has the samples of `rows`, each of whose sequences must belong to one sample.
+    """The result has the samples of `rows`; each of its sequences must belong to one sample.
 
-    `steps` is an argument that says how the sequences lie: its `dim` of time, or their `sizes` where packed.
+    The argument `steps` describes the sequences: the `dim` of time, or their `sizes` if packed.
     """
 
     steps: int
@@ -69,7 +69,7 @@ class SequencesOf:
 
 @dataclass(frozen=True)
 class StatesOf:
-    """The first result has the samples of `hidden`, all others have those of the first of `start`."""
+    """The first result has the samples of `hidden`, all others those of the first tensor of `start`."""
 
     start: int
     hidden: int
@@ -107,7 +107,7 @@ def moves(
 
 @moves(SamplesOf, argument="like")
 def carry_samples(tensor: Tensor, like: Tensor) -> Tensor:
-    """Gives `tensor` itself, whose rows belong to the samples that the rows of `like` belong to."""
+    """Returns `tensor`, declaring that its rows belong to the same samples as the rows of `like`."""
     if has_torch_function((tensor, like)):
         return handle_torch_function(carry_samples, (tensor, like), tensor, like)
     return tensor
@@ -115,7 +115,7 @@ def carry_samples(tensor: Tensor, like: Tensor) -> Tensor:
 
 @moves(AreSamples)
 def are_samples(tensor: Tensor) -> Tensor:
-    """Gives `tensor` itself, whose rows are the samples, if there are as many and no more is known."""
+    """Returns `tensor`, declaring that its rows are the samples, if its layout is unknown."""
     if has_torch_function((tensor,)):
         return handle_torch_function(are_samples, (tensor,), tensor)
     return tensor
