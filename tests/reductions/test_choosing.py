@@ -115,12 +115,12 @@ SUMS = {  # (t)ogether or (a)lone, of halves
 def test_sums_of_outer_products(machine: Machine, on: Callable[..., None]) -> None:
     on(machine, True)
     halves = [[outer(torch.bfloat16, *sizes)] for sizes in SIZES]
-    found = [sums.is_summed_in_company(factors, 2**22) for factors in halves]
+    found = [sums.shares_a_launch_of_sums(factors, 2**22) for factors in halves]
     assert "".join("t" if one else "a" for one in found) == SUMS[machine.mode]
     whole = [[outer(torch.float32, *sizes)] for sizes in SIZES]
-    assert not any(sums.is_summed_in_company(factors, 2**22) for factors in whole)
+    assert not any(sums.shares_a_launch_of_sums(factors, 2**22) for factors in whole)
     on(machine, False)
-    assert not any(sums.is_summed_in_company(factors, 2**22) for factors in halves)
+    assert not any(sums.shares_a_launch_of_sums(factors, 2**22) for factors in halves)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What can be made of per-sample gradients without holding them, as functions of their factors."""
+"""Reduces factors (norms, sums, dots, moments, sketches) without holding the per-sample gradients."""
 
 from pergrad.reductions.batched_launches import SquaredNorms, weighted_sums
 from pergrad.reductions.gradients import SampleGradients

@@ -14,7 +14,7 @@ from torch import Tensor
 from pergrad.factors import Factor
 from pergrad.reductions.gradients import SampleGradients, scaled_squares
 from pergrad.reductions.norms import Launch, squared_norms_in_one_launch, sums_in_one_launch
-from pergrad.reductions.sums import weighted_sums_in_company
+from pergrad.reductions.sums import weighted_sums_in_one_launch
 from pergrad.runtime.queue import Queue
 
 __all__ = ["SquaredNorms", "weighted_sums"]
@@ -153,9 +153,9 @@ def _finds_gradients(launch: Launch) -> bool:
 def weighted_sums(
     many: dict[str, SampleGradients], weights: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name, Σ_n weights[n] G_n) of every parameter and removes each from `many` when it is done."""
+    """Yields (name, Σ_n weights[n] G_n) of every parameter and removes each from `many`."""
     together: dict[Any, dict[str, SampleGradients]] = defaultdict(dict)
-    for name in [name for name, gradients in many.items() if gradients.is_summed_in_company]:
+    for name in [name for name, gradients in many.items() if gradients.shares_a_launch_of_sums]:
         gradients = many.pop(name)
         kind = type(gradients.factors[0])
         together[kind, gradients.dtype, _number(gradients.scale)][name] = gradients
@@ -163,7 +163,7 @@ def weighted_sums(
         _, some = together.popitem()
         factors = [gradients.factors[0] for gradients in some.values()]
         first = next(iter(some.values()))  # scale and bound are the same for all
-        sums = weighted_sums_in_company(factors, first.scaled_weights(weights), first.bound)
+        sums = weighted_sums_in_one_launch(factors, first.scaled_weights(weights), first.bound)
         yield from zip(some, sums, strict=True)
     while many:
         name, gradients = many.popitem()

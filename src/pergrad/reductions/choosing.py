@@ -1,9 +1,9 @@
-"""Says, for each device and mode, which way every reduction goes, and what its ways cost.
+"""Chooses, for each device and mode, the algorithm of every reduction by its cost.
 
 A reduction lists its ways by name, as functions of the same arguments. The tables at the end of this module
-say which of them run where; `Chooser.pick` takes the cheapest. They are read from top to bottom: what torch
-does everywhere, what a CPU and a GPU do otherwise, and what Triton's kernels take over, eagerly, in a trace
-and in a compiled step. All costs of one choice have one unit, which its comment states.
+say which of them run where; `Chooser.pick` takes the cheapest. Read them from top to bottom: torch's own
+functions everywhere, overrides of a CPU and a GPU, and Triton's kernels, eagerly, in a trace and in a compiled
+step. All costs of one choice have one unit, which its comment states.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Dtype = torch.dtype
 
 
 def chooser_of(*tensors: Tensor, by_kernels: bool = True) -> Chooser:
-    """Gives the chooser of the machine that reductions of these tensors run on.
+    """Returns the chooser of the machine that reductions of these tensors run on.
 
     Args:
-        tensors: those that a kernel would read, all on one device.
-        by_kernels: whether kernels count among the ways, where they run on these tensors.
+        tensors: the tensors that a kernel would read, all on one device.
+        by_kernels: whether to consider kernels, if they run on these tensors.
     """
     if by_kernels and have_kernels(tensors):
         return _BY_KERNELS_OR_TORCH[machine_of(tensors[0])]
@@ -33,12 +33,12 @@ def chooser_of(*tensors: Tensor, by_kernels: bool = True) -> Chooser:
 
 
 def chooser_for(machine: Machine, has_kernels: bool) -> Chooser:
-    """Gives the chooser of a machine, with kernels among its ways or without."""
+    """Returns the chooser of a machine, with or without kernels."""
     return (_BY_KERNELS_OR_TORCH if has_kernels else _BY_TORCH)[machine]
 
 
 def _chooser(machine: Machine, *, has_kernels: bool) -> Chooser:
-    """Lays the tables of a device, a mode and of kernels over that of all."""
+    """Builds a chooser: the tables of device, mode and kernels override the general one."""
     is_eager = machine.mode == "eager"
     tables = [_EVERYWHERE]
     if not is_eager:
@@ -59,50 +59,48 @@ def _chooser(machine: Machine, *, has_kernels: bool) -> Chooser:
 
 
 # -- squared norms of an outer product: g (n, t, o), x (n, t, i)
-# By torch: multiplications a sample and position. By kernels: microseconds on an H200.
+# Units: multiplications per sample and position by torch; microseconds of an H200 by kernels.
 
 
 def _gradients(g: Shape, x: Shape, *_: object) -> float:
-    """The (o, i) gradient itself."""
+    """Counts the entries of the (o, i) gradient."""
     return float(g[2] * x[2])
 
 
 def _inner_products(g: Shape, x: Shape, *_: object) -> float:
-    """Two (t, t) matrices; never where gradients take no longer than the calls that these need more."""
+    """Counts multiplications of two (t, t) matrices; never for problems so small that calls dominate."""
     (n, t, o), i = g, x[2]
     return NEVER if n * t * o * i < _LITTLE else float(t * (o + i))
 
 
-_LITTLE = 10**6  # multiplications; ten calls of torch
+_LITTLE = 10**6  # multiplications that take as long as ten calls of torch
 
 
 def _tile_kernel(g: Shape, x: Shape, g_dtype: Dtype, x_dtype: Dtype) -> float:
-    if (
-        g_dtype == torch.float32 or g_dtype != x_dtype
-    ):  # the GPU's own products of float32 are faster
+    if g_dtype == torch.float32 or g_dtype != x_dtype:  # cuBLAS is faster in float32
         return NEVER
     found: float = all_launchers().tile_microseconds(*g, x[2], g_dtype)
     return found
 
 
 def _products_by_torch(g: Shape, x: Shape, g_dtype: Dtype, *_: object) -> float:
-    """Two matrices of inner products: to multiply, write and read them."""
+    """Estimates the time to multiply, write and read two matrices of inner products."""
     (n, t, o), i = g, x[2]
     multiplications = n * t * t * (o + i) / (3.3e8 if g_dtype.itemsize == 2 else _FLOAT32_RATE)
     return multiplications + n * t * t * 6 * 4 / 4e6 + _MORE_LAUNCHES
 
 
-_FLOAT32_RATE = 2.0e7  # multiplications a microsecond of an H200's own products in float32
-_MORE_LAUNCHES = 20.0  # microseconds: the two products, what is made of them, and their checks
+_FLOAT32_RATE = 2.0e7  # multiplications per microsecond of cuBLAS in float32 on an H200
+_MORE_LAUNCHES = 20.0  # microseconds: two products, their reductions and the check
 
 
-# -- the same, in one launch with other parameters, or alone: microseconds
+# -- squared norms of an outer product in a shared launch, or in its own: microseconds
 
 
 def _shared_gram_kernel(
     g: Shape, x: Shape, g_dtype: Dtype, x_dtype: Dtype, bound: int, precision: str | None
 ) -> float:
-    """Inner products by the kernel; `precision` is the one that it reads where the type is float32."""
+    """Estimates the kernel of inner products; `precision` is a part of the key in float32."""
     (n, t, o), i = g, x[2]
     if t == 1 or g_dtype != x_dtype:
         return NEVER
@@ -112,9 +110,9 @@ def _shared_gram_kernel(
 
 
 def _best_alone(g: Shape, x: Shape, g_dtype: Dtype, *_: object) -> float:
-    """The gradients, or two whole matrices by the GPU's own library."""
+    """Estimates the cheaper of gradients and cuBLAS's matrices of inner products."""
     (n, t, o), i = g, x[2]
-    if g_dtype == torch.float32:  # to multiply, write and read them
+    if g_dtype == torch.float32:  # multiply, write and read the gradients
         by_gradients = n * t * o * i / _FLOAT32_RATE + n * o * i * 2 * 4 / 4e6
     else:
         by_gradients = all_launchers().tile_microseconds(n, t, o, i, g_dtype)
@@ -122,7 +120,7 @@ def _best_alone(g: Shape, x: Shape, g_dtype: Dtype, *_: object) -> float:
 
 
 # -- squared norms of a convolution's kernel, (outputs, columns) in each of its groups
-# By torch: multiplications a sample and position. By kernels: microseconds of an H200.
+# Units: multiplications per sample and position by torch; microseconds of an H200 by kernels.
 
 
 def _kernel_gradients(positions: int, outputs: int, columns: int, dims: int) -> float:
@@ -148,11 +146,11 @@ def _kernel_by_pairs(positions: int, outputs: int, columns: int, dims: int) -> f
 
 
 def _kernel_by_torch(positions: int, outputs: int, columns: int, dims: int) -> float:
-    """More than any kernel: for dimensions that none has."""
+    """Never chosen, except for three dimensions, which no kernel supports."""
     return NEVER if dims <= 2 else 0.0
 
 
-# -- <G_n, G_m> of an outer product: multiplications a sample
+# -- <G_n, G_m> of an outer product: multiplications per sample
 
 
 def _pairs_of_positions(g: Shape, x: Shape) -> float:
@@ -165,7 +163,7 @@ def _rows_of_gradients(g: Shape, x: Shape) -> float:
     return float((t + n) * o * i)
 
 
-# -- sketches of an outer product: operations a sample
+# -- sketches of an outer product: operations per sample
 
 
 def fourier_is_cheaper(t: int, o: int, i: int, size: int) -> bool:
@@ -182,7 +180,7 @@ def _entries(t: int, o: int, i: int, size: int) -> float:
 
 
 def _runs(has_runs: bool) -> float:
-    """A third of the time of single entries."""
+    """Takes a third of the time of single entries."""
     return 1.0 if has_runs else NEVER
 
 
@@ -190,7 +188,7 @@ def _single_entries(has_runs: bool) -> float:
     return 3.0
 
 
-# -- weighted sums of several outer products in one launch, or one by one: launches saved
+# -- weighted sums of several outer products in one launch, or one by one: launches
 
 
 def _is_of_halves(t: int, g_dtype: Dtype, x_dtype: Dtype) -> bool:
@@ -210,7 +208,7 @@ def _one_by_one(*_: object) -> float:
     return 4.0
 
 
-# -- the type to sum up a convolution's gradient in: relative time
+# -- the dtype in which a convolution's gradient is summed: relative time
 
 
 def _halves(g_dtype: Dtype, x_dtype: Dtype) -> float:
@@ -221,7 +219,7 @@ def _wide_type(g_dtype: Dtype, x_dtype: Dtype) -> float:
     return 8.0
 
 
-# -- gradients or their factors, to be kept until all norms are known: bytes, times what they are worth
+# -- gradients or factors, kept until all norms are known: bytes, weighted by the time that they save
 
 
 def _bytes_of_gradients(bytes_dense: int, bytes_of_factors: int, is_convolution: bool) -> float:
@@ -229,12 +227,12 @@ def _bytes_of_gradients(bytes_dense: int, bytes_of_factors: int, is_convolution:
 
 
 def _bytes_of_factors(bytes_dense: int, bytes_of_factors: int, is_convolution: bool) -> float:
-    """On a GPU norms and sums of a convolution's factors take a quarter of the time of its gradients."""
+    """Weighs bytes: norms and sums of a convolution's factors take a quarter of the time of its gradients."""
     return bytes_of_factors * (0.25 if is_convolution else 1.0)
 
 
 def _bytes_on_cpu(bytes_dense: int, bytes_of_factors: int, is_convolution: bool) -> float:
-    """To make gradients once beats norms of factors, and then the sum.
+    """Weighs bytes: computing gradients once beats computing norms and then the sum from factors.
 
     A clipped sum of the benchmark's transformer takes 1.19 plain steps instead of 1.29.
     """
@@ -254,7 +252,7 @@ _EVERYWHERE: Table = {
         "gradients": _kernel_gradients,
         "inner products": _pairs_of_windows,
     },
-    # Of norms that have cancelled: to look for them, one would have to wait.
+    # Norms that cancelled stay as found: looking for them would synchronise with the device.
     "mending": "left as found",
     "mending of an outer product": "left as found",
     "inner products of samples": "multiplied and summed",
@@ -272,7 +270,7 @@ _EVERYWHERE: Table = {
     "kept for later": {"gradients": _bytes_of_gradients, "factors": _bytes_of_factors},
 }
 
-# In a trace, and in a compiled step.
+# Traces and compiled steps have no values.
 _WITHOUT_VALUES: Table = {"weighted rows": "scaled and summed"}
 
 _ON_CPU: Table = {
@@ -289,18 +287,18 @@ _ON_CPU_EAGERLY: Table = {
 }
 _ON_CPU_WITHOUT_VALUES: Table = {
     "mending of an outer product": "in an operation",
-    # A compiler makes one pass of it, which takes twice the time of a product where they are large.
+    # A compiler fuses it into one pass, which takes twice the time of a product if the rows are large.
     "weighted rows": "scaled and summed unless large",
 }
 
 _ON_GPU: Table = {
-    # Products in low precision are many times as fast: what they read is rounded.
+    # Products in low precision are many times as fast, so their operands are rounded.
     "scaled samples": "in torch, rounded",
-    # It sums up in float32 whatever it is given, and rounds once.
+    # cuDNN sums in float32 whatever its inputs are, and rounds once.
     "sum of a convolution": {"halves": _halves, "wide": _wide_type},
 }
 
-# Runs are written in place, which a compiler would copy.
+# Runs are written in place, and a compiler would copy them.
 _COMPILED: Table = {"sketch of columns": "single entries"}
 
 _BY_KERNELS: Table = {
@@ -326,10 +324,10 @@ _BY_KERNELS_EAGERLY: Table = {
 }
 _BY_KERNELS_WITHOUT_VALUES: Table = {
     "sums of outer products": {"together": _together, "one by one": _one_by_one},
-    # Launches cost little there: a kernel only mends what the library's products have found.
+    # Launches are cheap there: cuBLAS computes the products, and a kernel corrects sums that are not finite.
     "joint sums of outer products": "products, mended",
 }
-# A compiler makes one kernel of these by itself.
+# A compiler fuses these into one kernel by itself.
 _BY_KERNELS_UNLESS_COMPILED: Table = {
     "scaled samples": "kernel",
     "dropped samples": "kernel",

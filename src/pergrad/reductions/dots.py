@@ -1,4 +1,4 @@
-"""<G_n, D> with a direction D of the weight's own shape."""
+"""Computes <G_n, D> with a direction D of the weight's shape."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def dots(factors: Sequence[Factor], direction: Tensor, bound: int) -> Tensor:
 
 @singledispatch
 def dots_of(factor: Factor, direction: Tensor, bound: int) -> Tensor:
-    """<G_n, direction> of one factor."""
+    """<G_n, direction> for one factor."""
     found = torch.zeros(factor.shape[0], dtype=torch.float64, device=direction.device)
     for samples, rows, gradients in sample_tiles([factor], bound):
         part = direction[rows] if direction.dim() else direction
@@ -50,7 +50,7 @@ def dots_of(factor: Factor, direction: Tensor, bound: int) -> Tensor:
 @dots_of.register
 def _(factor: OuterProduct, direction: Tensor, bound: int) -> Tensor:
     x = factor.input
-    pushed = mm(x.flatten(0, 1), direction.T, direction.dtype)  # what D makes of x
+    pushed = mm(x.flatten(0, 1), direction.T, direction.dtype)  # D x
     return multiplied_and_summed(pushed.view(factor.grad_output.shape), factor.grad_output)
 
 
@@ -80,7 +80,7 @@ def _(factor: Convolution, direction: Tensor, bound: int) -> Tensor:
     convolve = _CONVOLUTIONS[len(factor.stride)]
     pushed = convolve(x, direction, None, factor.stride, 0, factor.dilation, factor.groups)
     for dim, size in enumerate(factor.grad_output.shape[3:], 2):
-        pushed = pushed.narrow(dim, 0, size)  # a transposed convolution's may be longer
+        pushed = pushed.narrow(dim, 0, size)  # that of a transposed convolution may be longer
     return multiplied_and_summed(pushed.reshape(factor.grad_output.shape), factor.grad_output)
 
 

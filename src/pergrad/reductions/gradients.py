@@ -1,4 +1,4 @@
-"""All there is to know of one parameter's per-sample gradients: what a quantity is given."""
+"""Defines `SampleGradients`, the per-sample gradients of one parameter as quantities see them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from pergrad.reductions.sketches import (
     count_sketch,
     two_sided_sketch,
 )
-from pergrad.reductions.sums import is_summed_in_company, weighted_sum
+from pergrad.reductions.sums import shares_a_launch_of_sums, weighted_sum
 from pergrad.runtime import empty, machine_on, wide
 
 __all__ = ["SampleGradients", "scaled_squares"]
 
 
 class SampleGradients:
-    """G_n of one parameter: a sum of factors, and a number for each sample that multiplies it.
+    """G_n of one parameter: a sum of factors times a scale for each sample.
 
-    What several quantities ask for is computed once. Nothing but `materialize` holds the gradients of all
-    samples; no method needs more than `bound` bytes beside what it returns, or those of one row, or of
-    the windows of one sample's convolution.
+    A result that several quantities ask for is computed once. Only `materialize` holds the gradients of all
+    samples. Other methods use at most `bound` bytes beside their result, or the bytes of one row, or of the
+    windows of one sample's convolution, if that is more.
     """
 
     _squared_norms: Tensor | None = None
@@ -44,41 +44,40 @@ class SampleGradients:
         self._is_joined = len(factors) == 1 and factors[0].is_by_sample
         self._scale = scale
         self.bound = bound
-        self.dtype = factors[0].dtype  # the coarsest type that the gradients are computed from
+        self.dtype = factors[0].dtype  # the coarsest dtype that the gradients are computed from
         for factor in factors[1:]:
             if torch.finfo(factor.dtype).eps > torch.finfo(self.dtype).eps:
                 self.dtype = factor.dtype
 
     @property
     def count(self) -> int:
-        """The number of samples."""
+        """Returns the number of samples."""
         return self._factors[0].shape[0]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the parameter."""
+        """Returns the shape of the parameter."""
         return self._factors[0].shape[1:]
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of the factors, as they arrived."""
+        """Returns the kinds of the factors, before they are joined."""
         return [type(f).__name__ for f in self._factors]
 
     @property
     def factors(self) -> list[Factor]:
-        """The uses of the parameter, those of one kind joined; without the scale."""
+        """Returns the joined factors of all uses, without the scale."""
         if not self._is_joined:
             self._factors, self._is_joined = joined(self._factors), True
         return self._factors
 
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """G_n themselves, (n, *shape).
+        """Returns G_n, (n, *shape).
 
-        They are kept, so that everything else asked for later comes from there; unless they are in low
-        precision, which others do not have to suffer from.
+        Keeps them for later reductions, unless they are in low precision, which would make those less exact.
         """
         gradients = add_up(self._factors, dtype)
-        if isinstance(self._scale, Tensor):  # in its own type: rounded once
+        if isinstance(self._scale, Tensor):  # multiplied in the wider dtype, to round once
             scale = self._scales(gradients, torch.promote_types(self._scale.dtype, gradients.dtype))
             gradients = torch.mul(gradients, scale, out=empty(gradients.shape, gradients))
         elif self._scale != 1:
@@ -88,9 +87,9 @@ class SampleGradients:
         return gradients
 
     def compact(self, *, at_any_size: bool = False) -> None:
-        """Keep the gradients where they take less room than their factors, or little more.
+        """Replaces factors by gradients that take less memory, or little more.
 
-        At any size, also where norms and sums of them are faster than those of the factors.
+        With `at_any_size`, also where norms and sums of gradients are faster than those of factors.
         """
         self._factors = [
             Dense(f.materialize(wide(f.dtype)))
@@ -100,13 +99,13 @@ class SampleGradients:
         ]
 
     def settle(self, factor: Factor, gradients: Tensor) -> None:
-        """Keep the gradients, (n, d), that were found of the factor, if it is still what there is."""
+        """Replaces the factor by its gradients, (n, d), unless it was replaced already."""
         if self._factors[0] is factor:
             self._factors = [Dense(gradients.view(factor.shape))]
 
     @property
     def launch(self) -> tuple[Launch, tuple[Tensor, ...]] | None:
-        """The launch that can find the squared norms of several parameters, and what it reads, if any."""
+        """Returns the shared launch for the squared norms and the tensors it reads, or None."""
         if self._squared_norms is not None:
             return None
         return launch_of(self.factors, self.bound)
@@ -120,7 +119,7 @@ class SampleGradients:
 
     @property
     def scale(self) -> Tensor | float:
-        """What the factors, as they are now, are to be multiplied by: (n,), or one number for all."""
+        """Returns the scale of the current factors: (n,), or one number for all samples."""
         return self._scale
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -128,14 +127,14 @@ class SampleGradients:
         return weighted_sum(self._factors, self.scaled_weights(weights))
 
     def scaled_weights(self, weights: Tensor) -> Tensor:
-        """The weights that the factors have, which are without the scale."""
+        """Multiplies weights by the scale, which the factors do not include."""
         weights = weights.double()
         return weights if self._is_unscaled else weights * self._scale_of(weights)
 
     @property
-    def is_summed_in_company(self) -> bool:
-        """Whether weighted sums of this and of others are best computed together."""
-        return is_summed_in_company(self.factors, self.bound)
+    def shares_a_launch_of_sums(self) -> bool:
+        """Whether the weighted sum is best computed in one launch with other parameters."""
+        return shares_a_launch_of_sums(self.factors, self.bound)
 
     def total(self) -> Tensor:
         """Σ_n G_n."""
@@ -168,14 +167,14 @@ class SampleGradients:
         return self._scaled(gram_against(self.factors, stored, self.bound))
 
     def sketch(self, sketch: CountSketch | TwoSidedSketch) -> Tensor:
-        """A random projection of G_n, (n, k)."""
+        """Computes a random projection of G_n, (n, k)."""
         if isinstance(sketch, CountSketch):
             found = count_sketch(self._factors, sketch, self.bound)
         else:
             found = two_sided_sketch(self._factors, sketch, self.bound)
         return self._scaled(found)
 
-    # -- the scale, in the shapes that it is needed in
+    # -- the scale, in the shapes that reductions need
 
     @property
     def _device(self) -> torch.device:
@@ -186,7 +185,7 @@ class SampleGradients:
         return not isinstance(self._scale, Tensor) and self._scale == 1
 
     def _scaled(self, found: Tensor) -> Tensor:
-        """(n, ...) times the scale."""
+        """Multiplies (n, ...) by the scale."""
         return found if self._is_unscaled else found * self._scales(found)
 
     def _scale_or_none(self) -> Tensor | None:
@@ -197,26 +196,26 @@ class SampleGradients:
         return torch.full((self.count,), self._scale, dtype=torch.float64, device=self._device)
 
     def _scale_of(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """The scale as (n,), or as a number without dimensions."""
+        """Returns the scale as (n,), or as a tensor without dimensions."""
         return torch.as_tensor(self._scale, dtype=dtype or like.dtype, device=like.device)
 
     def _scales(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """The scale, to multiply (n, ...) with."""
+        """Returns the scale in a shape that broadcasts over (n, ...)."""
         scale = self._scale_of(like, dtype)
         return scale.view(-1, *[1] * (like.dim() - 1)) if scale.dim() else scale
 
 
 def scaled_squares(squares: Tensor, scale: Tensor | float) -> Tensor:
-    """Squared norms, (..., n), from those of factors, which are without the scale."""
+    """Multiplies squared norms of factors, (..., n), by the squared scale."""
     if isinstance(scale, Tensor):
         return squares * scale.to(squares) ** 2
     return squares if scale == 1 else squares * scale**2
 
 
 def _is_faster_dense(factor: Factor) -> bool:
-    """Whether to multiply once, write the gradients and read them twice beats to multiply twice.
+    """Whether multiplying once, and reading the gradients twice, beats multiplying twice.
 
-    Halves are multiplied faster than their gradients are written.
+    In half precision, multiplying is faster than writing the gradients.
     """
     if not isinstance(factor, OuterProduct | Convolution):
         return False
@@ -224,10 +223,10 @@ def _is_faster_dense(factor: Factor) -> bool:
 
 
 def _is_worth_keeping_dense(factor: Factor) -> bool:
-    """Whether n gradients take less room than what they are made of, or little more and save much."""
+    """Whether the gradients take less memory than the factor, or little more and save much time."""
     kind = type(factor)
     if kind is Dense or (isinstance(factor, PositionSum) and factor.grad_output.shape[1] == 1):
-        return False  # one position is the gradient, and is held for the weight beside a bias
+        return False  # the factor is the gradient, and the weight's factor holds it too
     dtype = factor.dtype
     bytes_dense = prod(factor.shape) * wide(dtype).itemsize
     sizes = bytes_dense, factor.size * dtype.itemsize, kind is Convolution

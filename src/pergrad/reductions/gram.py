@@ -1,4 +1,4 @@
-"""<G_n, H_m> for all pairs of samples, of one batch or of two."""
+"""Computes <G_n, H_m> for all pairs of samples, of one batch or of two."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def gram(factors: Sequence[Factor], bound: int) -> Tensor:
     found, terms = by_pairs_of_positions(first, bound)
     if chooser.pick("check of a gram") == "left as found":
         return found
-    is_number = found.diagonal().isfinite()  # another way would not heal a NaN
+    is_number = found.diagonal().isfinite()  # computing a NaN again would not help
     cancelled = is_cancelled(found.diagonal(), terms, wide(first.dtype)) & is_number
     return by_rows(factors, bound) if bool(cancelled.any()) else found
 
 
 def by_pairs_of_positions(factor: OuterProduct, bound: int) -> tuple[Tensor, Tensor]:
-    """Σ_ts <g[n,t], g[m,s]> <x[n,t], x[m,s]>, and for m = n the length of the terms as a vector."""
+    """Σ_ts <g[n,t], g[m,s]> <x[n,t], x[m,s]>, and for m = n the norm of the vector of terms."""
     n, t = factor.shape[0], factor.positions
     dtype = wide(factor.dtype)
     g, x = factor.grad_output.flatten(0, 1), factor.input.flatten(0, 1)
@@ -52,7 +52,7 @@ def by_pairs_of_positions(factor: OuterProduct, bound: int) -> tuple[Tensor, Ten
 
 
 def by_rows(factors: Sequence[Factor], bound: int) -> Tensor:
-    """The gradients of all samples, some rows of the weight at a time."""
+    """Σ_rows <G_n[row], G_m[row]>, materialising some rows of the weight at a time."""
     n = factors[0].shape[0]
     found: Tensor | None = None
     for _, gradients in whole_batch_tiles(factors, bound):

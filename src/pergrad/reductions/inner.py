@@ -1,4 +1,4 @@
-"""Inner products of each sample's numbers, in float64."""
+"""Computes inner products per sample, in float64."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["INNER_PRODUCT_WAYS", "inner_products", "multiplied_and_summed"]
 
 
 def inner_products(a: Tensor, b: Tensor) -> Tensor:
-    """Σ a b, (n, ...) -> (n,) in float64; on a CPU rounded to the type of both on the way."""
+    """Σ a b, (n, ...) -> (n,) in float64; a CPU sums in the dtype of the arguments."""
     way = chooser_of(a).pick("inner products of samples")
     return INNER_PRODUCT_WAYS[way](a, b)
 
 
 def multiplied_and_summed(a: Tensor, b: Tensor) -> Tensor:
-    """Σ a b over all but the samples: summed up in float64. `b` may be the same for all samples."""
+    """Σ a b over all dimensions but the samples, summed in float64; `b` may have no sample axis."""
     return (a * b).flatten(1).sum(1, dtype=torch.float64)
 
 

@@ -1,4 +1,4 @@
-"""Elementwise moments over the samples: Σ_n G_n², and Σ_n (G_n - mean)²."""
+"""Computes elementwise moments over the samples: Σ_n G_n² and Σ_n (G_n - mean)²."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sum_of_squares(factors: Sequence[Factor], scale: Tensor | None, bound: int) 
 def squares_about(
     center: Tensor | None, factors: Sequence[Factor], scale: Tensor | None, bound: int
 ) -> Tensor:
-    """Σ_n (scale[n] G_n - center)²: around the mean, nothing cancels that a difference of sums would."""
+    """Σ_n (scale[n] G_n - center)²; unlike a difference of sums, this does not cancel around the mean."""
     shape = factors[0].shape[1:]
     total: Tensor | None = None
     for samples, rows, gradients in sample_tiles(factors, bound):

@@ -1,10 +1,10 @@
-"""|G_n|² of every sample, by the cheapest of several exact ways.
+"""Computes |G_n|² of every sample by the cheapest of several exact algorithms.
 
-All of them sum up in float64 what was multiplied in float32 or better: Gram matrices in bfloat16 are
-wrong by hundreds of per cent where positions cancel. Where they cancel to a thousandth, those in float32
-are no better: such samples are computed again from their gradients.
+All multiply in float32 or wider and sum in float64: Gram matrices in bfloat16 are wrong by hundreds of per
+cent where positions cancel. Where they cancel to a thousandth, float32 fails too: such samples are computed
+again from their gradients.
 
-Entries of a float32 gradient beyond 1e19 have infinite norms: their squares do.
+A float32 gradient with entries beyond 1e19 has an infinite norm, since their squares overflow.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def squared_norms(factors: Sequence[Factor], bound: int) -> Tensor:
         return squared_norms_of(factors[0], bound)
     kinds = {type(f): f for f in factors}
     if len(factors) == 2 and kinds.keys() == {OuterProduct, RowSum}:
-        # A tied embedding and head: |a + b|² = |a|² + |b|² + 2 <a, b>.
+        # For a tied embedding and head, |a + b|² = |a|² + |b|² + 2 <a, b>.
         head, table = kinds[OuterProduct], kinds[RowSum]
         assert isinstance(head, OuterProduct)
         assert isinstance(table, RowSum)
@@ -73,7 +73,7 @@ def squared_norms(factors: Sequence[Factor], bound: int) -> Tensor:
 
 @singledispatch
 def squared_norms_of(factor: Factor, bound: int) -> Tensor:
-    """|G_n|² of one factor."""
+    """|G_n|² for one factor."""
     return by_tiles([factor], bound)
 
 
@@ -116,7 +116,7 @@ def _(factor: Convolution, bound: int) -> Tensor:
 
 
 def _sizes(factor: Convolution) -> tuple[int, int, int, int]:
-    """Positions, outputs and columns of each group, and spatial dimensions."""
+    """Returns positions, outputs and columns of each group, and the number of spatial dimensions."""
     outputs, columns = factor.kernel[0] // factor.groups, prod(factor.kernel[1:])
     return factor.positions, outputs, columns, len(factor.stride)
 
@@ -125,7 +125,7 @@ KernelName = Literal["gram_squared_norms", "column_squared_norms"]
 
 
 class Launch(NamedTuple):
-    """A launch that parameters can share: the kernel, and all that must be the same for it."""
+    """Identifies a launch that parameters can share: the kernel, and all that they must agree in."""
 
     kernel: KernelName
     device: torch.device
@@ -134,9 +134,9 @@ class Launch(NamedTuple):
 
 
 def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tensor, ...]] | None:
-    """Gives the launch that a parameter can share with others, and the tensors it reads, (n, t, d) each.
+    """Returns the launch that a parameter can share with others, and the tensors it reads, (n, t, d) each.
 
-    None where a launch of its own is cheaper.
+    Returns None if a launch of its own is cheaper.
     """
     if len(factors) != 1:
         return None
@@ -171,13 +171,13 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
 def squared_norms_in_one_launch(
     launch: Launch, tensors: Sequence[tuple[Tensor, ...]], summed: Sequence[int]
 ) -> Tensor:
-    """|G_n|² of the factors that are made of these, and then of the sums of the g numbered `summed`.
+    """|G_n|² of factors with these tensors, then of Σ_t g for each g numbered in `summed`.
 
-    (len(tensors) + len(summed), n) in float64.
+    Returns (len(tensors) + len(summed), n) in float64.
     """
     gs, xs, statistics = _in_one_launch(tensors)
     if launch.kernel == "gram_squared_norms":
-        assert not summed, "inner products have no sums of g that could be trusted"
+        assert not summed, "the kernel of inner products computes no exact sums of g"
         return all_launchers().gram_squared_norms(gs, xs)
     return all_launchers().column_squared_norms(gs, xs, statistics, summed)
 
@@ -185,7 +185,7 @@ def squared_norms_in_one_launch(
 def sums_in_one_launch(
     tensors: Sequence[tuple[Tensor, ...]], summed: Sequence[int]
 ) -> tuple[list[Tensor], Tensor]:
-    """Gives the gradients, (n, d) each, of the tensors of a launch for columns, and their squared norms."""
+    """Returns the gradients, (n, d) each, that a launch for columns computes, and their squared norms."""
     gs, xs, statistics = _in_one_launch(tensors)
     sums, squares = all_launchers().column_sums(gs, xs, statistics, summed)
     widths = [g.shape[2] for g in (*gs, *(gs[k] for k in summed))]
@@ -195,7 +195,7 @@ def sums_in_one_launch(
 def _in_one_launch(
     tensors: Sequence[tuple[Tensor, ...]],
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """All g, all x or none, and all means and then all 1 / std, or none."""
+    """Transposes tuples of tensors: all g; all x, if any; all means and then all 1 / std, if any."""
     gs, *others = [list(of_kind) for of_kind in zip(*tensors, strict=True)]
     xs, *statistics = others or [[]]
     return gs, xs, [t for of_kind in statistics for t in of_kind]
@@ -210,7 +210,7 @@ def _flat_columns(t: Tensor) -> Tensor:
 
 
 def by_rank_one(factor: OuterProduct) -> Tensor:
-    """|g ⊗ x|² = |g|² |x|²; each in float64, since one may be huge where the other is tiny."""
+    """|g ⊗ x|² = |g|² |x|²; in float64, since one may be huge and the other tiny."""
     return _squared(factor.grad_output.double()) * _squared(factor.input.double())
 
 
@@ -245,7 +245,7 @@ def _by_tile_kernel(factor: OuterProduct, bound: int) -> Tensor:
 
 
 def _by_torch(factor: OuterProduct, bound: int) -> Tensor:
-    """By whatever way is the cheapest of those without kernels."""
+    """Computes norms by the cheapest way without kernels."""
     g, x = factor.grad_output, factor.input
     sizes = g.shape, x.shape, g.dtype, x.dtype
     way = chooser_of(g, x, by_kernels=False).pick("norms of an outer product", sizes)
@@ -277,7 +277,7 @@ TABLE_WAYS = {"rows added up": _by_coalesced_rows, "kernel": _by_table_kernel}
 
 
 def _by_gram_of_windows(factor: Convolution, bound: int) -> Tensor:
-    """Inner products of copied windows, as many samples at a time as fit."""
+    """Σ_ts <g_t, g_s> <window_t, window_s>, for as many samples at a time as fit."""
     copied = factor.groups * prod(factor.kernel[1:]) * factor.positions  # of one sample
     step = at_once(copied * factor.input.element_size(), bound)
     found = []
@@ -291,7 +291,7 @@ def _by_gram_of_windows(factor: Convolution, bound: int) -> Tensor:
 
 
 def _convolution_by_torch(factor: Convolution, bound: int) -> Tensor:
-    """By whatever way is the cheapest of those without kernels."""
+    """Computes norms by the cheapest way without kernels."""
     chooser = chooser_of(factor.grad_output, by_kernels=False)
     way = chooser.pick("norms of a convolution", _sizes(factor))
     return CONVOLUTION_WAYS[way](factor, bound)
@@ -314,21 +314,21 @@ CONVOLUTION_WAYS: dict[str, Callable[[Convolution, int], Tensor]] = {
 }
 
 
-# -- sums that have cancelled
+# -- sums that cancelled
 
 
 def is_cancelled(found: Tensor, terms: Tensor, dtype: torch.dtype) -> Tensor:
-    """Whether a sum is so much smaller than its terms that their rounding errors show, or overflowed.
+    """Whether a sum is so much smaller than its terms that rounding dominates, or overflowed.
 
-    `terms` bounds their length as a vector; of independent positions, the sum is as large.
+    `terms` bounds the norm of the vector of terms; for independent positions the sum is about as large.
     """
     return ~(found >= least_trusted(dtype) * terms)
 
 
 def _checked(found: Tensor, terms: Tensor, factors: Sequence[Factor], bound: int) -> Tensor:
-    """Gives squared norms as found, or from the gradients where too much has cancelled.
+    """Returns squared norms as found, recomputed from the gradients where too much cancelled.
 
-    Where nobody can look at values without waiting for them, a tied embedding and head are left as found.
+    Those of a tied embedding and head stay as found where looking at values would synchronise.
     """
     factor = factors[0]
     if len(factors) == 1 and isinstance(factor, OuterProduct):
@@ -349,7 +349,7 @@ def _computed_again(found: Tensor, terms: Tensor, factors: Sequence[Factor], bou
 
 @operation("mended_norms", lambda found, terms, g, x, bound: torch.empty_like(found))
 def _mended_norms(found: Tensor, terms: Tensor, g: Tensor, x: Tensor, bound: int) -> Tensor:
-    """The same as an operation of a compiled step, whose trace has no values to look at."""
+    """Wraps `_computed_again` as an operation, since a trace has no values to look at."""
     return _computed_again(found.clone(), terms, [OuterProduct(g, x)], bound)
 
 
@@ -371,7 +371,7 @@ MENDING_WAYS: dict[str, Callable[[Tensor, Tensor, Any, int], Tensor]] = {
 
 
 def by_tiles(factors: Sequence[Factor], bound: int) -> Tensor:
-    """Σ of the squares of the gradients, materialised a piece at a time."""
+    """Σ G_n², of gradients that are materialised a piece at a time."""
     if is_one_piece(factors, bound):
         return _squared(add_up(factors, wide_dtype(factors)))
     first = factors[0]

@@ -1,15 +1,15 @@
-"""Random projections of per-sample gradients that never hold a gradient or a projection matrix.
+"""Computes random projections of gradients without holding a gradient or a projection matrix.
 
-A weight is seen as a matrix (rows, columns): its first dimension, and all others, of a kernel the taps
-before the channels. Every row r and every column c has a bucket h and a random sign s, and the entry (r, c)
-is added, with sign s(r) s(c), to bucket h(r) + h(c) mod k of the sketch. An outer product's sketch is then
-the circular convolution of the sketches of its two vectors, a product of Fourier transforms (Pham and
-Pagh's TensorSketch), and a row of a table is a rotation. Different kinds of factors see the same map, so
-that uses of one weight add up. The expectation of <s_n, s_m> is <G_n, G_m>.
+A weight is viewed as a matrix: its first dimension is that of the rows, all others are columns; in a
+convolution's kernel, taps come before channels. Every row r and every column c has a bucket h and a random
+sign s. The entry (r, c) is added, with sign s(r) s(c), to bucket h(r) + h(c) mod k of the sketch. The sketch of
+an outer product is then the circular convolution of the sketches of its two vectors, a product of Fourier
+transforms (Pham and Pagh's TensorSketch), and that of a row of a table is a rotation. All kinds of factors use
+one linear map, so sketches of several uses of a weight add up. The expectation of <s_n, s_m> is <G_n, G_m>.
 
-The buckets of rows are random. Those of k neighbouring columns, a run, follow one another from a random one
-on: entries of one run of one row never meet, any others do with probability 1 / k, and what lies side by
-side in memory is added side by side.
+The buckets of rows are random. A run of k adjacent columns has consecutive buckets, from a random one on:
+entries of one run in one row never collide, any others do with probability 1 / k, and entries that are
+adjacent in memory are added to adjacent buckets.
 
 Buckets and signs come from integer hashes of (seed, parameter, index): they are the same on every
 device and for every batch.
@@ -37,14 +37,14 @@ __all__ = ["CountSketch", "TwoSidedSketch", "count_sketch", "two_sided_sketch"]
 
 
 def _hashed(counts: Mapping[str, int]) -> list[Tensor]:
-    """For each label so many integers in [0, 2^48), a function of it: splitmix64 from a hashed start."""
+    """Returns integers in [0, 2^48) for each label, `counts[label]` of them: splitmix64 from its SHA-256."""
     starts = [hashlib.sha256(label.encode()).digest()[:8] for label in counts]
     start = torch.tensor([int.from_bytes(part, "little", signed=True) for part in starts])
     sizes = list(counts.values())
     first = torch.tensor([0, *accumulate(sizes)][:-1])
     step = -7046029254386353131
     z = torch.arange(1, sum(sizes) + 1) * step
-    # All at once: many are short.
+    # All labels at once, since many of them are short.
     z += (start - first * step).repeat_interleave(torch.tensor(sizes))
     z = (z ^ _shifted(z, 30)) * -4658895280553007687
     z = (z ^ _shifted(z, 27)) * -7723592293110705685
@@ -52,7 +52,7 @@ def _hashed(counts: Mapping[str, int]) -> list[Tensor]:
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """Z >> bits of an unsigned number."""
+    """Shifts as if `z` were unsigned."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -63,14 +63,16 @@ def _signs(label: str, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class CountSketch:
-    """Buckets and signs of the rows and columns of one parameter."""
+    """Holds the buckets and signs of the rows and columns of one parameter."""
 
     size: int
     row_buckets: Tensor
     row_signs: Tensor
     column_buckets: Tensor
     column_signs: Tensor
-    runs: tuple[int, ...] | None  # the first bucket of each, where columns lie in that order
+    runs: (
+        tuple[int, ...] | None
+    )  # the first bucket of each run; None if columns are in another order
 
     @classmethod
     def of(cls, name: str, shape: Sequence[int], size: int, seed: int) -> CountSketch:
@@ -80,7 +82,7 @@ class CountSketch:
     def of_all(
         cls, shapes: Mapping[str, Sequence[int]], size: int, seed: int
     ) -> dict[str, CountSketch]:
-        """Of several parameters, in less time than one by one."""
+        """Builds the sketches of several parameters, faster than one by one."""
         counts = {f"{seed}/{name}": sum(_as_matrix(shape)) for name, shape in shapes.items()}
         pairs = zip(shapes.items(), _hashed(counts), strict=True)
         return {name: cls._from(hashed, shape, size) for (name, shape), hashed in pairs}
@@ -94,7 +96,7 @@ class CountSketch:
             order = torch.arange(columns)
             of_columns = (of_columns[::size][order // size] + order) % size
         runs: tuple[int, ...] | None = tuple(of_columns[::size].tolist())
-        if len(shape) > 2:  # given for channels, then taps
+        if len(shape) > 2:  # reordered: the columns of a kernel are channels, then taps
             of_columns = of_columns.view(prod(shape[2:]), shape[1]).T.flatten()
             runs = None
         return cls(size, buckets[:rows], signs[:rows], of_columns, signs[rows:], runs)
@@ -108,26 +110,26 @@ class CountSketch:
         )
 
     def entries(self, rows: slice = ALL) -> tuple[Tensor, Tensor]:
-        """Bucket and sign of each entry of some rows, in order."""
+        """Returns bucket and sign of each entry of some rows, in order."""
         buckets = self.row_buckets[rows, None] + self.column_buckets
         signs = self.row_signs[rows, None] * self.column_signs
         return buckets.flatten() % self.size, signs.flatten()
 
     def of_rows(self, x: Tensor) -> Tensor:
-        """(..., rows) -> (..., k)."""
+        """Sketches vectors over rows, (..., rows) -> (..., k)."""
         return _scattered(x, self.row_buckets, self.row_signs, self.size)
 
     def of_columns(self, x: Tensor) -> Tensor:
-        """(..., columns) -> (..., k)."""
+        """Sketches vectors over columns, (..., columns) -> (..., k)."""
         if chooser_of(x).pick("sketch of columns", (self.runs is not None,)) == "runs":
             return self._by_runs(x)
         return _scattered(x, self.column_buckets, self.column_signs, self.size)
 
     def _by_runs(self, x: Tensor) -> Tensor:
-        """The same, three times as fast: whole runs are added at once."""
+        """Sketches vectors over columns run by run, three times as fast as by entries."""
         assert self.runs is not None
         k, flat, signs = self.size, x.reshape(-1, x.shape[-1]), self.column_signs.to(x.dtype)
-        unfolded = flat.new_zeros(len(flat), 2 * k - 1)  # no run goes round
+        unfolded = flat.new_zeros(len(flat), 2 * k - 1)  # wide enough that no run wraps around
         for number, first in enumerate(self.runs):
             run = slice(number * k, min((number + 1) * k, flat.shape[1]))
             to = unfolded[:, first : first + run.stop - run.start]
@@ -142,7 +144,7 @@ def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _scattered(x: Tensor, buckets: Tensor, signs: Tensor, size: int) -> Tensor:
-    """Add entry j of the last dimension, with its sign, to bucket h(j)."""
+    """Adds entry j of the last dimension, with its sign, to bucket h(j)."""
     flat = x.reshape(-1, x.shape[-1])
     way = chooser_of(x).pick("buckets")
     return BUCKET_WAYS[way](flat, buckets, signs.to(x.dtype), size).reshape(*x.shape[:-1], size)
@@ -162,20 +164,20 @@ BUCKET_WAYS = {"by row": _scattered_by_row, "by column": _scattered_by_column}
 
 
 def count_sketch(factors: Sequence[Factor], sketch: CountSketch, bound: int) -> Tensor:
-    """The sketches of Σ_f F_n, (n, k)."""
+    """Computes the sketches of Σ_f F_n, (n, k)."""
     return reduce(add, (count_sketch_of(factor, sketch, bound) for factor in factors))
 
 
 @singledispatch
 def count_sketch_of(factor: Factor, sketch: CountSketch, bound: int) -> Tensor:
-    """The sketch of one factor, (n, k)."""
+    """Computes the sketches of one factor, (n, k)."""
     return by_entries(factor, sketch, bound)
 
 
 def by_entries(factor: Factor, sketch: CountSketch, bound: int) -> Tensor:
-    """Every entry of the gradient, materialised a piece at a time, into its bucket."""
+    """Adds every entry of the gradient to its bucket, materialising a piece at a time."""
     found: Tensor | None = None
-    bound //= 4  # buckets and signs beside it
+    bound //= 4  # buckets and signs take memory too
     for samples, rows, gradients in sample_tiles([factor], bound):
         flat = gradients.reshape(len(gradients), -1)
         some = _scattered(flat, *sketch.entries(rows), sketch.size)
@@ -198,7 +200,7 @@ def _(factor: OuterProduct, sketch: CountSketch, bound: int) -> Tensor:
 
 
 def by_fourier(factor: OuterProduct, sketch: CountSketch, bound: int) -> Tensor:
-    """Σ_t of circular convolutions, as one inverse transform of a sum of products."""
+    """Σ_t of circular convolutions, by one inverse transform of a sum of products."""
     n, t, size = factor.shape[0], factor.positions, sketch.size
     dtype = wide(factor.dtype)
     if n == 0 or t == 0:
@@ -244,7 +246,7 @@ def _(factor: ByOwner, sketch: CountSketch, bound: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TwoSidedSketch:
-    """Random signs A (a, rows) and B (b, columns): the sketch of a matrix is A G Bᵀ / √(ab)."""
+    """A G Bᵀ / √(ab), with random signs A (a, rows) and B (b, columns)."""
 
     left: Tensor  # (rows, a)
     right: Tensor  # (columns, b)
@@ -262,14 +264,14 @@ class TwoSidedSketch:
 
 
 def two_sided_sketch(factors: Sequence[Factor], sketch: TwoSidedSketch, bound: int) -> Tensor:
-    """The two-sided sketches of Σ_f F_n, (n, a · b)."""
+    """Computes the two-sided sketches of Σ_f F_n, (n, a · b)."""
     total = reduce(add, (two_sided_sketch_of(factor, sketch, bound) for factor in factors))
     return total / total.shape[1] ** 0.5
 
 
 @singledispatch
 def two_sided_sketch_of(factor: Factor, sketch: TwoSidedSketch, bound: int) -> Tensor:
-    """A G Bᵀ of one factor, (n, a · b)."""
+    """A G Bᵀ for one factor, (n, a · b)."""
     size = sketch.left.shape[1] * sketch.right.shape[1]
     found = torch.zeros(factor.shape[0], size, dtype=wide(factor.dtype), device=factor.device)
     for samples, rows, gradients in sample_tiles([factor], bound):

@@ -1,4 +1,4 @@
-"""Σ_n c_n G_n: one product over samples and positions, never a gradient for each sample."""
+"""Computes Σ_n c_n G_n by one product over samples and positions, without per-sample gradients."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pergrad.reductions.choosing import chooser_of
 from pergrad.reductions.tiles import as_rows, is_small, wide_dtype
 from pergrad.runtime import is_large, mm, operation, wide, with_aligned_width
 
-__all__ = ["is_summed_in_company", "weighted_sum", "weighted_sums_in_company"]
+__all__ = ["shares_a_launch_of_sums", "weighted_sum", "weighted_sums_in_one_launch"]
 
 
 def weighted_sum(factors: Sequence[Factor], scale: Tensor | None) -> Tensor:
-    """Σ_f Σ_n scale[n] F_n, of the weight's shape, in float32 or wider; without a scale the plain sum.
+    """Σ_f Σ_n scale[n] F_n, of the weight's shape, in float32 or wider; None is a scale of 1.
 
-    A sample whose scale is zero adds nothing, whatever its gradient: also if that is not finite.
+    A sample whose scale is zero adds nothing, even if its gradient is not finite.
     """
     dtype = wide_dtype(factors)
     return reduce(add, (weighted_sum_of(factor, scale, dtype) for factor in factors))
 
 
-def is_summed_in_company(factors: Sequence[Factor], bound: int) -> bool:
-    """Whether a parameter is summed up faster with others: on a GPU, small ones and products of halves."""
+def shares_a_launch_of_sums(factors: Sequence[Factor], bound: int) -> bool:
+    """Whether to sum a parameter in one launch with others: on a GPU, if small or in half precision."""
     factor = factors[0]
     if len(factors) == 1 and isinstance(factor, Dense):
         way = chooser_of(factor.gradients).pick("sums of small gradients")
@@ -42,8 +42,8 @@ def is_summed_in_company(factors: Sequence[Factor], bound: int) -> bool:
     return chooser_of(g, x).pick("sums of outer products", sizes) == "together"
 
 
-def weighted_sums_in_company(factors: Sequence[Any], scale: Tensor, bound: int) -> list[Tensor]:
-    """Σ_n scale[n] G_n of each, of gradients or of outer products of halves, all of one type."""
+def weighted_sums_in_one_launch(factors: Sequence[Any], scale: Tensor, bound: int) -> list[Tensor]:
+    """Σ_n scale[n] G_n of each factor; all are gradients, or outer products, of one dtype."""
     if isinstance(factors[0], Dense):
         return _sums_of_gradients(factors, scale)
     way = chooser_of(factors[0].grad_output).pick("joint sums of outer products")
@@ -51,10 +51,10 @@ def weighted_sums_in_company(factors: Sequence[Any], scale: Tensor, bound: int) 
 
 
 def _by_one_kernel(factors: Sequence[OuterProduct], scale: Tensor, bound: int) -> list[Tensor]:
-    """One launch for all parameters.
+    """Sums all parameters in one launch.
 
-    The kernel is slower than the GPU's own product: on an H200 it takes 350 µs for a block of GPT-2, where
-    scaling and products take 256. But those are four launches for each parameter.
+    The kernel is slower than cuBLAS: on an H200 it takes 350 µs for a block of GPT-2, scaling and products
+    256 µs. But these are four launches for each parameter.
     """
     gs, xs = [f.grad_output for f in factors], [f.input for f in factors]
     found: list[Tensor] = all_launchers().weighted_outer_products(gs, xs, scale)
@@ -62,19 +62,19 @@ def _by_one_kernel(factors: Sequence[OuterProduct], scale: Tensor, bound: int) -
 
 
 def _by_products(factors: Sequence[OuterProduct], scale: Tensor, bound: int) -> list[Tensor]:
-    """The GPU's own products, and one kernel that mends those which a sample left out has spoilt."""
+    """Multiplies by cuBLAS; one kernel corrects the sums that dropped samples made non-finite."""
     sums: list[Tensor] = []
-    waiting: list[tuple[Tensor, Tensor, Tensor]] = []  # their products and factors
+    pending: list[tuple[Tensor, Tensor, Tensor]] = []  # products and factors to check
     held = 0
     for factor in factors:
         g, x = with_aligned_width(factor.grad_output), with_aligned_width(factor.input)
-        waiting.append((_product(g, x, scale), g, x))
-        sums.append(waiting[-1][0][: factor.shape[1], : factor.shape[2]])
+        pending.append((_product(g, x, scale), g, x))
+        sums.append(pending[-1][0][: factor.shape[1], : factor.shape[2]])
         held += g.nbytes + x.nbytes
         if held >= bound or factor is factors[-1]:
-            read = map(list, zip(*waiting, strict=True))
+            read = map(list, zip(*pending, strict=True))
             all_launchers().mend_weighted_outer_products(*read, scale)
-            waiting, held = [], 0
+            pending, held = [], 0
     return sums
 
 
@@ -85,7 +85,7 @@ JOINT_SUM_WAYS: dict[str, Callable[[Sequence[OuterProduct], Tensor, int], list[T
 
 
 def _sums_of_gradients(factors: Sequence[Dense], scale: Tensor) -> list[Tensor]:
-    """Side by side, as those of one parameter."""
+    """Σ_n scale[n] G_n of all factors, concatenated as if they were one parameter."""
     rows = [as_rows(f.gradients) for f in factors]
     total = weighted_sum_of(Dense(torch.cat(rows, 1)), scale, wide_dtype(factors))
     parts = total.split([row.shape[1] for row in rows])
@@ -93,7 +93,7 @@ def _sums_of_gradients(factors: Sequence[Dense], scale: Tensor) -> list[Tensor]:
 
 
 def _product(g: Tensor, x: Tensor, scale: Tensor) -> Tensor:
-    """Σ_n scale[n] Σ_t g[n,t] ⊗ x[n,t], spoilt by what is not finite in either."""
+    """Σ_n scale[n] Σ_t g[n,t] ⊗ x[n,t], where 0 · inf is NaN."""
     if x.shape[2] < g.shape[2]:
         x = _scaled(x, scale)
     else:
@@ -102,7 +102,7 @@ def _product(g: Tensor, x: Tensor, scale: Tensor) -> Tensor:
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
-    """scale[n] x[n, ...], zero where the scale is; rounded to less than float32 on a GPU only."""
+    """scale[n] x[n, ...], zero where the scale is zero; only a GPU rounds it to less than float32."""
     if scale is None:
         return x
     return SCALING_WAYS[chooser_of(x).pick("scaled samples")](x, scale)
@@ -125,7 +125,7 @@ SCALING_WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _without_dropped(x: Tensor, scale: Tensor | None) -> Tensor:
-    """X with zeros for the samples that are left out: their NaNs would outlive a zero factor."""
+    """Zeroes the samples of scale zero, since 0 · NaN is NaN."""
     if scale is None:
         return x
     return DROPPING_WAYS[chooser_of(x).pick("dropped samples")](x, scale)
@@ -152,7 +152,7 @@ DROPPING_WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @singledispatch
 def weighted_sum_of(factor: Factor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Σ_n scale[n] G_n of one factor; the plain way has the gradients of all samples at once."""
+    """Σ_n scale[n] G_n for one factor; this default materialises the gradients of all samples."""
     gradients = factor.materialize(dtype)
     if scale is None or gradients.dim() == 1:
         return _scaled(gradients, scale).sum(0)
@@ -168,7 +168,7 @@ def _product_of_rows(rows: Tensor, scale: Tensor) -> Tensor:
     return scale.to(rows.dtype) @ _without_dropped(rows, scale)
 
 
-# In a compiled step as it is: a trace cannot look whether a sample is left out.
+# A compiled step calls this as it is: a trace cannot check whether a sample is dropped.
 _large_product_of_rows = operation(
     "product_of_rows", lambda rows, scale: rows.new_empty(rows.shape[1])
 )(_product_of_rows)

@@ -1,4 +1,4 @@
-"""The way that is always right: materialise the gradients piece by piece, within a bound of memory."""
+"""Materialises gradients piece by piece within a memory bound; works for every factor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def at_once(bytes_each: int, bound: int) -> int:
-    """How many pieces of that size fit into the bound; one at least."""
+    """Counts the pieces of `bytes_each` that fit into the bound; at least one."""
     return max(1, bound // max(bytes_each, 1))
 
 
@@ -33,7 +33,7 @@ def as_rows(gradients: Tensor) -> Tensor:
 
 
 def is_small(factor: Factor) -> bool:
-    """Whether a gradient is so small that to launch a kernel for it takes longer than the kernel."""
+    """Whether launching a kernel for this gradient takes longer than running it."""
     return prod(factor.shape[1:]) <= _SMALL
 
 
@@ -41,7 +41,7 @@ _SMALL = 2**14
 
 
 def wide_dtype(factors: Sequence[Factor]) -> torch.dtype:
-    """The type to sum up the gradients of one weight in."""
+    """Returns the dtype in which to sum the gradients of one weight."""
     dtype = factors[0].dtype
     for factor in factors[1:]:
         dtype = promoted(dtype, factor.dtype)
@@ -49,14 +49,14 @@ def wide_dtype(factors: Sequence[Factor]) -> torch.dtype:
 
 
 def is_one_piece(factors: Sequence[Factor], bound: int) -> bool:
-    """Whether the gradients of all samples fit."""
+    """Whether the gradients of all samples fit into the bound."""
     n, *shape = factors[0].shape
     each = prod(shape) + max([f.scratch for f in factors])
     return n * each * wide_dtype(factors).itemsize <= bound
 
 
 def sample_tiles(factors: Sequence[Factor], bound: int) -> Iterator[tuple[slice, slice, Tensor]]:
-    """(samples, rows, their gradients): as many samples as fit, rows of one sample where none does."""
+    """Yields (samples, rows, gradients): as many samples as fit, or rows of one sample if none fits."""
     n, *shape = factors[0].shape
     dtype = wide_dtype(factors)
     room = bound // dtype.itemsize
@@ -76,14 +76,14 @@ def sample_tiles(factors: Sequence[Factor], bound: int) -> Iterator[tuple[slice,
 
 
 def whole_batch_tiles(factors: Sequence[Factor], bound: int) -> Iterator[tuple[slice, Tensor]]:
-    """(rows, the gradients of all samples there): as many rows as fit, one at least."""
+    """Yields (rows, gradients of all samples in these rows): as many rows as fit, at least one."""
     n, *shape = factors[0].shape
     dtype = wide_dtype(factors)
     room = bound // dtype.itemsize
     if is_one_piece(factors, bound) or len(shape) < 1:
         yield ALL, _piece(factors, ALL, ALL, dtype)
         return
-    scratch = max(f.scratch for f in factors)  # which fewer rows do not make less
+    scratch = max(f.scratch for f in factors)  # independent of the number of rows
     at_once = max(1, room // scratch) if scratch else n
     step = max(1, shape[0] * room // max(n * prod(shape), 1))
     for start in range(0, shape[0], step):
