@@ -1,8 +1,8 @@
-"""Triton kernels for reductions that torch has no one call for; nothing here imports Triton by itself.
+"""Triton kernels for reductions that torch has no single call for; importing this does not import Triton.
 
-One kernel and its launcher a file, the formula in its docstring. Each launcher is an operation of torch
-(`torch.ops.pergrad.*`), so that a compiled step can call it. All are deterministic: no program adds to what
-another one has written.
+A file has one kernel, its launcher, and the formula in its docstring. Each launcher is an operation of torch
+(`torch.ops.pergrad.*`), so that a compiled step can call it. All are deterministic: no program adds to the
+output of another.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _OLDEST = (8, 0)  # the first generation of GPUs that multiplies bfloat16
 
 
 def kernels_for(*tensors: Tensor) -> ModuleType | None:
-    """Gives the module `launchers` where kernels run on these tensors, and None elsewhere."""
+    """Returns the module `launchers` if kernels run on these tensors, else None."""
     return all_launchers() if have_kernels(tensors) else None
 
 
 def have_kernels(tensors: Sequence[Tensor]) -> bool:
-    """Whether kernels run on these tensors; else torch's own functions must do."""
+    """Whether kernels run on these tensors."""
     for t in tensors:
         if not t.is_cuda or t.dtype not in _DTYPES or not t.numel():
             return False

@@ -1,9 +1,8 @@
-"""|Σ_t g_t|² and |Σ_t g_t ⊙ x_t|², of biases and of the scales of norm layers, several in one launch.
+"""|Σ_t g_t|² and |Σ_t g_t ⊙ x_t|², for biases and scales of norm layers, several in one launch.
 
-A program sums up some columns over all positions of a sample, and then their squares. Where x has statistics,
-(x - mean) / std takes its place: those of its position, or of its group of columns. Of g that has an x, the
-sums of g alone come with those of the product. The sums themselves, which are the gradients, are written for
-who wants to keep them.
+A program sums some columns over all positions of a sample, and then their squares. If x has statistics, the
+kernel reads (x - mean) / std instead; they belong to a position or to a group of columns. For a g with an x,
+it can also sum g alone. It writes the sums, which are the gradients, on request.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ __all__ = ["column_squared_norms", "column_sums"]
 _FIELDS = tl.constexpr(19)
 _Neighbours = Literal["columns", "positions", "neither"]
 _Statistics = Literal["positions", "columns"]  # what each has its own
-# How a problem is read: g, x, whether wide loads can read them, and the statistics of x.
-_Lies = tuple[_Neighbours, _Neighbours | None, bool, _Statistics | None]
+# Layout of a problem: of g, of x, whether wide loads can read both, and the statistics of x.
+_MemoryLayout = tuple[_Neighbours, _Neighbours | None, bool, _Statistics | None]
 
 
 @Kernel
@@ -60,7 +59,7 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     x = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(X_TYPE)), BYTES)
     T = tl.load(row + 2).to(tl.int32)
     D = tl.multiple_of(tl.load(row + 3).to(tl.int32), ALIGNMENT)
-    # Neighbours in memory are read by neighbouring threads: the compiler must know which they are.
+    # Adjacent threads read adjacent memory: the compiler must know which dimension that is.
     g_n = tl.multiple_of(tl.load(row + 4), ALIGNMENT)
     x_n = tl.multiple_of(tl.load(row + 7), ALIGNMENT)
     g_t = 1 if G_NEIGHBOURS == "positions" else tl.multiple_of(tl.load(row + 5), ALIGNMENT)
@@ -129,10 +128,10 @@ def _like_norms(
 def column_squared_norms(
     gs: list[Tensor], xs: list[Tensor], statistics: list[Tensor], summed: Sequence[int]
 ) -> Tensor:
-    """Of some g (n, t, d), of one type, and as many x, or none; then, without x, of the g numbered `summed`.
+    """|Σ_t g ⊙ x|², or |Σ_t g|² without `xs`; then |Σ_t g|² for each g numbered in `summed`.
 
-    `statistics` are the means of all x and then 1 / std of all of them, (n, t, 1) or (n, 1, groups), or none.
-    (len(gs) + len(summed), n) in float64.
+    All g (n, t, d) have one dtype. `statistics` are the means of all x and then 1 / std of all x, (n, t, 1)
+    or (n, 1, groups), or empty. Returns (len(gs) + len(summed), n) in float64.
     """
     return _launch(gs, xs, statistics, summed, None)
 
@@ -148,7 +147,7 @@ def _like_sums(
 def column_sums(
     gs: list[Tensor], xs: list[Tensor], statistics: list[Tensor], summed: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """The sums too, side by side: (n, Σ d) in float32; then their squared norms."""
+    """Returns the concatenated sums, (n, Σ d) in float32, and the results of `column_squared_norms`."""
     width = sum(_widths(gs, summed))
     sums = torch.empty(len(gs[0]), width, device=gs[0].device, dtype=torch.float32)
     return sums, _launch(gs, xs, statistics, summed, sums)
@@ -165,7 +164,7 @@ def _launch(
     summed: Sequence[int],
     sums: Tensor | None,
 ) -> Tensor:
-    """A launch for each way in which they lie in memory, which a compiler may have chosen."""
+    """Launches the kernel once for each memory layout; a compiler may have chosen several."""
     first, other, n = gs[0], (xs or gs)[0], len(gs[0])
     device = first.device
     statistics = [
@@ -195,8 +194,8 @@ def _launch(
 
 class _Plan(NamedTuple):
     launches: list[tuple[Problems, int, dict[str, Any]]]  # with the number of programs
-    most: int  # programs that the columns of a sample have
-    width: int  # of all sums side by side
+    most: int  # largest number of programs of a sample
+    width: int  # of all sums, concatenated
 
 
 @cached_by_place
@@ -206,23 +205,23 @@ def _plan(
     statistics: tuple[MemoryPlace, ...],
     summed: tuple[int, ...],
 ) -> _Plan:
-    """Rows of problems for what lies there, by how it is read."""
+    """Plans the launches: problems grouped by their memory layout."""
     widths = [shape[2] for _, shape, _ in gs] + [gs[k][1][2] for k in summed]
     columns_before = [0, *accumulate(widths)]
     place_of_sum = {number: place for place, number in enumerate(summed, len(gs))}
-    layouts: dict[_Lies, list[tuple[int, ...]]] = defaultdict(list)
+    layouts: dict[_MemoryLayout, list[tuple[int, ...]]] = defaultdict(list)
     for k, (g, x) in enumerate(zip(gs, xs or gs, strict=True)):
         (at_g, (_, t, d), of_g), (at_x, _, of_x) = g, x
         addresses, numbers = (at_g, at_x), (k, place_of_sum.get(k, -1))
-        before = [columns_before[number] for number in numbers]  # of no sum whatever there is
+        before = [columns_before[number] for number in numbers]  # not read if there is no sum
         in_g, in_x = _neighbours_in(d, of_g), _neighbours_in(d, of_x) if xs else None
         is_aligned = _is_aligned(in_g, in_x, addresses, (d, *of_g[:2], *of_x[:2]))
         of_x_at, kind, groups = _statistics_of(statistics[k :: len(gs)])
         problem = (*addresses, t, d, *of_g, *of_x, *numbers, *before, *of_x_at, groups)
         layouts[in_g, in_x, is_aligned, kind].append(problem)
     launches, n = [], gs[0][1][0]
-    for lies, problems in layouts.items():
-        settings = _settings(*lies)
+    for layout, problems in layouts.items():
+        settings = _settings(*layout)
         rows, programs = [], 0
         for problem in problems:
             tiles = -(-problem[3] // settings["COLUMNS"])
@@ -248,7 +247,7 @@ def _settings(
 
 
 def _statistics_of(both: Sequence[MemoryPlace]) -> tuple[tuple[int, int], _Statistics | None, int]:
-    """Where mean and 1 / std of an x are, what each has its own, and the groups of columns."""
+    """Returns the addresses of mean and 1 / std, what they belong to, and the number of groups."""
     if not both:
         return (0, 0), None, 1
     (at_mean, (_, positions, groups), _), (at_inverse, _, _) = both
@@ -256,7 +255,7 @@ def _statistics_of(both: Sequence[MemoryPlace]) -> tuple[tuple[int, int], _Stati
 
 
 def _neighbours_in(columns: int, strides: tuple[int, ...]) -> _Neighbours:
-    """What lies side by side, of (n, t, columns)."""
+    """Finds the contiguous dimension of (n, t, columns)."""
     _, of_position, of_column = strides
     if of_column == 1 and (columns > 1 or of_position != 1):
         return "columns"
@@ -266,7 +265,7 @@ def _neighbours_in(columns: int, strides: tuple[int, ...]) -> _Neighbours:
 def _is_aligned(
     in_g: _Neighbours, in_x: _Neighbours | None, addresses: Sequence[int], sizes: Sequence[int]
 ) -> bool:
-    """Whether neighbouring columns can be read by wide loads."""
+    """Whether wide loads can read adjacent columns."""
     are_columns = in_g == "columns" and in_x in (None, "columns")
     return are_columns and not any([at % 16 for at in addresses] + [size % 8 for size in sizes])
 
@@ -275,7 +274,7 @@ _LEAST_COLUMNS = 32
 
 
 def _block(of_g: _Neighbours, of_x: _Neighbours | None) -> tuple[int, int]:
-    """Positions and columns that a program reads at a time: the fastest of some on an H200."""
+    """Returns the positions and columns of one step; measured as the fastest on an H200."""
     if of_g != (of_x or of_g):
         return 64, 64
     if of_g == "columns":

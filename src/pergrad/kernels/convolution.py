@@ -1,9 +1,8 @@
 """|G_n|² of a convolution's kernel, G_n[o, c, k] = Σ_p g[n,o,p] x[n, c, stride·p + dilation·k - padding].
 
-The windows that the kernel sees are never copied: each is read where it lies (an implicit GEMM), channels
-last. By tiles of the gradient, a program computes one of them and sums up its squares; by pairs of
-positions, it computes Σ_pq <g_p, g_q> <window_p, window_q> for two blocks of them, and what of that has
-cancelled is computed again by tiles.
+Windows are never copied: they are read from the input (an implicit GEMM), channels last. By tiles, a program
+computes one tile of the gradient and sums its squares. By pairs, it computes
+Σ_pq <g_p, g_q> <window_p, window_q> for two blocks of positions; sums that cancelled are recomputed by tiles.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def _seen(  # type: ignore[no-untyped-def]
     DH: tl.constexpr,
     DW: tl.constexpr,
 ):
-    """Where position q's window has its tap, and whether that is inside of the input."""
+    """Returns the offset of a tap of the window at position q, and whether it is inside the input."""
     h = (q // OW) % OH * SH + tap // KW * DH - PH
     w = q % OW * SW + tap % KW * DW - PW
     is_inside = (q < P) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
@@ -100,7 +99,7 @@ def _squares_of_tile(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Of a tile of one sample's gradient, the sum of the squares."""
+    """Sums the squares of one tile of one sample's gradient."""
     n = tl.cast(n, tl.int64)
     o = (tile // TILES_J) * BLOCK_O + tl.arange(0, BLOCK_O)
     first = (tile % TILES_J) * BLOCK_J
@@ -324,7 +323,7 @@ def convolution_by_tiles(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Of g (n, r, o, h', w') and x (n, r, c, h, w): (n,) in float64. `padding` is that in front."""
+    """Computes |G_n|² from g (n, r, o, h', w') and x (n, r, c, h, w); `padding` is the leading one."""
     samples = len(g)
     g, x, sizes = _channels_last(g, x, groups)
     (tiles_o, tiles_j), settings = _tiling(sizes, taps, g.dtype)
@@ -339,7 +338,7 @@ def convolution_by_tiles(
 def _tiling(
     sizes: tuple[int, ...], taps: Sequence[int], dtype: torch.dtype
 ) -> tuple[tuple[int, int], dict[str, Any]]:
-    """Tiles of a gradient, and how a kernel computes one."""
+    """Returns the number of tiles of a gradient, and the settings of the kernel."""
     positions, outputs, channels, *_ = sizes
     columns = channels * taps[0] * taps[1]
     is_half = dtype != torch.float32
@@ -368,7 +367,7 @@ def convolution_by_gram(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """The same as `convolution_by_tiles`, from pairs of positions."""
+    """Computes |G_n|² as `convolution_by_tiles` does, from pairs of positions."""
     samples = len(g)
     g, x, sizes = _channels_last(g, x, groups)
     channels = sizes[2]
@@ -376,7 +375,7 @@ def convolution_by_gram(
     block = power_of_two(sizes[0], 16, 64)
     pairs = pair_count(sizes[0], block)
     geometry = _geometry(taps, stride, padding, dilation)
-    # Of each block the sum, and that of its positions' own squares.
+    # For each block, its sum and the sum of its diagonal.
     parts = torch.empty(2, samples, groups * pairs, device=g.device, dtype=torch.float64)
     _gram_kernel(
         parts[0].numel(),
@@ -421,24 +420,24 @@ def convolution_gram_is_cheaper(positions: int, outputs: int, columns: int) -> b
 
 
 def convolution_gram_microseconds(positions: int, outputs: int, columns: int) -> float:
-    """The cost of pairs of positions of one sample and group on an H200."""
+    """Estimates the time of pairs of positions of one sample and group on an H200."""
     block = power_of_two(positions, 16, 64)
     multiplications = pair_count(positions, block) * block**2 * (outputs + columns)
     return multiplications / _PAIR_RATES[block]
 
 
 def convolution_tile_microseconds(positions: int, outputs: int, columns: int) -> float:
-    """The cost of the tiles of one gradient there."""
+    """Estimates the time of the tiles of one gradient on an H200."""
     return positions * max(outputs, 16) * max(columns, 16) / _TILE_RATE
 
 
-# Multiplications a microsecond of the whole GPU, by the size of a block; of tiles.
+# Multiplications per microsecond of the whole GPU: of pairs, by block size, and of tiles.
 _PAIR_RATES = {16: 1.7e7, 32: 6.0e7, 64: 1.26e8}
 _TILE_RATE = 5.8e7
 
 
 def _channels_last(g: Tensor, x: Tensor, groups: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Both, (n·r, ...), with channels side by side, and the sizes and strides that the kernels take."""
+    """Returns g and x, (n·r, ...), channels last, and the sizes and strides that the kernels take."""
     _, rows, o, oh, ow = g.shape
     c, h, w = x.shape[2:]
     g, x = (t.flatten(0, 1).contiguous(memory_format=torch.channels_last) for t in same_dtype(g, x))

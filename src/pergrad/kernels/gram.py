@@ -1,11 +1,10 @@
-"""|Σ_t g_t ⊗ x_t|² = Σ_ts <g_t, g_s> <x_t, x_s>, of every sample of several parameters, in one launch.
+"""|Σ_t g_t ⊗ x_t|² = Σ_ts <g_t, g_s> <x_t, x_s>, for every sample of several parameters, in one launch.
 
-A program computes one block of both matrices of inner products, in registers, and sums up their product;
-of two blocks that mirror each other only one is computed. No matrix is ever written.
+A program computes one block of both matrices of inner products in registers and sums their product; of two
+blocks that mirror each other only one is computed. No matrix is written.
 
-Where positions cancel, what is left of the sum is the rounding of its terms. A second kernel looks for such
-samples and computes them again from their gradients, a program for each: without that anyone has to wait to
-know whether there are any.
+Where positions cancel, only the rounding of the terms is left of the sum. A second kernel finds such samples
+and recomputes them from their gradients, one program each, without synchronising with the host.
 """
 
 from __future__ import annotations
@@ -147,13 +146,13 @@ def _mend_kernel(  # type: ignore[no-untyped-def]
     lambda gs, xs: gs[0].new_empty(len(gs), len(gs[0]), dtype=torch.float64),
 )
 def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
-    """Of some g (n, t, o) and x (n, t, i), all of one type: (len(gs), n) in float64."""
+    """Computes squared norms from g (n, t, o) and x (n, t, i) of one dtype: (len(gs), n) in float64."""
     device, dtype, n = gs[0].device, gs[0].dtype, len(gs[0])
-    # Copies must be there until they have been read.
+    # Keep copies alive until the kernel has read them.
     (gs, at_gs), (xs, at_xs) = with_aligned_rows(gs), with_aligned_rows(xs)
     problems, programs, most, settings = _plan(at_gs, at_xs, dtype)
     table = table_of(problems, device)
-    # Of each block the sum, and that of its positions' own squares.
+    # For each block, its sum and the sum of its diagonal.
     parts = torch.empty(2, len(gs), n, most, device=device, dtype=torch.float64)
     _gram_kernel(
         programs,
@@ -173,7 +172,7 @@ def gram_squared_norms(gs: list[Tensor], xs: list[Tensor]) -> Tensor:
 
 @operation("mended_squared_norms", lambda found, terms, g, x: torch.empty_like(found))
 def mended_squared_norms(found: Tensor, terms: Tensor, g: Tensor, x: Tensor) -> Tensor:
-    """`found`, (n,) in float64, again from the gradients where it is only the rounding of its terms."""
+    """Recomputes `found`, (n,) in float64, from the gradients where its terms cancelled."""
     g, x = (t if t.stride(2) == 1 else t.contiguous() for t in same_dtype(g, x))
     (g_n, g_t, _), (x_n, x_t, _) = g.stride(), x.stride()
     rows = [(g.data_ptr(), x.data_ptr(), *g.shape[1:], x.shape[2], g_n, g_t, x_n, x_t, 0, 1, 0)]
@@ -190,7 +189,7 @@ class _Plan(NamedTuple):
 
 @cached_by_place
 def _plan(gs: tuple[MemoryPlace, ...], xs: tuple[MemoryPlace, ...], dtype: torch.dtype) -> _Plan:
-    """A row for each pair of g and x that lie there."""
+    """Plans a launch: a row for each pair of g and x."""
     settings = _blocks(max(t for _, (_, t, _), _ in gs), dtype)
     problems = []
     for number, (g, x) in enumerate(zip(gs, xs, strict=True)):
@@ -198,7 +197,7 @@ def _plan(gs: tuple[MemoryPlace, ...], xs: tuple[MemoryPlace, ...], dtype: torch
         problems.append((at_g, at_x, t, o, i, g_n, g_t, x_n, x_t, number))
     rows = []
     programs, most = 0, 1
-    # The longest first: the shorter ones fill up what is left at the end.
+    # The longest first, so that short ones fill the last wave.
     for problem in sorted(problems, key=lambda p: -p[3] - p[4]):
         of_sample = pair_count(problem[2], settings["BLOCK"])
         most = max(most, of_sample)
@@ -210,7 +209,7 @@ def _plan(gs: tuple[MemoryPlace, ...], xs: tuple[MemoryPlace, ...], dtype: torch
 def _mended(
     table: Tensor, parts: Tensor, dtype: torch.dtype, *, byte_alignment: int = 16
 ) -> Tensor:
-    """The sums of parts[0], (problems, n); from the gradients where only the rounding of parts[1] is left."""
+    """Sums parts[0] to (problems, n); recomputes from the gradients where the terms, parts[1], cancelled."""
     _, count, n, most = parts.shape
     found = parts.new_empty(count, n)
     _mend_kernel(
@@ -238,20 +237,20 @@ def _mended(
 def gram_microseconds(
     n: int, t: int, o: int, i: int, dtype: torch.dtype, *, is_alone: bool = False
 ) -> float:
-    """What it costs on an H200; alone, its last programs leave the others idle."""
+    """Estimates the time on an H200; alone, the last wave of programs leaves multiprocessors idle."""
     block = _blocks(t, dtype)["BLOCK"]
     waves = n * pair_count(t, block) / MULTIPROCESSORS
     rate = _FLOAT32_RATES[float32_precision()] if dtype == torch.float32 else _RATE
     return (ceil(waves) if is_alone else waves) * block**2 * (o + i) / rate
 
 
-# Multiplications a microsecond of one multiprocessor: of halves, and of float32 by its precision.
+# Multiplications per microsecond of one multiprocessor: in half precision, and in float32 by its precision.
 _RATE = 1.8e6
 _FLOAT32_RATES = {"tf32x3": 2.0e5, "ieee": 5.2e4}
 
 
 def _blocks(t: int, dtype: torch.dtype) -> dict[str, int]:
-    """Positions and columns of a block, warps, and steps in flight."""
+    """Returns positions and columns of a block, warps and pipeline stages."""
     if dtype == torch.float32:
         return _settings(power_of_two(t, 16, 64), 32, 4, 3)
     if t <= 64:

@@ -1,4 +1,4 @@
-"""All launchers, to be imported where Triton is."""
+"""Imports all launchers; needs Triton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every launcher needs: a kernel that is launched fast, and tensors as kernels can read them."""
+"""Launches compiled kernels directly, and prepares tensors for wide loads."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Precision = Literal["tf32x3", "ieee"]
 
-# The interpreter multiplies bfloat16 as if it were integers: there, and only there, kernels widen first.
+# Triton's interpreter multiplies bfloat16 as if it were integers; only there do kernels widen first.
 INTERPRETED: bool = triton_internals.is_interpreted()
-MULTIPROCESSORS = 132  # of the GPU that costs were fitted on; others have the same order of choices
+MULTIPROCESSORS = 132  # of an H200, where costs were fitted; the ranking is the same on other GPUs
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 class Kernel:
-    """A jitted kernel, launched by what was compiled for an earlier call like this one.
+    """Launches a jitted kernel from a cache of compiled ones.
 
-    Triton's own launch reads all arguments in Python, to find what it has compiled: 110 µs a call on the host
-    of an H200, longer than most kernels run. Here a call is told by its device, its tensors' types and
-    alignment, its numbers and its settings: never by less than what Triton compiles anew for. Hooks that are
-    to see every launch, as Triton's profiler has them, see the first of each.
+    Triton's own launch inspects all arguments in Python to find the compiled kernel: 110 µs per call on the
+    host of an H200, longer than most kernels run. The key here is the device, dtypes and alignment of the
+    tensors, integers and settings, which includes all that Triton specialises on. Launch hooks, as Triton's
+    profiler has them, see only the first call of each key.
     """
 
-    most = 1000  # calls to tell apart, after which it begins again
+    most = 1000  # entries; the cache starts over when it is full
 
     def __init__(self, jitted: Any) -> None:
         self._jitted = jitted
         name = getattr(jitted, "__name__", "a kernel")
         self._compiled: Cache[tuple[Any, list[Any]]] = Cache(
-            __name__, f"what `{name}` was compiled to, by call", most=self.most
+            __name__, f"compiled kernels of `{name}`, by call", most=self.most
         )
 
     def __call__(
         self, programs: int, first: Tensor, *others: Tensor | int, **settings: Any
     ) -> None:
-        """Run so many programs; `settings` are the kernel's last arguments, and Triton's options."""
+        """Runs `programs` programs; `settings` are the kernel's last arguments and Triton's options."""
         arguments = (first, *others)
         if INTERPRETED:
             self._jitted[(programs,)](*arguments, **settings)
@@ -71,8 +71,8 @@ class Kernel:
             with torch.cuda.device(device):
                 self(programs, first, *others, **settings)
             return
-        told_by = [a if type(a) is int else (a.dtype, a.data_ptr() % 16) for a in arguments]  # type: ignore[union-attr]
-        key = (device, *told_by, *settings.items())
+        arguments_key = [a if type(a) is int else (a.dtype, a.data_ptr() % 16) for a in arguments]  # type: ignore[union-attr]
+        key = (device, *arguments_key, *settings.items())
         known = self._compiled.get(key)
         if known is not None:
             compiled, constants = known
@@ -85,21 +85,21 @@ class Kernel:
 
 
 def float32_precision() -> Precision:
-    """How float32 numbers are multiplied: in three products of TensorFloat-32, which err by 3e-7.
+    """Returns the precision of float32 products: three products of TensorFloat-32, with an error of 3e-7.
 
-    Exactly, on the slower units, where `torch.backends.cuda.matmul.fp32_precision = "ieee"` asks for it.
+    With `torch.backends.cuda.matmul.fp32_precision = "ieee"`, products are exact and slower.
     """
     asked = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
     return "ieee" if asked == "ieee" else "tf32x3"
 
 
 def precision_of(dtype: torch.dtype) -> Precision:
-    """The same for products of that type, of which only float32 has a choice."""
+    """Returns the precision of products of a dtype; only float32 has a choice."""
     return float32_precision() if dtype == torch.float32 else "tf32x3"
 
 
 def same_dtype(*tensors: Tensor) -> list[Tensor]:
-    """All in the widest of their types: a product takes two of a kind."""
+    """Casts all tensors to the widest of their dtypes, since `tl.dot` takes operands of one dtype."""
     dtype = reduce(promoted, [t.dtype for t in tensors])
     return [t if t.dtype is dtype else t.to(dtype) for t in tensors]
 
@@ -108,20 +108,20 @@ MemoryPlace = tuple[int, torch.Size, tuple[int, ...]]  # address, shape and stri
 
 
 def places(tensors: Sequence[Tensor]) -> tuple[MemoryPlace, ...]:
-    """Where tensors lie: all that a plan of a launch depends on, beside their types."""
+    """Returns addresses, shapes and strides: with the dtypes, all that the plan of a launch depends on."""
     return tuple([(t.data_ptr(), t.shape, t.stride()) for t in tensors])
 
 
-# A function of places, which are the same from step to step: to make a plan takes longer than to launch it.
+# Places repeat from step to step, and making a plan takes longer than launching it.
 def cached_by_place(function: Callable[P, R]) -> Callable[P, R]:
-    """Keeps the plans that a function of places makes."""
-    return cached("plans of launches, by where their tensors lie", most=1000)(function)
+    """Caches the plans that a function makes from places."""
+    return cached("plans of launches, by the places of their tensors", most=1000)(function)
 
 
 def with_aligned_rows(tensors: list[Tensor]) -> tuple[list[Tensor], tuple[MemoryPlace, ...]]:
-    """All (n, t, d), of one type, with rows that begin where wide loads can; and where they lie.
+    """Aligns the rows of tensors, (n, t, d) of one dtype, for wide loads; returns them and their places.
 
-    Those that have none are copied, which costs less than narrow loads.
+    Copies tensors that are not aligned, which costs less than narrow loads.
     """
     at = places(tensors)
     aligned = _are_aligned(at, tensors[0].dtype)
@@ -152,11 +152,11 @@ def _copy_with_aligned_rows(t: Tensor) -> Tensor:
 
 
 def pair_count(positions: int, block: int) -> int:
-    """Pairs of blocks of positions, mirrored ones once."""
+    """Counts pairs of blocks of positions, mirrored ones once."""
     blocks = -(-positions // block)
     return blocks * (blocks + 1) // 2
 
 
 def power_of_two(size: int, low: int, high: int) -> int:
-    """The next power of two, within bounds that are powers of two."""
+    """Returns the next power of two, within bounds that are powers of two."""
     return max(low, min(high, 1 << (size - 1).bit_length() if size > 1 else 1))

@@ -1,4 +1,4 @@
-"""Parts of kernels that work on pairs of positions, or on several problems at a time."""
+"""Defines device functions for kernels over pairs of positions or over several problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["inner_products", "pair_of", "problem_of", "sum_of_parts"]
 
 @triton.jit
 def problem_of(program, problems, count, FIELDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The row of the problem that a program works on; the last field of a row is its first program."""
+    """Finds the row of a program's problem; the last field of a row is its first program."""
     low = 0
     high = count - 1
     while low < high:
@@ -23,7 +23,7 @@ def problem_of(program, problems, count, FIELDS: tl.constexpr):  # type: ignore[
 
 @triton.jit
 def pair_of(p):  # type: ignore[no-untyped-def]
-    """The p-th pair (i, j) with j <= i."""
+    """Returns the p-th pair (i, j) with j <= i."""
     i = ((tl.sqrt(8.0 * p.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
     i = tl.where((i + 1) * (i + 2) // 2 <= p, i + 1, i)  # the root is rounded
     i = tl.where(i * (i + 1) // 2 > p, i - 1, i)
@@ -42,7 +42,7 @@ def inner_products(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """<v_a, v_b> of two blocks of rows, all of them inside of the tensor, and their neighbours aligned."""
+    """<v_a, v_b> of two blocks of aligned rows, all inside the tensor."""
     columns = tl.arange(0, COLUMNS)
     a_at = start + rows_a.to(tl.int64)[:, None] * row_stride + columns[None, :]
     b_at = start + rows_b.to(tl.int64)[:, None] * row_stride + columns[None, :]
@@ -62,7 +62,7 @@ def inner_products(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def sum_of_parts(at, count):  # type: ignore[no-untyped-def]
-    """Of so many numbers in float64."""
+    """Sums `count` float64 numbers."""
     place = tl.arange(0, 128)
     found = tl.zeros((128,), dtype=tl.float64)
     for first in range(0, count, 128):

@@ -1,4 +1,4 @@
-"""|g ⊗ x|² = |g|² |x|², of samples with one position each."""
+"""|g ⊗ x|² = |g|² |x|², for samples with one position each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _rank_one_kernel(  # type: ignore[no-untyped-def]
     g, x, out, O, I, g_n, g_o, x_n, x_i, BLOCK: tl.constexpr
 ):
     n = tl.program_id(0).to(tl.int64)
-    # In float64, since one may be huge where the other is tiny.
+    # In float64, since one may be huge and the other tiny.
     of_g = _squares(g + n * g_n, g_o, O, BLOCK)
     of_x = _squares(x + n * x_n, x_i, I, BLOCK)
     tl.store(out + n, of_g * of_x)
@@ -37,7 +37,7 @@ def _rank_one_kernel(  # type: ignore[no-untyped-def]
 
 @operation("rank_one_squared_norms", lambda g, x: g.new_empty(len(g), dtype=torch.float64))
 def rank_one_squared_norms(g: Tensor, x: Tensor) -> Tensor:
-    """Of g (n, o) and x (n, i): (n,) in float64."""
+    """|g_n ⊗ x_n|² of g (n, o) and x (n, i): (n,) in float64."""
     n, o = g.shape
     i = x.shape[1]
     out = torch.empty(n, device=g.device, dtype=torch.float64)

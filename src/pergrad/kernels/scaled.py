@@ -1,6 +1,6 @@
-"""c_n x_n, zero where c_n is, whatever is in x_n; or x_n itself, but for that zero: in one pass.
+"""c_n x_n, or x_n unscaled; zero where c_n is zero, even if x_n is not finite. In one pass.
 
-With zeros behind each row, where products would else be slow.
+Pads rows with zeros to a width that matrix products read fast.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _scaled_kernel(  # type: ignore[no-untyped-def]
     n = (program // TILES).to(tl.int64)
     row = (program % TILES) * ROWS + tl.arange(0, ROWS)
     weight = tl.load(weights + n).to(tl.float32)
-    width = tl.where(weight != 0.0, WIDTH, 0)  # of a sample that is left out nothing is read
+    width = tl.where(weight != 0.0, WIDTH, 0)  # a sample of weight zero is not read
     x_at = x + n * T * WIDTH + row.to(tl.int64)[:, None] * WIDTH
     out_at = out + n * T * PADDED + row.to(tl.int64)[:, None] * PADDED
     for first in range(0, PADDED, COLUMNS):
@@ -52,9 +52,9 @@ def _padded(x: Tensor) -> tuple[int, ...]:
 
 @operation("scaled_samples", lambda x, weights, is_scaled: x.new_empty(_padded(x)))
 def scaled_samples(x: Tensor, weights: Tensor, is_scaled: bool) -> Tensor:
-    """Of x (n, ...) and weights (n,), in the type of x; without `is_scaled` zeros are all that changes.
+    """Scales x (n, ...) by weights (n,), in the dtype of x; without `is_scaled` only zeroes samples.
 
-    Of (n, t, d) in half precision, d comes out as a multiple of 8.
+    For (n, t, d) in half precision, pads d to a multiple of 8.
     """
     out = x.new_empty(_padded(x))
     n, width = len(x), x.shape[-1]

@@ -1,7 +1,7 @@
-"""|Σ_t e_r(t) ⊗ g_t|² of the rows r(t) of a table that a sample has looked up.
+"""|Σ_t e_r(t) ⊗ g_t|², for the rows r(t) of a table that a sample looked up.
 
-The positions are sorted by their row. The program of a row's first position sums up all of that row; those
-of its other positions have nothing to do.
+The positions are sorted by row. The program of a row's first position sums the whole row; programs of its
+other positions do nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _table_kernel(  # type: ignore[no-untyped-def]
 
 @operation("table_squared_norms", lambda index, g: g.new_empty(len(g), dtype=torch.float64))
 def table_squared_norms(index: Tensor, g: Tensor) -> Tensor:
-    """Of index (n, t) and g (n, t, d): (n,) in float64."""
+    """Computes squared norms from index (n, t) and g (n, t, d): (n,) in float64."""
     n, t, d = g.shape
     rows, order = index.sort(dim=1, stable=True)
     columns = power_of_two(d, 16, 1024)

@@ -1,4 +1,4 @@
-"""Tables of problems for one launch to read, and how long their numbers must stay in memory."""
+"""Sends tables of problems to the GPU, for one launch to read."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _kept: ContextVar[list[Tensor] | None] = ContextVar("tables", default=None)
 
 
 class Problems(NamedTuple):
-    """Addresses, sizes and strides of several problems, a row each."""
+    """Holds addresses, sizes and strides of several problems, a row each."""
 
-    numbers: bytes  # integers of 64 bits
+    numbers: bytes  # 64-bit integers
     rows: int
 
 
@@ -32,10 +32,9 @@ def problems_of(rows: Sequence[Sequence[int]]) -> Problems:
 
 
 def table_of(problems: Problems, device: torch.device) -> Tensor:
-    """The problems, for one launch to read.
+    """Returns the problems as a tensor on the device.
 
-    From step to step most tensors lie where they lay in the last one: a table like an earlier one is not sent
-    to the GPU again.
+    Most addresses repeat from step to step, so a table equal to an earlier one is not sent again.
     """
     kept = _kept.get()
     if kept is None:
@@ -53,9 +52,9 @@ def _stream(device: torch.device) -> int:
     return stream
 
 
-@cached("tables that lie on a GPU, by their numbers and stream", most=1000)
+@cached("tables on a GPU, by their numbers and stream", most=1000)
 def _sent(problems: Problems, device: torch.device, stream: int) -> Tensor:
-    """For each stream its own: nobody waits for another's copy."""
+    """Sends a table, once per stream, so that no stream waits for the copy of another."""
     return _table(problems).to(device, non_blocking=True)
 
 
@@ -66,7 +65,7 @@ def _table(problems: Problems) -> Tensor:
 
 @contextmanager
 def kept_tables() -> Iterator[list[Tensor]]:
-    """What the tables made within are copied from: a CUDA graph reads it again whenever it is run."""
+    """Collects the host memory of tables made within: a CUDA graph copies from it at every replay."""
     kept: list[Tensor] = []
     token = _kept.set(kept)
     try:

@@ -1,7 +1,7 @@
-"""|G_n|² of G_n = Σ_t g_t ⊗ x_t, a tile of the gradient at a time.
+"""|G_n|² with G_n = Σ_t g_t ⊗ x_t, a tile of the gradient at a time.
 
-A program computes one tile of one sample's gradient, in registers, and sums up its squares. Cheaper than
-pairs of positions where a sample has many of them.
+A program computes one tile of one sample's gradient in registers and sums its squares. This is cheaper than
+pairs of positions if a sample has many positions.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _tile_kernel(  # type: ignore[no-untyped-def]
 
 @operation("tile_squared_norms", lambda g, x: g.new_empty(len(g), dtype=torch.float64))
 def tile_squared_norms(g: Tensor, x: Tensor) -> Tensor:
-    """Of g (n, t, o) and x (n, t, i): (n,) in float64."""
+    """Computes squared norms from g (n, t, o) and x (n, t, i): (n,) in float64."""
     g, x = same_dtype(g, x)
     n, t, o = g.shape
     i = x.shape[2]
@@ -94,19 +94,19 @@ def tile_squared_norms(g: Tensor, x: Tensor) -> Tensor:
 
 
 def tile_microseconds(n: int, t: int, o: int, i: int, dtype: torch.dtype) -> float:
-    """What it costs on an H200, padding counted."""
+    """Estimates the time on an H200, padding included."""
     block_o, block_i, positions, *_ = _blocks(t, o, i, dtype)
     programs = n * -(-o // block_o) * -(-i // block_i)
     each = block_o * block_i * -(-t // positions) * positions
     return programs / MULTIPROCESSORS * each / _RATES[dtype.itemsize]
 
 
-# Multiplications a microsecond of one multiprocessor, by the bytes of a number.
+# Multiplications per microsecond of one multiprocessor, by the bytes of a number.
 _RATES = {2: 1.5e6, 4: 1.1e5}
 
 
 def _blocks(t: int, o: int, i: int, dtype: torch.dtype) -> tuple[int, int, int, int, int]:
-    """Rows and columns of a tile, positions of a step, warps, and steps in flight."""
+    """Returns rows and columns of a tile, positions per step, warps and pipeline stages."""
     if dtype == torch.float32:
         side = 64
         return power_of_two(o, 16, side), power_of_two(i, 16, side), power_of_two(t, 16, 32), 4, 3

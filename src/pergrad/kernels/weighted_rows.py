@@ -1,4 +1,4 @@
-"""Σ_n c_n G_n of gradients that are there: each is read once, those of weight zero not at all."""
+"""Σ_n c_n G_n of materialised gradients: each is read once, or not at all if its weight is zero."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _rows_kernel(  # type: ignore[no-untyped-def]
     "weighted_rows", lambda rows, weights: rows.new_empty(rows.shape[1], dtype=torch.float32)
 )
 def weighted_rows(rows: Tensor, weights: Tensor) -> Tensor:
-    """Of rows (n, d) and weights (n,): (d,) in float32."""
+    """Σ_n weights[n] rows[n] of rows (n, d): (d,) in float32."""
     n, d = rows.shape
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     out = torch.empty(d, device=rows.device, dtype=torch.float32)

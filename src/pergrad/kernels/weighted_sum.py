@@ -1,10 +1,10 @@
 """Σ_n c_n Σ_t g[n,t] ⊗ x[n,t] of several parameters, in one launch.
 
-A program sums up one tile of one parameter: sample by sample, each times its weight in float32. A sample of
-weight zero is not read: it adds nothing, whatever is in it.
+A program sums one tile of one parameter, sample by sample, each times its weight in float32. A sample of
+weight zero is not read, so it adds nothing even if it is not finite.
 
-The same kernel mends sums that were made otherwise, where the numbers of a sample that is left out have
-finite them: it looks, and in all other cases that is all it does.
+The kernel also corrects sums of another origin: it recomputes tiles that are not finite if some sample has
+weight zero, and does nothing otherwise.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _weighted_sum_kernel(  # type: ignore[no-untyped-def]
         tile = program - tl.load(row + 11).to(tl.int32)
         o = (tile // tiles_i) * BLOCK_O + tl.arange(0, BLOCK_O)
         i = (tile % tiles_i) * BLOCK_I + tl.arange(0, BLOCK_I)
-        # Beyond the last row or column whatever lies there is read, and never stored.
+        # Beyond the last row or column, values are read but never stored.
         o_at = tl.max_contiguous(tl.multiple_of(tl.where(o < O, o, 0), ALIGNMENT), ALIGNMENT)
         i_at = tl.max_contiguous(tl.multiple_of(tl.where(i < I, i, 0), ALIGNMENT), ALIGNMENT)
         t = tl.arange(0, POSITIONS)
@@ -117,7 +117,7 @@ def _weighted_sum_kernel(  # type: ignore[no-untyped-def]
     ],
 )
 def weighted_outer_products(gs: list[Tensor], xs: list[Tensor], weights: Tensor) -> list[Tensor]:
-    """Of some g (n, t, o) and x (n, t, i), all of one type, and weights (n,): (o, i) in float32 each."""
+    """Computes the sums of several g (n, t, o) and x (n, t, i) of one dtype: (o, i) in float32 each."""
     sums = [
         torch.empty(g.shape[2], x.shape[2], device=g.device, dtype=torch.float32)
         for g, x in zip(gs, xs, strict=True)
@@ -132,7 +132,7 @@ def weighted_outer_products(gs: list[Tensor], xs: list[Tensor], weights: Tensor)
 def mend_weighted_outer_products(
     sums: list[Tensor], gs: list[Tensor], xs: list[Tensor], weights: Tensor
 ) -> None:
-    """Compute again, in place, what is not finite in `sums`, if any sample has the weight zero."""
+    """Recomputes, in place, tiles of `sums` that are not finite, if any sample has weight zero."""
     _launch(sums, gs, xs, weights, only_mends=True)
 
 
@@ -149,7 +149,7 @@ def _plan(
     sums: tuple[MemoryPlace, ...],
     dtype: torch.dtype,
 ) -> _Plan:
-    """A row for each sum of g and x that lie there."""
+    """Plans a launch: a row for each sum."""
     is_half = dtype.itemsize == 2
     side = 128 if is_half else 64
     block_o = power_of_two(max(o for _, (_, _, o), _ in gs), 16, side)
@@ -175,10 +175,10 @@ def _launch(
     sums: list[Tensor], gs: list[Tensor], xs: list[Tensor], weights: Tensor, *, only_mends: bool
 ) -> None:
     device, dtype = gs[0].device, gs[0].dtype
-    # Copies must be there until they have been read.
+    # Keep copies alive until the kernel has read them.
     (gs, at_gs), (xs, at_xs) = with_aligned_rows(gs), with_aligned_rows(xs)
     problems, tiles, settings = _plan(at_gs, at_xs, places(sums), dtype)
-    # Where there is most likely nothing to mend, one program for each multiprocessor looks.
+    # Usually there is nothing to correct: one program per multiprocessor checks all tiles.
     programs = min(tiles, MULTIPROCESSORS) if only_mends else tiles
     _weighted_sum_kernel(
         programs,

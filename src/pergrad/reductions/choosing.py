@@ -2,8 +2,8 @@
 
 A reduction lists its ways by name, as functions of the same arguments. The tables at the end of this module
 say which of them run where; `Chooser.pick` takes the cheapest. Read them from top to bottom: torch's own
-functions everywhere, overrides of a CPU and a GPU, and Triton's kernels, eagerly, in a trace and in a compiled
-step. All costs of one choice have one unit, which its comment states.
+functions everywhere, overrides of a CPU and a GPU, and Triton's kernels, eagerly, in a trace and in a
+compiled step. All costs of one choice have one unit, which its comment states.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 A weight is viewed as a matrix: its first dimension is that of the rows, all others are columns; in a
 convolution's kernel, taps come before channels. Every row r and every column c has a bucket h and a random
-sign s. The entry (r, c) is added, with sign s(r) s(c), to bucket h(r) + h(c) mod k of the sketch. The sketch of
-an outer product is then the circular convolution of the sketches of its two vectors, a product of Fourier
-transforms (Pham and Pagh's TensorSketch), and that of a row of a table is a rotation. All kinds of factors use
-one linear map, so sketches of several uses of a weight add up. The expectation of <s_n, s_m> is <G_n, G_m>.
+sign s. The entry (r, c) is added, with sign s(r) s(c), to bucket h(r) + h(c) mod k of the sketch. The sketch
+of an outer product is then the circular convolution of the sketches of its two vectors, a product of Fourier
+transforms (Pham and Pagh's TensorSketch), and that of a row of a table is a rotation. All kinds of factors
+use one linear map, so sketches of several uses of a weight add up. The expectation of <s_n, s_m> is
+<G_n, G_m>.
 
 The buckets of rows are random. A run of k adjacent columns has consecutive buckets, from a random one on:
 entries of one run in one row never collide, any others do with probability 1 / k, and entries that are
