@@ -1,4 +1,4 @@
-"""Per-sample gradients in PyTorch."""
+"""Computes per-sample gradients in PyTorch, and what can be derived from them without holding them."""
 
 from pergrad.engine import (
     ExpandedWeight,

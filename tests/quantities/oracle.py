@@ -1,4 +1,4 @@
-"""What every quantity is, in plain words, of the gradients that the loop over samples gives."""
+"""Computes every quantity from the gradients of the loop over samples, by its definition."""
 
 from __future__ import annotations
 

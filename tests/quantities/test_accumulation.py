@@ -178,5 +178,5 @@ def test_a_quantity_without_a_rule_for_it_says_so() -> None:
 
     model, x = net(), numbers(4, 3, D)
     first, second = recorded(Count(), model, x), recorded(Count(), model, x)
-    with pytest.raises(PergradError, match="Count has no rule to join two batches"):
+    with pytest.raises(PergradError, match="Count cannot join two batches"):
         first += second

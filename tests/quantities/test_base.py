@@ -1,4 +1,4 @@
-"""What a quantity may rely on: when it is called, with what, and that it is alone with its result."""
+"""The contract of a quantity: when it is called, with which arguments, and that its result is its own."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What holds for every quantity: options, the conditions that people train under, and errors."""
+"""Properties of every quantity: options, training conditions, and errors."""
 
 from collections.abc import Callable
 from typing import Any

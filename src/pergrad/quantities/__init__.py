@@ -1,4 +1,4 @@
-"""Reductions of per-sample gradients to what is asked for."""
+"""Defines the quantities that users record: norms, clipped sums, moments, dots, sketches and more."""
 
 from pergrad.quantities.base import Batch, Quantity, Reduction
 from pergrad.quantities.clipping import ClippedSum

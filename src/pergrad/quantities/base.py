@@ -1,4 +1,4 @@
-"""What a quantity is: an object that reduces the gradients of each parameter and holds the result."""
+"""Defines `Quantity`, an object that reduces the gradients of each parameter and holds the result."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Batch:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The dtype of results over all parameters: float64 if any parameter has it, else float32."""
+        """Returns the dtype of results over all parameters: float64 if any parameter has it, else float32."""
         dtypes = [p.dtype for p in self.parameters.values()]
         return torch.float64 if torch.float64 in dtypes else torch.float32
 
     def stored(self, result: Tensor) -> Tensor:
-        """The result where the user wants it."""
+        """Moves a result to the CPU if `offload` is set."""
         return result.cpu() if self.offload else result
 
 
@@ -57,14 +57,14 @@ class Quantity(ABC):
     The engine calls `begin` once, `consume` for a parameter as soon as all of its uses have arrived, and
     `end` once. A parameter that the loss does not reach is never consumed: its gradients are zero.
 
-    Of two of a kind, `a += b` is the quantity of the samples of both: what is summed over samples adds up,
-    what has an entry for each sample is joined, in order.
+    `a += b` gives the quantity of the samples of both: sums over samples are added, results per sample are
+    concatenated.
     """
 
-    is_linear: bool = False  # then a second backward may add to the same parameter
-    # Those that hold gradients go first: others then take what was made.
+    is_linear: bool = False  # True: a second backward may add to the same parameter
+    # Lowest first. Quantities that keep gradients come first, so that others can reuse them.
     priority: ClassVar[int] = 2
-    passes: int = 1  # backwards that it needs; a second one is run by the engine
+    passes: int = 1  # backward passes that it needs; the engine runs the second one
 
     @abstractmethod
     def begin(self, batch: Batch) -> None: ...
@@ -76,18 +76,18 @@ class Quantity(ABC):
     def end(self) -> None: ...
 
     def settle(self) -> None:  # noqa: B027  # most have nothing to do
-        """The block is over: update what goes on from one block to the next. Never part of a trace."""
+        """Updates state that lasts over several blocks, after a block has ended. Never traced."""
 
     def end_pass(self) -> None:  # noqa: B027  # most have one pass
-        """Of several backwards, one that is not the last is over."""
+        """Called after each backward pass but the last."""
 
-    def abandon(self) -> None:  # noqa: B027  # not everyone holds something
-        """After an error, in the place of `end`: let go of what has been computed."""
+    def abandon(self) -> None:  # noqa: B027  # some hold nothing
+        """Called instead of `end` after an error: frees partial results."""
 
     def merge(self, other: Any) -> None:
-        """Take in the samples of another one; both have ended."""
+        """Adds the samples of another quantity of this kind; both have ended."""
         raise PergradError(
-            f"{type(self).__name__} has no rule to join two batches: record all samples in one block"
+            f"{type(self).__name__} cannot join two batches: record all samples in one block"
         )
 
     def __iadd__(self, other: Self) -> Self:
@@ -103,22 +103,22 @@ class Quantity(ABC):
         return self
 
     def copy(self, other: Any) -> None:
-        """Take over the result of another one, having none."""
+        """Copies the result of another quantity; called if this one has none."""
         self.__dict__.update(other.__dict__)
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """What two of a kind must agree in to be added."""
+        """Returns the settings in which two quantities must agree to be added."""
         return ()
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is a result; `merge` is not called before there is."""
+        """Whether there is a result; `merge` is only called if there is."""
         return True
 
 
 class Reduction(Quantity, Generic[R]):
-    """A quantity with the batch at hand while it is computed, and a `result` when it has ended."""
+    """Holds the batch while it is recorded, and a `result` when it has ended."""
 
     _batch: Batch | None = None
     _result: R | None = None
@@ -126,8 +126,8 @@ class Reduction(Quantity, Generic[R]):
 
     @property
     def batch(self) -> Batch:
-        """What is being recorded."""
-        assert self._batch is not None, "there is a batch between `begin` and `end` only"
+        """Returns the batch that is being recorded."""
+        assert self._batch is not None, "`batch` is set between `begin` and `end` only"
         return self._batch
 
     @property
@@ -159,15 +159,15 @@ class Reduction(Quantity, Generic[R]):
         self.clear()
         self._batch = None
 
-    def clear(self) -> None:  # what is small may stay
-        """Hold nothing of any parameter: before the first, after the last and after an error."""
+    def clear(self) -> None:
+        """Frees the tensors of all parameters; called by `begin`, after `finish` and after an error."""
 
     @abstractmethod
     def finish(self) -> R:
-        """The result, once all parameters have been consumed."""
+        """Returns the result; called when all parameters have been consumed."""
 
     def _of_ended(self, value: V | None) -> V:
-        """The value, or an error while there is none."""
+        """Returns the value, or raises if the block has not ended."""
         if value is None:
             raise ScopeError(
                 f"{type(self).__name__} has no result yet: leave the `record` block first"
@@ -176,12 +176,12 @@ class Reduction(Quantity, Generic[R]):
 
 
 def joined_samples(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """(n, ...) and (m, ...) of each parameter -> (n + m, ...)."""
+    """Concatenates (n, ...) and (m, ...) of each parameter to (n + m, ...)."""
     return {name: torch.cat([a[name], b[name]]) for name in a}
 
 
 def or_zeros(found: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
-    """For every parameter, in order; zeros for those that the loss does not reach."""
+    """Returns a value for every parameter, in order; zeros for those that the loss does not reach."""
     return {
         name: found[name]
         if name in found

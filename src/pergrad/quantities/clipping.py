@@ -1,4 +1,4 @@
-"""Sums of clipped, or otherwise weighted, per-sample gradients."""
+"""Defines `ClippedSum`: sums of clipped, or otherwise weighted, per-sample gradients."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class ClippedSum(Reduction[Any]):
     """Σ_n min(1, max_norm / |g_n|) g_n: `.result[name]` of the parameter's shape and dtype.
 
     `.norms` are the norms before clipping, (B,); `.assign()` writes the result to the parameters' `.grad`. A
-    sample whose gradient is not finite adds nothing. `a += b` adds the sums and joins the norms.
+    sample whose gradient is not finite adds nothing. `a += b` adds the sums and concatenates the norms.
 
     Args:
         max_norm: the bound on the norm of each sample's gradient; or bounds by patterns of names, such as
             `{"encoder.*": 1.0, "head.*": 0.5}`: the parameters of a pattern (the first that matches)
-            are then clipped by their own norm, apart from the others.
+            are then clipped by their joint norm, separately from the others.
         weighting: "clip"; "normalize" for max_norm / (|g_n| + stability), which needs no tuning of the
             bound (automatic clipping); or a function from norms (B,) to weights (B,).
         stability: the constant of "normalize".
-        memory: "kept" runs one backward and keeps activations and gradients of activations until all
-            norms are known; "low" keeps nothing and runs the backward twice, which saves memory on a CPU
-            and in MLPs; "high" keeps the gradients of all samples where those are of float32, which is the
-            fastest where there is room for them. The numbers are the same; but with "low" hooks on
-            tensors are called twice, and what `retain_grad` holds is twice the gradient.
+        memory: "kept" runs one backward and keeps activations and their gradients until all norms are
+            known. "low" keeps nothing and runs the backward twice, which saves memory on a CPU and in
+            MLPs. "high" keeps float32 gradients of all samples, which is the fastest if they fit into
+            memory. The results are the same; but with "low", hooks on tensors are called twice, and
+            `retain_grad` accumulates twice the gradient.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -85,7 +85,7 @@ class ClippedSum(Reduction[Any]):
     def result(self) -> dict[str, Tensor]:
         sums, _ = self._of_ended(self._result)
         dtypes = {name: self._parameters[name].dtype for name in sums}
-        return {  # `to` takes its time even where there is nothing to do
+        return {  # `to` is slow even if there is nothing to do
             name: t if t.dtype is dtypes[name] else t.to(dtypes[name]) for name, t in sums.items()
         }
 
@@ -95,14 +95,14 @@ class ClippedSum(Reduction[Any]):
         return norms
 
     def assign(self) -> None:
-        """Write the result to `.grad` of the parameters, in place of what is there."""
+        """Sets `.grad` of the parameters to the result, replacing the old one."""
         for name, total in self.result.items():
             p = self._parameters[name]
             p.grad = total.to(p.device, copy=True)  # an optimizer may write to it
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        # In order: of several patterns the first that matches counts.
+        # The order matters: the first pattern that matches counts.
         return (list(self._bounds.items()), self._weighting, self._stability)
 
     # -- the backward
@@ -149,7 +149,7 @@ class ClippedSum(Reduction[Any]):
             self._weigh(group)
 
     def _weigh(self, group: _Group) -> None:
-        """The weights of a group whose norms are complete; none if no gradient reached it."""
+        """Computes the weights of a group whose norms are complete, if any gradient reached it."""
         if group.weights is not None:
             return
         _, found = group.norms.found()
@@ -162,10 +162,10 @@ class ClippedSum(Reduction[Any]):
             is_tensor = isinstance(weights, Tensor)
             got = f"shape {tuple(weights.shape)}" if is_tensor else type(weights).__name__
             raise PergradError(
-                f"weighting must give a weight for each of {len(norms)} samples, got {got}"
+                f"weighting must return one weight for each of {len(norms)} samples, got {got}"
             )
         weights = weights.detach().to(norms)
-        # Nothing times infinity is nothing: a zero gradient may be divided by its norm.
+        # A zero gradient stays zero even if its weight is infinite, as 1 / norm is.
         is_used = norms.isfinite() & ((norms > 0) | weights.isfinite())
         group.weights = computed_once(weights.where(is_used, 0))
 
@@ -175,7 +175,7 @@ class ClippedSum(Reduction[Any]):
         assert bound is not None
         if self._weighting == "normalize":
             return bound / (norms + self._stability)
-        # Rounding in the sum must not carry a gradient over its bound.
+        # Rounding in the sum must not push a gradient over its bound.
         safe = 1 - 4 * torch.finfo(self.batch.dtype).eps
         return (safe * bound / norms).where(norms > bound, 1)
 
@@ -207,7 +207,7 @@ class ClippedSum(Reduction[Any]):
 
 
 class _Group:
-    """Parameters that are clipped together."""
+    """Holds the state of parameters that are clipped by their joint norm."""
 
     def __init__(self, bound: float | None, norms: SquaredNorms) -> None:
         self.bound = bound

@@ -1,4 +1,4 @@
-"""Inner products of the gradients: with a direction, and with each other."""
+"""Defines `Dots` and `Gram`: inner products of gradients with a direction, and with each other."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Dots", "Gram"]
 
 
 class Dots(Reduction[Tensor]):
-    """<g_n, direction>, `.result` (B,): how each sample's gradient goes along with a given one.
+    """<g_n, direction>, `.result` (B,): how well each sample's gradient aligns with a given direction.
 
-    `direction` maps names of parameters to tensors of their shape; parameters that it does not name count
-    as zero there. `a += b` joins the samples.
+    `direction` maps names of parameters to tensors of their shape; it is zero for parameters that it does
+    not name. `a += b` concatenates the samples.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -66,11 +66,11 @@ class Gram(Reduction[Tensor]):
     """<g_n, g_m>, `.result` (B, B); with `against`, <g_n, h_m> (B, M) for stored gradients h.
 
     Args:
-        against: gradients of other samples, name -> (M, *shape), such as the result of a `Grads`;
-            parameters that it does not name count as zero there.
+        against: gradients of other samples, name -> (M, *shape), such as the result of a `Grads`; zero
+            for parameters that it does not name.
 
-    `a += b` joins the rows of two that are against the same gradients. Pairs across two batches are not
-    known to a Gram within the batch: record them against the `Grads` of the other one.
+    With `against`, `a += b` concatenates the rows, if both use the same stored gradients. Without it, the
+    inner products across two batches are unknown: record one batch against the `Grads` of the other.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -84,7 +84,9 @@ class Gram(Reduction[Tensor]):
     def __init__(self, against: Mapping[str, Tensor] | None = None) -> None:
         if against is not None and len({len(t) for t in against.values()}) != 1:
             sizes = {name: len(t) for name, t in against.items()}
-            raise PergradError(f"against: every parameter must have the same samples, got {sizes}")
+            raise PergradError(
+                f"against: every parameter must have the same number of samples, got {sizes}"
+            )
         self._against = None if against is None else dict(against)
         self.is_linear = against is not None
 
@@ -119,7 +121,7 @@ class Gram(Reduction[Tensor]):
     def merge(self, other: Gram) -> None:
         if self._against is None:
             raise PergradError(
-                "two batches of a Gram do not have the inner products across them: record both in one "
+                "a Gram of two batches lacks the inner products across them: record both in one "
                 "block, or the second against the Grads of the first: Gram(against=grads.result)"
             )
         self._result = torch.cat([self.result, other.result])

@@ -1,4 +1,4 @@
-"""The per-sample gradients themselves."""
+"""Defines `Grads`: the per-sample gradients themselves."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["Grads"]
 class Grads(Reduction[dict[str, Tensor]]):
     """G_n of every recorded parameter: `.result[name]` is (B, *shape), in the parameter's dtype.
 
-    A parameter that the loss does not reach has zeros. `.precision[name]` is the type that the gradients
-    were computed from, which autocast makes a coarser one. `a += b` joins the samples.
+    A parameter that the loss does not reach has zeros. `.precision[name]` is the dtype that the gradients
+    were computed from, which is coarser under autocast. `a += b` concatenates the samples.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)

@@ -1,4 +1,4 @@
-"""Moments of the gradients over the samples, entry by entry."""
+"""Defines `SecondMoment` and `Variance`: elementwise moments of gradients over the samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["SecondMoment", "Variance"]
 class SecondMoment(Reduction[dict[str, Tensor]]):
     """Σ_n g_n², elementwise: `.result[name]` of the parameter's shape, in float32 or float64.
 
-    `a += b` adds. Gradients that are not finite make entries that are not finite.
+    `a += b` adds the sums. An entry is not finite if that of some gradient is not.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -40,7 +40,7 @@ class SecondMoment(Reduction[dict[str, Tensor]]):
 
 
 class _Moments(NamedTuple):
-    """Of a number of samples: the mean, and the sum of squares about it."""
+    """Holds the mean over a number of samples, and the sum of squares about it."""
 
     samples: int
     means: dict[str, Tensor]
@@ -63,8 +63,8 @@ class _Moments(NamedTuple):
 class Variance(Reduction[Any]):
     """The unbiased variance of g_n over the samples, elementwise: `.result[name]` of the parameter's shape.
 
-    `.mean[name]` is the mean gradient, `.count` the number of samples. Squares are taken about the mean:
-    where it outweighs the spread, nothing is lost. `a += b` is the variance of the samples of both.
+    `.mean[name]` is the mean gradient, `.count` the number of samples. Squares are taken about the mean, so
+    nothing cancels if the mean is large. `a += b` gives the variance over the samples of both.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)

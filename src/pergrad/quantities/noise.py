@@ -1,4 +1,4 @@
-"""How noisy the gradient of a batch is, and how large a batch it pays to take."""
+"""Defines `NoiseScale`: how noisy the gradient of a batch is, and which batch size pays off."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class NoiseScale(Reduction[Any]):
     """The simple noise scale tr(Σ) / |G|² (McCandlish et al., 2018), `.result` a float.
 
     Σ is the covariance of a sample's gradient, G its expectation; both are estimated without bias:
-    `.trace` = (Σ_n |g_n|² - |Σ_n g_n|² / B) / (B - 1), `.squared_mean` = |Σ_n g_n|² / B² - trace / B. About
-    as many samples as the noise scale says are worth putting into a batch. Where noise outweighs the mean,
-    `.squared_mean` may come out negative, and the noise scale with it: the batch is too small to tell.
+    `.trace` = (Σ_n |g_n|² - |Σ_n g_n|² / B) / (B - 1), `.squared_mean` = |Σ_n g_n|² / B² - trace / B. Batches
+    up to about the noise scale pay off. If noise outweighs the mean, the estimate `.squared_mean` may be
+    negative, and so may the noise scale: the batch is too small to tell.
 
     One object may be used for many steps: `.running` is then the ratio of the exponential averages of the
-    two moments, which is what to look at. `a += b` gives the noise scale of the samples of both.
+    two moments, which is less noisy. `a += b` gives the noise scale over the samples of both.
 
     Args:
-        decay: of the averages behind `.running`.
+        decay: the decay of the averages behind `.running`.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -44,12 +44,12 @@ class NoiseScale(Reduction[Any]):
 
     @property
     def trace(self) -> float:
-        """An unbiased estimate of tr(Σ)."""
+        """Returns an unbiased estimate of tr(Σ)."""
         return float(self._estimates()[0])
 
     @property
     def squared_mean(self) -> float:
-        """An unbiased estimate of |G|²."""
+        """Returns an unbiased estimate of |G|²."""
         return float(self._estimates()[1])
 
     @property
@@ -59,9 +59,9 @@ class NoiseScale(Reduction[Any]):
 
     @property
     def running(self) -> float:
-        """The noise scale over the blocks so far, each less important than the next."""
+        """Returns the noise scale over the blocks so far, recent ones weighted more."""
         if self._averages is None:
-            self._estimates()  # an error: no block has ended yet, or none with two samples
+            self._estimates()  # raises: no block has ended yet, or none with two samples
         trace, mean = self._of_ended(self._averages)
         return float(trace / mean)
 
@@ -104,14 +104,14 @@ class NoiseScale(Reduction[Any]):
 
 
 class _Sums(NamedTuple):
-    """Of a number of samples: Σ_n |g_n|², and Σ_n g_n of each parameter."""
+    """Holds Σ_n |g_n|² over a number of samples, and Σ_n g_n of each parameter."""
 
     samples: int
     squares: Tensor
     totals: dict[str, Tensor]
 
     def estimates(self) -> Tensor:
-        """tr(Σ) and |G|², on the device: nothing waits for it until a number is asked for."""
+        """Computes tr(Σ) and |G|² on the device, without synchronising."""
         lengths = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in self.totals.values()]
         total = torch.stack(lengths).square().sum()
         trace = (self.squares - total / self.samples) / (self.samples - 1)

@@ -1,4 +1,4 @@
-"""The L2 norm of each sample's gradient."""
+"""Defines `Norms`: the L2 norm of each sample's gradient."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ __all__ = ["Norms"]
 class Norms(Reduction[Tensor]):
     """|g_n| over all recorded parameters, `.result` (B,); of each one, `.per_param[name]` (B,).
 
-    In float32, or float64 for a model in float64; sums are taken in float64 whatever the model's type. The
-    norm of a sample whose gradient is not finite is not finite, and no other sample's is touched by it. So
-    is, in float32, that of a gradient with entries beyond 1e19, of which the squares are not.
-    `a += b` joins the samples.
+    Results are in float32, or float64 for a model in float64; sums are always taken in float64. A gradient
+    that is not finite gives a norm that is not finite, for this sample only. In float32, entries beyond
+    1e19 do so too, since their squares overflow. `a += b` concatenates the samples.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1)

@@ -1,4 +1,4 @@
-"""Random projections: sketches that keep inner products."""
+"""Defines `Projection`: sketches that preserve inner products."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _METHODS = ("count", "two_sided")
 class Projection(Reduction[Tensor]):
     """A sketch s_n of each gradient, `.result` (B, dim): the expected <s_n, s_m> is <g_n, g_m>.
 
-    The same seed gives the same linear map on any device, for any batch size and in any pieces; neither
-    the gradients nor a projection matrix are ever held. `a += b` joins the samples.
+    A seed determines the linear map, on any device and for any batches. Neither the gradients nor a
+    projection matrix are ever held. `a += b` concatenates the samples.
 
     Args:
-        dim: the length of a sketch; inner products are off by about |g_n| |g_m| √(2 / dim).
-        seed: which map.
+        dim: the length of a sketch; inner products have an error of about |g_n| |g_m| √(2 / dim).
+        seed: selects the linear map.
         method: "count" adds every entry of the gradient, with a random sign, to one of `dim` buckets.
-            "two_sided" multiplies the gradient of a matrix by a small random one from each side, with dim
-            = a · b; faster for wide layers, but with a larger error where a gradient is of low rank.
-            Vectors are sketched by "count" in both.
+            "two_sided" multiplies the gradient of a matrix by random signs from both sides, to (a, b) with
+            a · b = dim; it is faster for wide layers, but has a larger error if a gradient has low rank.
+            Both sketch vectors by "count".
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(100, 10)
@@ -70,7 +70,7 @@ class Projection(Reduction[Tensor]):
     def _sketch_of(
         self, name: str, shape: torch.Size, device: torch.device
     ) -> CountSketch | TwoSidedSketch:
-        """The parameter's own map, made once."""
+        """Returns the linear map of the parameter, made once."""
         key = (name, shape, device)
         if key not in self._sketches:
             is_matrix = len(shape) > 1 and self._method == "two_sided"
