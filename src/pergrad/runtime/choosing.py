@@ -1,8 +1,8 @@
-"""Picks one of several ways to compute the same: on each machine, the one of least cost.
+"""Picks the cheapest of several algorithms for each machine.
 
-A choice has a name, and its ways have names: functions that take the same arguments and give the same
-numbers, listed by the module that has them. A chooser has a table for one machine: for each choice the ways
-that run there, each with a cost.
+A choice has a name, and so has each of its ways: functions that take equal arguments and return equal
+numbers, listed by the module that defines them. A chooser has the table of one machine: for each choice, the
+ways that run there and their costs.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["NEVER", "Chooser", "Costs", "Table", "cheapest"]
 
 NEVER = float("inf")
 
-# The cost of each way, as a function of the problem (shapes and types, as a rule); all in one unit.
+# The cost of each way, as a function of the problem (usually shapes and dtypes); all in one unit.
 Costs: TypeAlias = Mapping[str, Callable[..., float]]
-# For each choice the costs of its ways, or the only way that runs there.
+# For each choice, the costs of its ways, or the only way.
 Table: TypeAlias = Mapping[str, str | Costs]
 
 
 class Chooser:
-    """Picks the ways of one machine; of several tables the last one that has a choice counts."""
+    """Picks the ways of one machine; later tables override earlier ones."""
 
     def __init__(self, *tables: Table) -> None:
         self.table: dict[str, str | Costs] = {}
@@ -32,7 +32,7 @@ class Chooser:
         self._only = {choice: way for choice, way in self.table.items() if isinstance(way, str)}
 
     def pick(self, choice: str, problem: tuple[Hashable, ...] = ()) -> str:
-        """Gives the name of the cheapest way, the first of several that cost the same.
+        """Returns the name of the cheapest way, the first one if several cost the same.
 
         >>> chooser = Chooser({"sort": {"insertion": lambda n: n * n, "merge": lambda n: 8 * n}})
         >>> chooser.pick("sort", (5,)), chooser.pick("sort", (100,))
@@ -44,7 +44,7 @@ class Chooser:
 
 @cached("picked ways, by chooser and problem", most=1000)
 def cheapest(chooser: Chooser, choice: str, problem: tuple[Hashable, ...]) -> str:
-    """Compares the costs; kept by chooser, choice and problem, since a step asks the same as the last one."""
+    """Compares the costs; cached, since problems repeat from step to step."""
     costs = chooser.table[choice]
     assert not isinstance(costs, str)
     return min(costs, key=lambda way: costs[way](*problem))

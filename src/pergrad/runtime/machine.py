@@ -1,4 +1,4 @@
-"""Tells where a computation runs: on which device, and whether it runs at once, in a trace or compiled."""
+"""Identifies where a computation runs: the device, and whether it is eager, traced or compiled."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from pergrad.runtime.tracing import is_for_compiler, is_traced
 __all__ = ["MACHINES", "Device", "Machine", "Mode", "machine_of", "machine_on"]
 
 Device = Literal["cpu", "cuda", "other"]
-# "eager": runs now, on tensors with values. "traced": is recorded without values, and then run as recorded.
-# "compiled": is recorded without values for a compiler, which fuses what is elementwise.
+# "eager": runs now, on tensors with values. "traced": is recorded without values and replayed as recorded.
+# "compiled": is recorded without values for a compiler, which fuses elementwise functions.
 Mode = Literal["eager", "traced", "compiled"]
 
 
-@dataclass(
-    frozen=True, eq=False
-)  # one object for each: told apart by identity, which is the fastest
+@dataclass(frozen=True, eq=False)  # singletons, compared by identity, which is the fastest
 class Machine:
-    """A device and a mode."""
+    """Pairs a device with a mode."""
 
     device: Device
     mode: Mode
@@ -38,12 +36,12 @@ _CPU = MACHINES["cpu", "eager"]
 
 
 def machine_of(t: Tensor) -> Machine:
-    """Gives the machine that functions of the tensor run on.
+    """Returns the machine that functions of the tensor run on.
 
     >>> machine_of(torch.ones(1))
     Machine(device='cpu', mode='eager')
     """
-    if type(t) is Tensor and t.is_cpu:  # most often, and where Python's time shows
+    if type(t) is Tensor and t.is_cpu:  # the most frequent case, and the one bound by Python
         return _CPU
     device: Device = "cpu" if t.is_cpu else "cuda" if t.is_cuda else "other"
     if not is_traced(t):
@@ -52,6 +50,6 @@ def machine_of(t: Tensor) -> Machine:
 
 
 def machine_on(device: torch.device) -> Machine:
-    """Gives the machine of what runs eagerly on the device: for choices that do not depend on the mode."""
+    """Returns the eager machine of the device, for choices that do not depend on the mode."""
     kinds: dict[str, Device] = {"cpu": "cpu", "cuda": "cuda"}
     return MACHINES[kinds.get(device.type, "other"), "eager"]

@@ -1,7 +1,7 @@
-"""How far two computations of the same numbers may be apart, per dtype, and how that distance is measured.
+"""Defines tolerances per dtype, and the distance between two computations of the same numbers.
 
-Distances are relative to the largest element: sums that are taken in another order differ by the rounding of
-their largest terms, in every element.
+Distances are relative to the largest element: sums in another order differ by the rounding of their largest
+terms, in every element.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = [
 
 
 class _Tolerances(NamedTuple):
-    rule: float  # one function: its rule against one backward a sample
-    model: float  # a whole model: a recorded batch against its samples alone
+    rule: float  # one function: its rule against one backward per sample
+    model: float  # a whole model: a recorded batch against single samples
 
 
 _TOLERANCES = {
@@ -35,18 +35,18 @@ _TOLERANCES = {
 }
 _MODEL_OF_OTHER_TYPES = 1e-2
 
-# A gradient below this many roundings of the model's largest is noise: that of a key's bias under a softmax
-# is exactly zero but for rounding.
+# A gradient below this many roundings of the model's largest one is noise. That of the bias of attention keys
+# is: zero up to rounding, since a softmax ignores shifts.
 _NOISE = 1e4
 
 
 def tolerance_of_rule(dtype: torch.dtype) -> float:
-    """Allowed distance of a rule's gradients from those of one backward a sample."""
+    """Returns the allowed distance of a rule's gradients from those of one backward per sample."""
     return _TOLERANCES[dtype].rule
 
 
 def tolerance_of_model(*dtypes: torch.dtype) -> float:
-    """Allowed distance of a model's recorded gradients, where all of these types were rounded to."""
+    """Returns the allowed distance of a model's recorded gradients, computed in all of these dtypes."""
     return max(
         _TOLERANCES[dtype].model if dtype in _TOLERANCES else _MODEL_OF_OTHER_TYPES
         for dtype in dtypes
@@ -54,22 +54,22 @@ def tolerance_of_model(*dtypes: torch.dtype) -> float:
 
 
 def tolerance_of_rerun(dtype: torch.dtype) -> float:
-    """Allowed distance of one function's outputs when it runs twice, as it is and mapped: √ε."""
+    """Returns √ε, the allowed distance of a function's outputs, plain and under vmap."""
     return torch.finfo(dtype).eps ** 0.5
 
 
 def largest(t: Tensor) -> float:
-    """Max |t|, and 0 for a tensor without elements."""
+    """Returns max |t|, and 0 for a tensor without elements."""
     return float(t.abs().max().item()) if t.numel() else 0.0
 
 
 def noise_floor(grads: Mapping[str, Tensor]) -> float:
-    """The size below which a gradient of this model is rounding."""
+    """Returns the size below which a gradient of this model is rounding noise."""
     precision = max(torch.finfo(g.dtype).eps for g in grads.values())
     return _NOISE * precision * max(map(largest, grads.values()), default=0.0)
 
 
 def relative_error(actual: Tensor, expected: Tensor, floor: float) -> float:
-    """Max |actual - expected| / max |expected|, the divisor no less than `floor`."""
+    """Computes max |actual - expected| / max(max |expected|, floor)."""
     scale = max(largest(expected), floor)
     return largest(actual - expected) / scale if scale and expected.numel() else 0.0
