@@ -52,7 +52,7 @@ def written_in(graph: Graph) -> set[int]:
 
 
 def storage(node: Any) -> int:
-    """The number of the storage that a node's tensor lies in; 0 for other arguments."""
+    """Returns the number of the storage of a node's tensor; 0 for other arguments."""
     return internals.storage_id(node.meta["val"].untyped_storage()) if isinstance(node, Node) else 0
 
 

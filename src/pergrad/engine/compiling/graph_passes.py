@@ -215,5 +215,5 @@ def _last(graph: Graph, *nodes: Any) -> Node:
 
 
 def _sizes(node: Node) -> Sequence[int]:
-    """The sizes of the spatial dimensions."""
+    """Returns the sizes of the spatial dimensions."""
     return node.meta["val"].shape[2:]

@@ -1,4 +1,4 @@
-"""Results of quantities, taken apart into tensors for a graph to return, and put together again."""
+"""Splits results of quantities into a template and tensors for a graph to return, and joins them again."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def take_apart(
 
 
 def clear(quantities: Sequence[Quantity], template: Template) -> None:
-    """Lets go of the last results, so that the next ones can be written to their memory."""
+    """Drops the last results, so that the next ones can reuse their memory."""
     for quantity, attributes in zip(quantities, template, strict=True):
         for name in attributes:
             setattr(quantity, name, None)
@@ -87,7 +87,7 @@ def _filled(value: Any, results: list[Tensor], state: list[Tensor]) -> Any:
         return state[value.index]
     if kind is str:  # most values are names
         return value
-    if kind is dict:  # by hand: pytrees take longer for it than kernels take to run
+    if kind is dict:  # not by pytree, which takes longer than the kernels run
         return {key: _filled(part, results, state) for key, part in value.items()}
     if kind is tuple or kind is list:
         return kind([_filled(part, results, state) for part in value])

@@ -30,7 +30,7 @@ def spell_out_short_attention(graph: Graph) -> None:
 
 
 def _rest(node: Node, start: int) -> dict[str, Any]:
-    """The kernel's arguments after the tensors, by name."""
+    """Returns the kernel's arguments after the tensors, by name."""
     return {**dict(zip(("dropout_p", "is_causal"), node.args[start:], strict=False)), **node.kwargs}
 
 
@@ -59,7 +59,7 @@ def attention(
     attn_mask: None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(q kᵀ · scale) v, and the softmax itself, which the backward gets in the place of logsumexp."""
+    """softmax(q kᵀ · scale) v, and the softmax itself, which the backward gets instead of logsumexp."""
     scores = query @ key.mT * _scale(query, scale)
     if is_causal:
         t, s = (torch.arange(size, device=query.device) for size in scores.shape[2:])

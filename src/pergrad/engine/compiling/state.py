@@ -1,4 +1,4 @@
-"""The inputs of a compiled step: a model's parameters and buffers, and what a graph depends on of them."""
+"""Collects the inputs of a compiled step, parameters and buffers, and the properties a graph depends on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def graph_inputs(state: list[Tensor], flat: Sequence[Any]) -> list[Tensor]:
 
 
 def signature_of_leaves(flat: Sequence[Any]) -> Signature:
-    """All that a graph may depend on of a batch's leaves but the values of tensors."""
+    """Returns all properties of a batch's leaves that a graph may depend on, except values of tensors."""
     parts: list[Any] = []
     for value in flat:
         if isinstance(value, Tensor):
@@ -65,5 +65,5 @@ class StateNumbers:
         return self._number
 
     def autocast(self) -> tuple[Any, ...]:
-        """Autocast's settings on the devices of the last state."""
+        """Returns the autocast settings of the devices of the last state."""
         return tuple([(device, *autocast_state(device)) for device in self.devices])

@@ -1,4 +1,4 @@
-"""Compiled steps: the engine runs while a step is traced; afterwards its graph runs alone."""
+"""Compiles steps: the engine runs while a step is traced; afterwards its graph runs alone."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def trace_step(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within, the compiler gives no advice, and what it uses itself raises no warnings."""
+    """Silences the compiler's advice, and warnings about what it uses itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -69,7 +69,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _unflattened(model: nn.Module) -> Iterator[None]:
-    """Within, recurrent layers do not flatten their weights for cuDNN: those of a trace have no memory."""
+    """Keeps recurrent layers from flattening weights for cuDNN: weights of a trace have no memory."""
     layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     for layer in layers:
         vars(layer)["flatten_parameters"] = lambda: None
@@ -82,7 +82,7 @@ def _unflattened(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _no_autocast_cache() -> Iterator[None]:
-    """Within, autocast keeps no casts of weights: those of a trace have no values."""
+    """Turns off autocast's cache of weights, whose casts have no values in a trace."""
     was = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
