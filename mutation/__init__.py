@@ -1,4 +1,4 @@
-"""Mutation testing: change one line at a time, and see whether a test notices.
+"""Mutation testing: changes one line at a time and checks whether a test notices.
 
     make mutants                      # 200 lines, chosen by seed 0
     make mutants SEED=7 ARGS="--count 20"

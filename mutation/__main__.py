@@ -1,4 +1,4 @@
-"""`python -m mutation`: changes random lines, and tells which changes no test notices."""
+"""`python -m mutation`: changes random lines and reports the changes that no test notices."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mutation.trials import Outcome, Trial, import_all_but_the_package, run_tria
 from mutation.witnesses import Project, Uses, Witnesses
 
 GOAL = 0.9
-# Most mutations are noticed at once; those that are not get all the time that is left.
+# Most mutations are noticed at once; the others get all the time that is left.
 _FIRST_SECONDS, _FIRST_FILES = 4.0, 3
 _MOST_TESTS = 3000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 1 where too few mutations are noticed."""
+    """Runs the command; returns 1 if too few mutations are noticed."""
     options = _parser().parse_args(arguments)
     project = Project(options.root.resolve())
     mutations = [m for path in project.sources() for m in mutations_of(project.root, path)]
@@ -52,7 +52,7 @@ class Runs:
         self._unreliable: set[str] = set()
 
     def of(self, mutations: Sequence[Mutation]) -> list[tuple[Mutation, Outcome]]:
-        """Find the outcome of each, by a few tests first and by all that is left where those pass."""
+        """Finds the outcome of each mutation: runs a few tests first, and all others if these pass."""
         tests = [self._witnesses.tests_for(m, self._uses) for m in mutations]
         outcomes = [Outcome("not run")] * len(mutations)
         wanted = [k for k in range(len(mutations)) if tests[k]]
@@ -117,7 +117,7 @@ class Runs:
         return found, [self._witnesses.seconds[test] for test in found]
 
     def _failing_anyway(self, tests: set[str]) -> set[str]:
-        """Tests that fail without any mutation, run as they were: they cannot have noticed one."""
+        """Finds tests that fail without any mutation, so that their failure says nothing."""
         known = sorted(test for test in tests if test in self._witnesses.seconds)
         seconds = [self._witnesses.seconds[test] for test in known]
         if not known:
@@ -125,7 +125,9 @@ class Runs:
         trial = Trial(None, known, seconds, budget=float("inf"), stop_at_first=False)
         ((_, outcome),) = run_trials(self._root, [trial], 1)
         if outcome.how not in ("survived", "failed"):
-            raise RuntimeError(f"no test runs even without a change:\n{outcome.log}")
+            raise RuntimeError(
+                f"no test ran on the unchanged sources; fix this first:\n{outcome.log}"
+            )
         if outcome.failed:
             print(f"not counted, since they fail without a change too: {', '.join(outcome.failed)}")
         return set(outcome.failed)
@@ -135,18 +137,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m mutation", description=__doc__)
     root = Path(__file__).parents[1]
     parser.add_argument(
-        "--seed", type=int, default=0, help="which lines, and which changes of them"
+        "--seed", type=int, default=0, help="random seed for the lines and their changes"
     )
-    parser.add_argument("--count", type=int, default=200, help="number of lines")
-    parser.add_argument("--workers", type=int, default=2, help="processes at a time")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests for a change")
+    parser.add_argument("--count", type=int, default=200, help="number of lines to change")
+    parser.add_argument("--workers", type=int, default=2, help="number of parallel processes")
+    parser.add_argument(
+        "--budget", type=float, default=60.0, help="seconds of tests for each change"
+    )
     parser.add_argument("--only", default="", help="only lines whose path:line contains this")
     parser.add_argument("--report", type=Path, default=root / "build" / "mutants.md")
     parser.add_argument("--root", type=Path, default=root, help=argparse.SUPPRESS)
     parser.add_argument(
         "--reuse-coverage",
         action="store_true",
-        help="do not run all tests again because sources have changed; nearly right",
+        help="keep the coverage of changed sources; faster, and nearly right",
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""Small changes of Python source, one expression or statement at a time."""
+"""Makes small changes of Python source, one expression or statement at a time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 __all__ = ["Mutation", "choose", "mutations_of"]
 
-# Keywords that promise something or bound something, and change no result: a checked zip, a cache's size.
+# Keywords that check or bound something and change no result, such as a strict zip or a cache's size.
 _DECLARATIONS = frozenset("strict frozen slots maxsize init repr eq".split())
-# What only helps a reader, a type checker or a profiler.
+# Functions for type checkers only.
 _OF_TYPES = frozenset("cast TypeVar ParamSpec NewType".split())
 
 _ARITHMETIC: dict[type[ast.operator], ast.operator] = {
@@ -48,13 +48,13 @@ _COMPARISONS: dict[type[ast.cmpop], Sequence[ast.cmpop]] = {
 
 @dataclass(frozen=True)
 class Mutation:
-    """A change of one place in a file, and the lines that tell whether a test can notice it."""
+    """Describes a change of one place in a file, and the lines that a test must run to notice it."""
 
     path: str
     line: int
     kind: str
     before: str  # the changed lines, joined
-    witnesses: frozenset[int]  # lines of which a test must run one
+    witnesses: frozenset[int]  # a test must run one of these lines
     names: frozenset[str]  # bound when the module is imported: their uses are witnesses too
     module: Module = field(repr=False, compare=False)
     node: ast.stmt | ast.expr = field(repr=False, compare=False)
@@ -62,23 +62,23 @@ class Mutation:
 
     @cached_property
     def source(self) -> str | None:
-        """The changed file; None where the change cannot be written or is none."""
+        """Returns the changed file; None if the change cannot be written or changes nothing."""
         return self.module.replaced(self.node, self.new)
 
     @property
     def after(self) -> str:
-        """The changed lines after the change, joined."""
+        """Returns the lines after the change, joined."""
         assert self.source is not None
         return self.module.lines_of(self.node, self.source)
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The file, the changed lines and the lines in their place, as `accepted.toml` has them."""
+        """Returns the file, the lines before and the lines after, as in `accepted.toml`."""
         return self.path, self.before, self.after
 
 
 def choose(mutations: Sequence[Mutation], count: int, seed: int) -> list[Mutation]:
-    """Choose `count` lines at random, and of the changes of each line one."""
+    """Chooses `count` lines at random, and one change of each."""
     lines: dict[tuple[str, int], list[Mutation]] = {}
     for mutation in mutations:
         lines.setdefault((mutation.path, mutation.line), []).append(mutation)
@@ -94,13 +94,13 @@ def choose(mutations: Sequence[Mutation], count: int, seed: int) -> list[Mutatio
 
 
 def mutations_of(root: Path, path: Path) -> list[Mutation]:
-    """List all changes of a file, those included that give the same or no code: `source` is None there."""
+    """Lists all changes of a file; `source` is None for those that give equal or invalid code."""
     module = Module(path.read_text())
     return [*_Changes(path.relative_to(root).as_posix(), module).found()]
 
 
 class Module:
-    """A module's source and tree, and the source with one node replaced."""
+    """Holds a module's source and tree, and replaces nodes of it."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -110,7 +110,7 @@ class Module:
             self._begins.append(self._begins[-1] + len(line))
 
     def replaced(self, node: ast.stmt | ast.expr, new: ast.AST) -> str | None:
-        """Write `new` in the place of `node`, in parentheses where it needs them."""
+        """Returns the source with `new` instead of `node`, in parentheses if it needs them."""
         data = self.source.encode()
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
@@ -130,14 +130,14 @@ class Module:
         return None
 
     def lines_of(self, node: ast.stmt | ast.expr, source: str) -> str:
-        """Join the lines that a node is on, or what is there in a changed source."""
+        """Joins the lines of a node, or the corresponding lines of a changed source."""
         end = (node.end_lineno or node.lineno) - len(self.source.splitlines())
         lines = source.splitlines()[node.lineno - 1 : end or None]
         return " ".join(line.strip() for line in lines)
 
 
 class _Changes:
-    """Walks through a module with the statement and the definitions that each expression is in."""
+    """Walks through a module, keeping the statement and definitions around each expression."""
 
     def __init__(self, path: str, module: Module) -> None:
         self._path = path
@@ -230,7 +230,7 @@ class _Exchange(ast.NodeTransformer):
 
 
 def _with(tree: ast.Module, old: ast.AST, new: ast.AST) -> ast.AST:
-    """The tree with one node exchanged; the tree itself stays as it is."""
+    """Returns a copy of the tree with one node replaced."""
     memo: dict[int, object] = {}
     copied = copy.deepcopy(tree, memo)
     place = memo[id(old)]
@@ -268,7 +268,7 @@ def _changed_statements(node: ast.stmt, around: list[ast.AST]) -> Iterator[tuple
     if isinstance(node, ast.Return):
         if node.value is None:
             yield "statement left out", ast.Pass()
-        else:  # where it is None already, nothing changes
+        else:  # `return None` would change nothing
             yield "returns None", ast.Return(ast.Constant(None))
     if isinstance(node, ast.AugAssign) and type(node.op) in _ARITHMETIC:
         yield "arithmetic", ast.AugAssign(node.target, _ARITHMETIC[type(node.op)], node.value)
@@ -339,9 +339,9 @@ def _is_type(node: ast.expr) -> bool:
 
 
 def _witnesses(statement: ast.stmt, around: list[ast.AST]) -> tuple[frozenset[int], frozenset[str]]:
-    """Which lines a test must run to notice a change of a statement, or uses of which names."""
+    """Returns the lines that a test must run to notice a change, and names whose uses count too."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        # a decorator or a default: whoever runs the body
+        # a decorator or a default: tests that run the body can notice it
         return _lines(statement.body), frozenset([statement.name])
     for outer in reversed(around):
         if isinstance(outer, ast.FunctionDef):
@@ -357,7 +357,7 @@ def _is_bound(name: ast.Name) -> bool:
 
 
 def _own_lines(statement: ast.stmt) -> frozenset[int]:
-    """The statement's lines, without those of a block that it begins."""
+    """Returns the lines of a statement without its body."""
     body = getattr(statement, "body", None)
     end = body[0].lineno - 1 if body else statement.end_lineno
     return frozenset(range(statement.lineno, max(end or 0, statement.lineno) + 1))

@@ -1,4 +1,4 @@
-"""pytest plugin that writes how long each test took, and whether it passed."""
+"""pytest plugin that writes how long each passing test took."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Durations"]
 
 
 class Durations:
-    """Collects seconds by test; tests that fail, are skipped or error out are left out."""
+    """Collects seconds by test; leaves out tests that fail, are skipped or have an error."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

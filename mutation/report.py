@@ -1,4 +1,4 @@
-"""The report: how many mutations were noticed, and all that were not, with the reason on record."""
+"""Writes the report: how many mutations were noticed, and the survivors with their reasons."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mutation.trials import Outcome
 
 __all__ = ["Key", "StaleError", "load_accepted", "report"]
 
-Key = tuple[str, str, str]  # the file, the line and what was in its place
+Key = tuple[str, str, str]  # the file, the lines before and the lines after
 
 
 class StaleError(RuntimeError):
-    """An accepted survivor whose line or change is not there any more."""
+    """Raised for an accepted survivor whose line or change no longer exists."""
 
 
 def load_accepted(path: Path, mutations: Sequence[Mutation]) -> dict[Key, str]:
-    """Read the reasons of accepted survivors; an entry that fits no line is an error."""
+    """Reads the reasons of accepted survivors; raises for an entry that matches no line."""
     if not path.exists():
         return {}
     found: dict[Key, str] = {}
@@ -50,7 +50,7 @@ def report(
     seed: int,
     goal: float,
 ) -> str:
-    """Write the report as Markdown."""
+    """Returns the report as Markdown."""
     noticed = sum(outcome.noticed for _, outcome in results)
     lines = [
         "# Mutations",

@@ -1,4 +1,4 @@
-"""Runs tests on mutations, each in a process forked from one that has imported all but pergrad."""
+"""Runs tests on mutations, each in a fork of a process that has imported everything but pergrad."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mutation.changes import Mutation
 
 __all__ = ["Outcome", "Trial", "import_all_but_the_package", "run_trials"]
 
-# What tests import, by the seconds that it takes; op_db and transformers are most of it.
+# Slow imports of the tests; op_db and transformers take most of the time.
 HEAVY = """
     numpy torch torch.testing torch.fx.experimental.proxy_tensor torch._dynamo torch._inductor.compile_fx
     torch.testing._internal.common_methods_invocations torch.testing._internal.common_modules
@@ -36,7 +36,7 @@ HEAVY = """
 """.split()
 _COPIED = "src tests examples benchmarks conftest.py pyproject.toml README.md".split()
 _COLLECTION_LIMIT = 120.0  # seconds
-PATIENCE = 40.0  # seconds for a test, and 20 times what it should take
+PATIENCE = 40.0  # seconds for a test, added to 20 times its usual time
 
 How = Literal["failed", "crashed or hung", "survived", "not run"]
 
@@ -49,7 +49,7 @@ class Outcome:
     failed: tuple[str, ...] = ()
     tests: int = 0
     seconds: float = 0.0
-    log: str = ""  # its end, of what crashed or hung
+    log: str = ""  # the end of the log, if it crashed or hung
 
     @property
     def noticed(self) -> bool:
@@ -57,13 +57,13 @@ class Outcome:
 
     @property
     def test(self) -> str:
-        """The first test that noticed it."""
+        """Returns the first test that noticed it."""
         return self.failed[0] if self.failed else ""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A mutation, or none, and the tests to run on it in order, with the seconds that each should take."""
+    """Holds a mutation, or None, the tests to run on it in order, and their usual seconds."""
 
     mutation: Mutation | None
     tests: Sequence[str]
@@ -73,7 +73,7 @@ class Trial:
 
 
 def import_all_but_the_package(name: str = "pergrad") -> None:
-    """Import what tests need, so that a fork has it at once."""
+    """Imports the modules that tests need, so that forks need not."""
     os.environ.update(
         CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"
     )
@@ -83,10 +83,10 @@ def import_all_but_the_package(name: str = "pergrad") -> None:
             importlib.import_module(module)
     assert name not in sys.modules
     if "torch" in sys.modules:
-        # What importing torch's databases of tests forbids: there is no public way back.
+        # Importing torch's test databases freezes its flags, and there is no public way to undo it.
         flags = sys.modules["torch"].backends.flags_frozen.__globals__
         flags["__allow_nonbracketed_mutation_flag"] = True
-    # To shrink a failing example takes minutes, and that it fails is all there is to know.
+    # Shrinking a failing example takes minutes, and only the failure matters.
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.reuse, hypothesis.Phase.generate]
     hypothesis.settings.register_profile(
         "mutants", parent=settings, phases=phases, deadline=None, database=None
@@ -95,7 +95,7 @@ def import_all_but_the_package(name: str = "pergrad") -> None:
 
 
 def run_trials(root: Path, trials: Sequence[Trial], workers: int) -> Iterator[tuple[int, Outcome]]:
-    """Run all trials, so many at a time; give the number and outcome of each as it ends."""
+    """Runs all trials in parallel; yields the number and outcome of each as it ends."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         free = []
         for k in range(workers):
@@ -130,13 +130,13 @@ def _copy(root: Path, tree: Path) -> None:
             shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
         elif (root / name).exists():
             shutil.copy(root / name, tree / name)
-    # By hash: by time and size, two changes within a second could pass for one another.
+    # By hash: time and size cannot tell apart two changes within a second.
     mode = py_compile.PycInvalidationMode.CHECKED_HASH
     compileall.compile_dir(tree / "src", quiet=2, invalidation_mode=mode)
 
 
 def _start(root: Path, tree: Path, trial: Trial) -> int:
-    """Fork a process that runs the trial's tests on the mutation in its tree."""
+    """Forks a process that runs the trial's tests on the mutation in its tree."""
     if trial.mutation is not None:
         source = trial.mutation.source
         assert source is not None
@@ -160,15 +160,15 @@ def _start(root: Path, tree: Path, trial: Trial) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # no clean-up of the parent's
+        os._exit(code)  # skips the parent's clean-up
 
 
 def _enter(root: Path, tree: Path) -> None:
-    """Let all that is imported from here on come from the copy."""
+    """Redirects all later imports to the copy."""
     os.chdir(tree)
     gone = {"", str(root), str(root / "src")}
     sys.path[:] = [str(tree / "src"), *(p for p in sys.path if p not in gone)]
-    os.environ["PYTHONPATH"] = str(tree / "src")  # of processes that tests start
+    os.environ["PYTHONPATH"] = str(tree / "src")  # for processes that tests start
     for name in [*sys.modules]:
         if name.partition(".")[0] in ("tests", "benchmarks", "conftest"):
             del sys.modules[name]
@@ -179,7 +179,7 @@ def _run(tree: Path, trial: Trial) -> int:
     faulthandler.enable(open(tree / "crash", "w"))  # noqa: SIM115
     faulthandler.dump_traceback_later(_COLLECTION_LIMIT, exit=True)
     options = ["-q", "--tb=short", "--no-header", f"--rootdir={tree}"]
-    # Plugins are imported before pytest could rewrite their assertions, which they do not need.
+    # Plugins are imported before pytest can rewrite their assertions, which is harmless.
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     without = ["cacheprovider", "xdist", "faulthandler", "pytest_cov"]
     plugins = [part for name in without for part in ("-p", f"no:{name}")]
@@ -217,7 +217,7 @@ class _Selected:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         if time.monotonic() - self._begun > self._budget:
             item.session.shouldstop = "the time for this mutation is over"
-        # Where other processes are busy too a test may take long, but not that long.
+        # On a busy machine a test may take long, but not this long.
         faulthandler.dump_traceback_later(PATIENCE + 20 * self._seconds[item.nodeid], exit=True)
         self._note("start", item.nodeid)
         try:

@@ -1,4 +1,4 @@
-"""Which tests run which lines, by coverage: found once, and again only for test files that have changed."""
+"""Finds which tests run which lines, by coverage; runs only test files that changed since the last time."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["Project", "Uses", "Witnesses"]
 
 @dataclass(frozen=True)
 class Project:
-    """A tree with sources to change and tests to run."""
+    """Describes a tree with sources to change and tests to run."""
 
     root: Path
     package: str = "src/pergrad"
     changed: Sequence[str] = ("factors", "rules", "reductions", "quantities", "engine")
-    # Tests of what is above (audits, reports, the command line) notice much, but slowly and far away.
+    # Tests of higher layers (audits, reports, the command line) notice much too, but slowly and indirectly.
     tests: Sequence[str] = (
         "tests/factors",
         "tests/rules",
@@ -49,13 +49,13 @@ class Project:
         return sorted(path for folder in folders for path in folder.rglob("*.py"))
 
     def test_files(self) -> dict[str, str]:
-        """Map the files of all tests to their hashes."""
+        """Maps the files of all tests to their hashes."""
         found: dict[str, str] = {}
         for name in self.tests:
             path = self.root / name
             if path.is_file():
                 files = [path]
-            elif name.startswith("src"):  # those with examples in their docstrings
+            elif name.startswith("src"):  # files with doctests
                 files = [p for p in path.rglob("*.py") if ">>>" in p.read_text()]
             else:
                 files = [*path.rglob("test_*.py")]
@@ -65,7 +65,7 @@ class Project:
 
 @dataclass
 class Witnesses:
-    """The tests that run each line, with the seconds that each takes."""
+    """Holds the tests that run each line, and their seconds."""
 
     sources: dict[str, str] = field(default_factory=dict)  # the text that was covered
     files: dict[str, str] = field(default_factory=dict)  # hashes of test files
@@ -76,9 +76,9 @@ class Witnesses:
 
     @classmethod
     def of(cls, project: Project, *, workers: int, reuse: bool = False) -> Witnesses:
-        """Load what is known of a project, and run the tests that are new or have changed.
+        """Loads the stored coverage of a project, and runs the tests that are new or have changed.
 
-        A changed source means to run all of them; with `reuse`, what is known of its lines is moved along.
+        If a source has changed, runs all tests; with `reuse`, shifts the stored lines instead.
         """
         path = project.root / project.cache / "witnesses.pickle"
         known: Witnesses = pickle.loads(path.read_bytes()) if path.exists() else cls()
@@ -151,7 +151,7 @@ class Witnesses:
         self.add(data, json.loads(durations.read_text()), project.root)
 
     def add(self, data: Path, seconds: dict[str, float], root: Path) -> None:
-        """Take in what coverage.py has found of tests that pass."""
+        """Adds the results of coverage.py for tests that pass."""
         self.seconds |= seconds
         numbers = {test: k for k, test in enumerate(self.tests)}
         for test in seconds:
@@ -174,9 +174,9 @@ class Witnesses:
                         tests.add(number)
 
     def tests_for(self, mutation: Mutation, uses: Uses) -> list[str]:
-        """Order the tests that can notice a mutation: those of its own test module first, short ones first.
+        """Orders the tests that can notice a mutation: its own test module first, then short ones.
 
-        Of tests that differ by their parameters alone, one of each comes before the second of any.
+        Interleaves parametrised tests: each function gets one case before any gets its second.
         """
         where = {mutation.path: set(mutation.witnesses)}
         for name in mutation.names:
@@ -204,7 +204,7 @@ class Witnesses:
         return [test for _, test in sorted(ranked)]
 
     def _is_run_by_import(self, mutation: Mutation) -> bool:
-        """Whether no test of its own runs it, but the import of the package, as what registers rules is."""
+        """Whether only the import of the package runs the line, as for registering a rule."""
         return bool(mutation.names) or not mutation.witnesses.isdisjoint(
             self.imported.get(mutation.path, ())
         )
@@ -219,7 +219,7 @@ class Witnesses:
 
 
 class Uses:
-    """Where names that a module binds are used inside of functions."""
+    """Finds where names that a module binds are used inside functions."""
 
     def __init__(self, sources: dict[str, str]) -> None:
         self._found: dict[str, dict[str, set[int]]] = {}  # by name and file
@@ -234,7 +234,7 @@ class Uses:
                         own.add(node.lineno)  # type: ignore[attr-defined]
 
     def of(self, name: str, path: str) -> dict[str, set[int]]:
-        """Lines by file; of a private name in its own file only."""
+        """Returns lines by file; for a private name, in its own file only."""
         found = self._found.get(name, {})
         return {path: found.get(path, set())} if name.startswith("_") else found
 
