@@ -1,4 +1,4 @@
-"""What is released: the distributions, the workflows that make them, and the citation."""
+"""The release: the distributions, the workflows that build them, and the citation."""
 
 import re
 import subprocess

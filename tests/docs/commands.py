@@ -1,4 +1,4 @@
-"""Whether a command that the documentation shows is one that there is.
+"""Checks that commands in the documentation exist.
 
 Commands are looked up, not run, but for those of `pergrad` about a module in the current folder.
 """

@@ -1,4 +1,4 @@
-"""The commands of the README and of CONTRIBUTING are ones that there are."""
+"""The commands in the README and in CONTRIBUTING exist."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Any model against the loop over samples, by both ways in; and a formula with parameters as a model."""
+"""Compares any model with the loop over samples, by both entry points; wraps formulas as models."""
 
 from __future__ import annotations
 

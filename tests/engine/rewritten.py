@@ -1,4 +1,4 @@
-"""A function as a graph, changed by one of the engine's ways to write a traced step."""
+"""Traces a function and applies one of the engine's graph passes."""
 
 from __future__ import annotations
 

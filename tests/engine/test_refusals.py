@@ -1,4 +1,4 @@
-"""What cannot have per-sample gradients is refused in one clear sentence, and leaves no trace."""
+"""Models without per-sample gradients are refused in one clear sentence, and no state is left."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What one step leaves in the caches is never wrong for the next, however the two differ."""
+"""Caches filled by one step are right for the next, however the two differ."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""A function of one's own whose rule gives twice the gradient: what `verify` must find."""
+"""A user's function whose rule gives twice the gradient, for `verify` to find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every factor materializes to, against explicit loops over samples and positions."""
+"""Every factor's gradients, against explicit loops over samples and positions."""
 
 from collections.abc import Callable
 

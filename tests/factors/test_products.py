@@ -1,4 +1,4 @@
-"""Outer products: their ways give the same."""
+"""All ways to materialise an outer product agree."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Uses of one weight, of every kind and several at a time, and the gradients that they stand for."""
+"""Factors of one weight, of every kind and several at a time, with their dense gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large the tensors are that a function makes."""
+"""Measures the largest tensor that a function allocates."""
 
 from __future__ import annotations
 

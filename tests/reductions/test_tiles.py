@@ -1,4 +1,4 @@
-"""Pieces of the gradients: together they are all of them, each within the bound."""
+"""Tiles cover all gradients, each within the bound."""
 
 from math import prod
 

@@ -1,4 +1,4 @@
-"""What the models of the zoo take, for a given number of samples."""
+"""Builds inputs for the models of the zoo, for a given number of samples."""
 
 from __future__ import annotations
 

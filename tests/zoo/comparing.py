@@ -1,4 +1,4 @@
-"""How near the gradients of a model must be to those of the loop."""
+"""Compares the gradients of a model with those of the loop."""
 
 from __future__ import annotations
 

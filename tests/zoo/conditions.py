@@ -1,4 +1,4 @@
-"""What a model of the zoo is run under: as it is, with its layers checkpointed, under autocast."""
+"""The conditions of the zoo: plain, with checkpointed layers, under autocast."""
 
 from __future__ import annotations
 

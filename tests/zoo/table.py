@@ -1,4 +1,4 @@
-"""Runs the whole zoo and writes what came of it: `python -m tests.zoo.table --write tests/zoo/RESULTS.md`."""
+"""Runs the whole zoo and writes the results: `python -m tests.zoo.table --write tests/zoo/RESULTS.md`."""
 
 from __future__ import annotations
 

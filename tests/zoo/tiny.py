@@ -1,4 +1,4 @@
-"""Tiny configurations, one function a kind of model: what an entry of the zoo does not say itself."""
+"""Tiny default configurations, one function per kind of model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A comparison finds each error, and takes rounding for what it is."""
+"""A comparison finds each error, and accepts rounding."""
 
 import math
 from typing import Any

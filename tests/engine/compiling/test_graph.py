@@ -1,4 +1,4 @@
-"""What is read off a traced graph: calls, casts, storages, and who writes to them."""
+"""The readers of a traced graph find its calls, casts, storages and writes."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What quantities hold is taken apart and put together again, in whatever containers it is."""
+"""Attributes of quantities survive being split into tensors and joined again, in any containers."""
 
 import copy
 from collections import OrderedDict

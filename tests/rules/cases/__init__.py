@@ -1,4 +1,4 @@
-"""Calls of every function that has a rule: together they give each argument a value of its own."""
+"""Calls of every function that has a rule; together they set every argument."""
 
 from tests.rules.cases import (
     arithmetic,

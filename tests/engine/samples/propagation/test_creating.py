@@ -1,4 +1,4 @@
-"""Layouts of new tensors, told by sizes that remember that they count samples."""
+"""Layouts of new tensors, inferred from sizes that are tagged as counting samples."""
 
 import copy
 import pickle
