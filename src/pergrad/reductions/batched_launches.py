@@ -127,7 +127,7 @@ _Key = tuple[Launch, float]  # the launch and the number of the scale
 
 @dataclass(slots=True)
 class _Batch:
-    """The parameters of one launch and the tensors that it reads.
+    """Holds the parameters of one launch and the tensors that it reads.
 
     The tensors are held here, since a `SampleGradients` may replace its factors before the launch.
     """

@@ -40,7 +40,7 @@ class Replayed:
 
 
 class _Captured:
-    """A CUDA graph, the addresses of the state that it reads, and its own batch and results."""
+    """Holds a CUDA graph, the addresses of the state that it reads, and its own batch and results."""
 
     def __init__(
         self,

@@ -192,7 +192,7 @@ class CompiledStep:
 
 @dataclass(frozen=True)
 class _CompiledGraph:
-    """A compiled step for one signature, and the template of its results."""
+    """Holds a compiled step for one signature, and the template of its results."""
 
     call: Callable[..., Any]
     template: Template
