@@ -377,8 +377,8 @@ def test_the_only_use_in_a_checkpoint_is_reduced_when_its_backward_ends() -> Non
     log: list[str] = []
     ledger = opened(Watching(log))
     ledger.uses.expect_in_recomputation(["w", "v", "v"])
-    ledger.add("w", dense())
-    ledger.queue.put(lambda: ledger.add("v", dense()), 0)
+    ledger.add("v", dense())
+    ledger.queue.put(lambda: ledger.add("w", dense()), 0)
     assert log == ["begin"]
     ledger.end_recomputation()
     assert log == ["begin", "consume w"]
