@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -59,11 +60,14 @@ def test_every_tensor_is_let_go_of_once_it_was_read_for_the_last_time() -> None:
     gc.collect()
 
     held: list[int] = []
+    seen: list[weakref.ref[Tensor]] = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
-            tensors = [t for t in gc.get_objects() if type(t) is Tensor and t.shape == x.shape]
+            of_call = pytree.tree_leaves((args, kwargs, result))
+            seen.extend(weakref.ref(t) for t in of_call if isinstance(t, Tensor))
+            tensors = [t for ref in seen if (t := ref()) is not None and t.shape == x.shape]
             held.append(len({t.untyped_storage().data_ptr() for t in tensors}))
             return result
 
