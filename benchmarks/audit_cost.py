@@ -35,6 +35,7 @@ from pergrad.audit.streaming.gradients import Gradients, joined_rows
 from pergrad.audit.streaming.loading import Loader
 from pergrad.audit.streaming.stream import batches_in
 from pergrad.audit.subject.spec import grouped_parameters
+from pergrad.cli.malloc import keep_freed_memory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import mislabelled_digits as digits
@@ -99,6 +100,7 @@ def steps(
     spec: Spec, model_name: str, folder: Path, batch_size: int, sketch_dim: int
 ) -> dict[str, Callable[[], object]]:
     """Returns the timed functions by name; each audit writes to its own folder within `folder`."""
+    keep_freed_memory()  # as the command `pergrad audit` does
     gradients = Gradients(spec.model, spec, grouped_parameters(spec), sketch_dim=sketch_dim, seed=0)
     options = AuditOptions(batch_size=batch_size, sketch_dim=sketch_dim)
     folders = (folder / str(number) for number in count())
