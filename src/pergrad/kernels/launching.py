@@ -152,7 +152,7 @@ def _copy_with_aligned_rows(t: Tensor) -> Tensor:
 
 
 def pair_count(positions: int, block: int) -> int:
-    """Counts pairs of blocks of positions, mirrored ones once."""
+    """Counts unordered pairs of blocks of positions: (a, b) and (b, a) count once."""
     blocks = -(-positions // block)
     return blocks * (blocks + 1) // 2
 

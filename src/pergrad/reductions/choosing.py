@@ -1,9 +1,9 @@
 """Chooses, for each device and mode, the algorithm of every reduction by its cost.
 
-A reduction lists its ways by name, as functions of the same arguments. The tables at the end of this module
+A reduction has a dict of its ways, from name to function (`*_WAYS`); all take the same arguments. The tables at the end of this module
 say which of them run where; `Chooser.pick` takes the cheapest. Read them from top to bottom: torch's own
 functions everywhere, overrides of a CPU and a GPU, and Triton's kernels, eagerly, in a trace and in a
-compiled step. All costs of one choice have one unit, which its comment states.
+compiled step. All costs of one choice in one table have one unit, which its comment states.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ def _gradients(g: Shape, x: Shape, *_: object) -> float:
 
 
 def _inner_products(g: Shape, x: Shape, *_: object) -> float:
-    """Counts multiplications of two (t, t) matrices; never for problems so small that calls dominate."""
+    """Counts multiplications of two (t, t) matrices.
+
+    NEVER if the problem is so small that the overhead of calls outweighs the arithmetic.
+    """
     (n, t, o), i = g, x[2]
     return NEVER if n * t * o * i < _LITTLE else float(t * (o + i))
 
@@ -100,7 +103,7 @@ _MORE_LAUNCHES = 20.0  # microseconds: two products, their reductions and the ch
 def _shared_gram_kernel(
     g: Shape, x: Shape, g_dtype: Dtype, x_dtype: Dtype, bound: int, precision: str | None
 ) -> float:
-    """Estimates the kernel of inner products; `precision` is a part of the key in float32."""
+    """Estimates the kernel of inner products; `precision` only makes cached picks differ by it."""
     (n, t, o), i = g, x[2]
     if t == 1 or g_dtype != x_dtype:
         return NEVER
@@ -180,7 +183,7 @@ def _entries(t: int, o: int, i: int, size: int) -> float:
 
 
 def _runs(has_runs: bool) -> float:
-    """Takes a third of the time of single entries."""
+    """Returns the cost of writing runs, a third of that of single entries; NEVER if there are none."""
     return 1.0 if has_runs else NEVER
 
 

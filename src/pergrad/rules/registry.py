@@ -93,8 +93,8 @@ def implements_per_sample_grads(
             rule does not cover the call (the engine then uses a general method).
         casts_under_autocast: whether autocast runs the function in its lower precision.
         symmetric: whether an argument that may be a weight may also carry samples.
-        merges_rows: whether the rule treats the rows of a sample as positions: the batch dimension, of
-            size 1, may then be left out if there are dimensions between it and the last.
+        merges_rows: whether the rule treats the rows of a sample as positions. The engine may then leave
+            out the sample's own batch dimension, of size 1, if there are more than two dimensions.
         results: further arguments of the rule, for intermediate results of the forward: maps each to the
             attribute of the function's autograd node. They are passed as saved there, or left out.
 

@@ -20,7 +20,7 @@ class Entry:
     """Describes a private name: its path, its purpose, and the behaviour without it.
 
     `instead` is a public replacement that gives the same results, only slower or with more memory. Without a
-    replacement, a missing name raises an error. `make` builds the object that callers use if that is not the
+    replacement, reading a missing name raises an error; `without` says so, or who handles it. `make` builds the object that callers use if that is not the
     named object itself; it raises an AttributeError if the name is missing.
     """
 

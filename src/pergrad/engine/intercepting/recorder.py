@@ -1,4 +1,4 @@
-"""Intercepts every torch function, runs it unchanged, and chooses a rung for each use of a weight."""
+"""Intercepts every torch function and chooses how to compute the gradients of each use of a weight."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ class Recorder(TorchFunctionMode):
         self._begun = True
 
     def wants_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an autograd.Function with these arguments uses a weight; else its inner calls are seen."""
+        """Whether an autograd.Function with these arguments uses a weight.
+
+        If it does not, the recorder intercepts the functions that it calls instead.
+        """
         if not self._begun or not torch.is_grad_enabled():
             return False
         return any(self.tracker.tag(t).is_weight for t in tensors_in(args, kwargs))
@@ -160,7 +163,7 @@ class Recorder(TorchFunctionMode):
     def _backward(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs a backward pass; gradients of selected tensors (`grad`, `inputs=`) give no factors."""
+        """Runs a backward pass; one for selected tensors only (`grad`, `inputs=`) records nothing."""
         ledger = self._ledger
         assert ledger is not None
         if func is Tensor.backward:  # calls torch.autograd.backward, which would come here again
@@ -220,7 +223,11 @@ class Recorder(TorchFunctionMode):
     def _call_on_weights(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Tries decomposition, rule, the function's own body, derivation, then the rungs without a rule."""
+        """Computes a function of weights by the first method that applies.
+
+        In order: a derived weight, a decomposition, a rule, the function's Python body, its out-of-place
+        form, and the rungs without a rule (`_mixed`).
+        """
         key = func.function if isinstance(func, Applied) else func
         if key is CheckpointFunction:
             weights = [w for t in tensors_in(args, kwargs) if (w := self.tracker.weight_of(t))]
@@ -354,7 +361,10 @@ class Recorder(TorchFunctionMode):
     def _plain(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs the function and tags its results; for an autograd.Function, by its inner calls."""
+        """Runs the function and tags its results.
+
+        The tags of an autograd.Function's results come from the calls inside of it.
+        """
         if isinstance(func, Applied):
             with self:
                 output = func(*args, **kwargs)
@@ -416,7 +426,10 @@ class Recorder(TorchFunctionMode):
         found: Sequence[Tensor],
         plain: Sequence[Tensor],
     ) -> bool:
-        """Whether vmap gives the function's values; a trace has none and uses an earlier call's answer."""
+        """Whether vmap gives the function's values.
+
+        A traced call has no values: it takes the answer of an earlier call with the same signature.
+        """
         _, _, signature = self.tracker.read(func, args, kwargs)
         known = _AGREED.get(signature)
         if known is not None and any(map(is_traced, plain)):

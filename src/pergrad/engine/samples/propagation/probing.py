@@ -1,4 +1,7 @@
-"""Finds the layouts of unlisted functions: with one more sample, on meta tensors, one dimension grows."""
+"""Finds the layouts of functions that no table lists.
+
+A probe runs the function on meta tensors with one more sample and looks which dimension grows.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,7 @@ def _layout(call: Call, output: Tensor, grown: list[int] | None) -> Layout:
 
 
 def _signature(call: Call) -> Signature | None:
-    """Returns the signature of a call; None if the result of a probe may depend on more."""
+    """Returns the signature of a call; None if a probe may depend on tensor values and cannot be cached."""
 
     def describe_tensor(t: Tensor, parts: list[Any]) -> bool:
         layout = call.layout(t)
@@ -159,7 +162,10 @@ def _shapes(call: Call, more: int) -> list[torch.Size]:
 
 
 def _trial(call: Call) -> list[list[int] | None] | str:
-    """Does the work of `_probe` with values, for functions that leave torch: repeats the last sample."""
+    """Probes a function that cannot run on meta tensors, such as one of numpy.
+
+    Runs it on real values, with the last sample repeated.
+    """
     count = call.scope.count
 
     def repeated(value: Any) -> Any:
