@@ -1,9 +1,10 @@
 """Chooses, for each device and mode, the algorithm of every reduction by its cost.
 
-A reduction has a dict of its ways, from name to function (`*_WAYS`); all take the same arguments. The tables at the end of this module
-say which of them run where; `Chooser.pick` takes the cheapest. Read them from top to bottom: torch's own
-functions everywhere, overrides of a CPU and a GPU, and Triton's kernels, eagerly, in a trace and in a
-compiled step. All costs of one choice in one table have one unit, which its comment states.
+A reduction has a dict of its ways, from name to function (`*_WAYS`); all of them take the same arguments.
+The tables at the end of this module say which ways run where; `Chooser.pick` takes the cheapest. Read them
+from top to bottom: torch's own functions everywhere, overrides of a CPU and a GPU, and Triton's kernels,
+eagerly, in a trace and in a compiled step. All costs of one choice in one table have one unit, which its
+comment states.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ class Entry:
     """Describes a private name: its path, its purpose, and the behaviour without it.
 
     `instead` is a public replacement that gives the same results, only slower or with more memory. Without a
-    replacement, reading a missing name raises an error; `without` says so, or who handles it. `make` builds the object that callers use if that is not the
-    named object itself; it raises an AttributeError if the name is missing.
+    replacement, reading a missing name raises an error; `without` says so, or who handles it. `make` builds
+    the object that callers use if that is not the named object itself; it raises an AttributeError if the
+    name is missing.
     """
 
     path: str
