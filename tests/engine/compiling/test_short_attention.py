@@ -61,3 +61,12 @@ def test_what_the_kernel_does_better_is_left_to_it(
     assert not is_changed
     for found, expected in zip(graph(*values), step(*values), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "is_short"), [(128, 128, True), (129, 5, False), (5, 129, False)]
+)
+def test_attention_is_short_up_to_128_queries_and_keys(
+    queries: int, keys: int, is_short: bool
+) -> None:
+    assert _traced(queries, keys, torch.float32)[-1] is is_short
