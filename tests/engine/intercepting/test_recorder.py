@@ -495,6 +495,7 @@ def test_a_buffer_filled_with_a_weight_becomes_that_weight() -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         buffer = torch.zeros(D, D, dtype=x.dtype)
         buffer.copy_(m.w)
+        assert buffer.tolist() == m.w.tolist()  # for code that torch does not show us
         buffer.mul_(2)
         y = torch.zeros_like(x)
         y.add_(m.v)
