@@ -359,7 +359,7 @@ def test_an_error_at_the_end_lets_go_of_what_was_computed() -> None:
     kept = pergrad.Grads()
     wrong = pergrad.ClippedSum(weighting=lambda n: n[:1])
     with (
-        pytest.raises(PergradError, match="a weight for each"),
+        pytest.raises(PergradError, match="one weight for each"),
         pergrad.record(model, kept, wrong),
     ):
         losses(model, tokens()).sum().backward()

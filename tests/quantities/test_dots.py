@@ -74,7 +74,7 @@ def test_directions_that_do_not_fit_are_refused_and_the_model_is_free(name: str)
     "against", [{}, {"a": numbers(3, 2), "b": numbers(4, 2)}], ids=["none", "two sizes"]
 )
 def test_stored_gradients_must_be_of_the_same_samples(against: Any) -> None:
-    with pytest.raises(PergradError, match="every parameter must have the same samples"):
+    with pytest.raises(PergradError, match="every parameter must have the same number of samples"):
         pergrad.Gram(against=against)
 
 
