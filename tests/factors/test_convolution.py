@@ -139,3 +139,46 @@ def test_result_has_the_dtype_of_the_gradient(way: str) -> None:
         *(plain.kernel, plain.stride, plain.padding, plain.dilation, plain.groups),
     )
     assert_near(getattr(mixed, way)(), by_loop(plain).float())
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_factor_in_two_dimensions_has_the_same_gradient(dims: int) -> None:
+    factor = convolution(
+        rows=2,
+        groups=2,
+        space=(7, 9)[-dims:],
+        taps=(2, 3)[-dims:],
+        stride=(3, 2)[-dims:],
+        padding=((1, 1), (2, 2))[-dims:],
+        dilation=(1, 2)[-dims:],
+    )
+    g, x, taps, stride, padding, dilation, groups = factor.in_two_dimensions()
+    assert (g.dim(), x.dim(), len(taps), len(stride), len(padding), len(dilation)) == (
+        5,
+        5,
+        *[2] * 4,
+    )
+    wide = Convolution(
+        g,
+        x,
+        (*factor.kernel[:2], *taps),
+        tuple(stride),
+        tuple((side, side) for side in padding),
+        tuple(dilation),
+        groups,
+    )
+    assert_near(by_loop(wide).view(factor.shape), by_loop(factor))
+
+
+def test_only_windows_need_memory_beside_the_gradient() -> None:
+    by_windows = convolution(rows=2, channels=2, groups=3, space=(5, 6), taps=(3, 2))
+    assert by_windows.scratch == 3 * (2 * 3 * 2) * (2 * 3 * 5)
+    by_groups = convolution(channels=1, groups=2)
+    assert by_groups.scratch == 0
+    assert not by_groups.channels_last_is_cheaper
+
+
+def test_order_of_windows_follows_the_longer_pieces() -> None:
+    assert not convolution(channels=2, space=(5, 6), taps=(3, 2)).channels_last_is_cheaper
+    assert convolution(channels=5, space=(5, 6), taps=(3, 2)).channels_last_is_cheaper
+    assert not convolution(channels=4, space=(5, 6), taps=(3, 2)).channels_last_is_cheaper

@@ -1,5 +1,8 @@
 """The contract of a quantity: when it is called, with which arguments, and that its result is its own."""
 
+import gc
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,6 +11,7 @@ from torch import Tensor, nn
 
 import pergrad
 from pergrad.quantities import Batch, Quantity
+from pergrad.quantities.base import Reduction
 from pergrad.reductions import SampleGradients
 from pergrad.testing import assert_near, loop_grads
 
@@ -113,6 +117,100 @@ def test_backward_inside_of_autocast_gives_what_one_outside_gives() -> None:
         for name, value in wanted.items():
             assert found[name].dtype == torch.float32
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+
+
+QUANTITIES: dict[str, Callable[[nn.Module], Quantity]] = {
+    "norms": lambda _: pergrad.Norms(),
+    "grads": lambda _: pergrad.Grads(),
+    "clipped": lambda _: pergrad.ClippedSum(1.0),
+    "clipped in low memory": lambda _: pergrad.ClippedSum(1.0, memory="low"),
+    "clipped in high memory": lambda _: pergrad.ClippedSum(1.0, memory="high"),
+    "dots": lambda net: pergrad.Dots({n: p.detach() for n, p in net.named_parameters()}),
+    "gram": lambda _: pergrad.Gram(),
+    "gram of others": lambda net: pergrad.Gram({n: p[None] for n, p in net.named_parameters()}),
+    "second moment": lambda _: pergrad.SecondMoment(),
+    "variance": lambda _: pergrad.Variance(),
+    "noise scale": lambda _: pergrad.NoiseScale(),
+    "projection": lambda _: pergrad.Projection(4),
+}
+LINEAR = {"grads", "dots", "gram of others", "projection"}
+PRIORITIES = {"grads": 0, "clipped": 1, "clipped in low memory": 1, "clipped in high memory": 1}
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_only_what_is_linear_adds_up_over_backwards(name: str) -> None:
+    quantity = QUANTITIES[name](model())
+    assert quantity.is_linear == (name in LINEAR)
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_what_keeps_gradients_comes_before_what_can_reuse_them(name: str) -> None:
+    quantity = QUANTITIES[name](model())
+    assert quantity.priority == PRIORITIES.get(name, 2)
+    assert quantity.passes == (2 if name == "clipped in low memory" else 1)
+
+
+def test_norms_beside_gradients_are_computed_from_them() -> None:
+    seen: list[list[str]] = []
+
+    class Watching(pergrad.Norms):
+        def consume(self, name: str, gradients: SampleGradients) -> None:
+            seen.append(gradients.kinds)
+            super().consume(name, gradients)
+
+    net, x = model(), torch.randn(5, 3).double()
+    with pergrad.record(net, Watching(), pergrad.Grads()):
+        net(x).sum().backward()
+    assert seen == [["Dense"]] * 4
+    seen.clear()
+    with pergrad.record(net, Watching()):
+        net(x).sum().backward()
+    assert ["OuterProduct"] in seen
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["ended", "failed"])
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_nothing_of_the_block_is_held_after_it(name: str, fails: bool) -> None:
+    queues: list[weakref.ref[Any]] = []
+    net = model()
+    quantity = QUANTITIES[name](net)
+    begin = quantity.begin
+
+    def watched(batch: Batch) -> None:
+        queues.append(weakref.ref(batch.queue))
+        begin(batch)
+
+    quantity.begin = watched  # type: ignore[method-assign]
+
+    def step() -> None:
+        with pergrad.record(net, quantity):
+            net(torch.randn(5, 3).double()).sum().backward()
+            if fails:
+                raise KeyError
+
+    if fails:
+        with pytest.raises(KeyError):
+            step()
+    else:
+        step()
+    gc.collect()
+    (queue,) = queues
+    assert queue() is None
+    assert quantity.has_ended is not fails
+    assert isinstance(quantity, Reduction)
+    with pytest.raises(AssertionError, match="between `begin` and `end` only"):
+        _ = quantity.batch
+
+
+def test_a_batch_without_parameters_is_on_the_cpu_and_in_float32() -> None:
+    batch = Batch(3, {})
+    assert batch.device == torch.device("cpu")
+    assert batch.dtype == torch.float32
+    double, single = torch.zeros(2, dtype=torch.float64, device="meta"), torch.zeros(2)
+    assert Batch(3, {"a": single, "b": double}).dtype == torch.float64
+    assert Batch(3, {"a": double, "b": single}).device == torch.device("meta")
+    assert not batch.offload
+    assert batch.stored(double) is double
 
 
 @pytest.mark.parametrize(

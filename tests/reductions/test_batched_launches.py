@@ -12,7 +12,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import pergrad
 from pergrad.factors import Dense, ElementProduct, NormalizedProduct, OuterProduct, PositionSum
-from pergrad.reductions import SampleGradients, SquaredNorms, choosing, norms, sums
+from pergrad.reductions import (
+    SampleGradients,
+    SquaredNorms,
+    batched_launches,
+    choosing,
+    norms,
+    sums,
+)
 from pergrad.reductions.batched_launches import weighted_sums
 from pergrad.runtime.queue import Queue
 from pergrad.testing import loop_grads
@@ -129,6 +136,50 @@ def test_sums_come_with_what_reads_the_same_gradients(launched: list[str]) -> No
         for k, factor in enumerate(factors):
             exact = factor.materialize(torch.float64).square().sum(1)
             torch.testing.assert_close(found[names.index(str(k))], exact, rtol=1e-5, atol=0)
+
+
+def test_a_shift_is_no_problem_of_its_own_beside_its_scale(
+    launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems: list[tuple[int, list[int]]] = []
+
+    def watched(launch: Any, tensors: Any, summed: Any) -> Tensor:
+        problems.append((len(tensors), list(summed)))
+        return norms.squared_norms_in_one_launch(launch, tensors, summed)
+
+    monkeypatch.setattr(batched_launches, "squared_norms_in_one_launch", watched)
+    g, h, x = torch.randn(3, 2, 5, 4, device=_device()).unbind()
+    together = SquaredNorms(Queue(10**6))
+    for k, factor in enumerate(
+        [ElementProduct(h, x), ElementProduct(g, x), PositionSum(g), PositionSum(g)]
+    ):
+        together.add(str(k), SampleGradients([factor], bound=10**6))
+    names, _ = together.found()
+    assert problems == [(2, [1]), (1, [])]
+    assert names == ["0", "1", "2", "3"]
+    together.add("later", SampleGradients([PositionSum(g)], bound=10**6))
+    together.found()
+    assert problems[2:] == [(1, [])]  # what was launched before takes nothing more
+
+
+def test_nothing_added_has_no_norms() -> None:
+    assert SquaredNorms(Queue(10**6)).found() == ([], None)
+
+
+def test_a_launch_gives_back_the_memory_that_waited_for_it(launched: list[str]) -> None:
+    queue = Queue(10**6)
+    released: list[int] = []
+    release = queue.release
+    queue.release = lambda held: (released.append(held), release(held))[1]  # type: ignore[method-assign]
+    together = SquaredNorms(queue)
+    g = torch.randn(2, 5, 4, device=_device())
+    for name in "ab":
+        together.add(name, SampleGradients([PositionSum(g)], bound=10**6))
+    together.found()
+    assert released == [2 * g.nbytes]
+    queue.drain()  # finds nothing left to launch
+    assert sum(released) == 2 * g.nbytes
+    assert launched.count("column_squared_norms") == 1
 
 
 def test_sums_of_another_scale_come_by_themselves(launched: list[str]) -> None:

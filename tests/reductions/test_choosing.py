@@ -18,7 +18,7 @@ from pergrad.factors.products import GRADIENT_WAYS
 from pergrad.reductions import choosing, gram, inner, norms, sketches, sums
 from pergrad.reductions.choosing import chooser_for
 from pergrad.rules.cells import LSTM_WAYS
-from pergrad.runtime import MACHINES, Chooser, Machine
+from pergrad.runtime import MACHINES, NEVER, Chooser, Machine
 from pergrad.runtime.caches import clear_caches
 
 CPU, GPU = MACHINES["cpu", "eager"], MACHINES["cuda", "eager"]
@@ -259,3 +259,167 @@ def test_kernels_count_only_where_they_run() -> None:
     t = torch.ones(2)
     assert choosing.chooser_of(t) is chooser_for(CPU, False)
     assert choosing.chooser_of(t, by_kernels=False) is chooser_for(CPU, False)
+
+
+# Both sides of every threshold
+
+
+def test_inner_products_begin_where_calls_no_longer_dominate() -> None:
+    def way(n: int, t: int, o: int, i: int) -> str:
+        sizes = ((n, t, o), (n, t, i), torch.float32, torch.float32)
+        return chooser_for(CPU, False).pick("norms of an outer product", sizes)
+
+    assert way(1, 10, 100, 1000) == "inner products"
+    assert way(1, 10, 100, 999) == "gradients"
+    assert way(100, 20, 40, 40) == "gradients"  # as many multiplications either way
+    assert way(100, 19, 40, 40) == "inner products"
+
+
+def test_tile_kernels_read_two_halves_only() -> None:
+    halves, single = torch.bfloat16, torch.float32
+    chooser = chooser_for(GPU, True)
+    for types, way in (
+        ((halves, halves), "tile kernel"),
+        ((halves, torch.float16), "torch"),
+        ((single, single), "torch"),
+    ):
+        sizes = ((4, 64, 768), (4, 64, 768), *types)
+        assert chooser.pick("norms of an outer product", sizes) == way
+
+
+def test_microseconds_of_products_by_torch() -> None:
+    g, x = (2, 10, 30), (2, 10, 70)
+    fixed = 20.0 + 2 * 10 * 10 * 24 / 4e6
+    products = 2 * 10 * 10 * 100
+    found = choosing._products_by_torch(g, x, torch.float32)
+    assert found == pytest.approx(fixed + products / 2e7, rel=1e-12)
+    found = choosing._products_by_torch(g, x, torch.bfloat16)
+    assert found == pytest.approx(fixed + products / 3.3e8, rel=1e-12)
+
+
+def test_microseconds_of_the_best_launch_alone() -> None:
+    g, x = (2, 10, 30), (2, 10, 70)
+    found = choosing._best_alone(g, x, torch.float32)
+    assert found == pytest.approx(2 * 10 * 30 * 70 / 2e7 + 2 * 30 * 70 * 8 / 4e6, rel=1e-12)
+    g, x = (2, 4, 30000), (2, 4, 30000)
+    found = choosing._best_alone(g, x, torch.float32)
+    assert found == choosing._products_by_torch(g, x, torch.float32)
+
+
+@pytest.mark.parametrize("t", [1, 2])
+def test_one_position_shares_no_launch_of_inner_products(t: int) -> None:
+    sizes = ((2, t, 48), (2, t, 48))
+    same, other = (torch.bfloat16,) * 2, (torch.bfloat16, torch.float16)
+    costs = [choosing._shared_gram_kernel(*sizes, *types, 2**30, None) for types in (same, other)]
+    assert [cost == NEVER for cost in costs] == [t == 1, True]
+
+
+def test_launch_of_inner_products_is_alone_beyond_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Launchers:
+        @staticmethod
+        def gram_microseconds(*sizes: Any, is_alone: bool) -> float:
+            assert sizes == (2, 8, 48, 16, torch.bfloat16)
+            return float(is_alone)
+
+    monkeypatch.setattr(choosing, "all_launchers", Launchers)
+    held = 2 * 8 * (48 + 16) * 2
+    sizes = ((2, 8, 48), (2, 8, 16), torch.bfloat16, torch.bfloat16)
+    assert choosing._shared_gram_kernel(*sizes, held, None) == 0
+    assert choosing._shared_gram_kernel(*sizes, held - 1, None) == 1
+
+
+def test_kernels_of_convolutions_have_up_to_two_dimensions() -> None:
+    chooser = chooser_for(GPU, True)
+    for sizes in ((256, 64, 144), (4, 256, 2304)):
+        ways = [chooser.pick("norms of a convolution", (*sizes, dims)) for dims in (1, 2, 3)]
+        assert ways[0] == ways[1] != "torch"
+        assert ways[2] == "torch"
+
+
+def test_windows_meet_in_pairs_where_positions_are_few() -> None:
+    chooser = chooser_for(CPU, False)
+    # outputs · columns against positions · (outputs + columns)
+    for positions, way in ((4, "inner products"), (5, "gradients"), (6, "gradients")):
+        assert chooser.pick("norms of a convolution", (positions, 10, 10, 2)) == way
+
+
+def test_sketches_of_entries_and_transforms_meet_where_they_cost_the_same() -> None:
+    size = 8  # 3 · 8 · 4 operations for each position
+    for o, is_cheaper in ((95, False), (96, False), (97, True)):
+        assert choosing.fourier_is_cheaper(5, o, 1, size) is is_cheaper
+        way = chooser_for(CPU, False).pick("sketch of an outer product", (5, o, 1, size))
+        assert (way == "transforms") is is_cheaper
+
+
+def test_runs_of_columns_are_written_where_there_are_any_on_an_eager_cpu() -> None:
+    for machine in MACHINES.values():
+        found = [chooser_for(machine, False).pick("sketch of columns", (r,)) for r in (False, True)]
+        has_runs = machine.device == "cpu" and machine.mode != "compiled"
+        assert found == ["single entries", "runs" if has_runs else "single entries"]
+
+
+def test_halves_of_32_positions_are_summed_together_up_to_the_bound() -> None:
+    half, other = torch.bfloat16, torch.float16
+    for machine, beyond in ((GPU, "one by one"), (TRACED_GPU, "together")):
+        for sizes, way in (
+            ((32, 100, half, half, 200), "together"),
+            ((31, 100, half, half, 200), "one by one"),
+            ((32, 100, half, half, 199), beyond),
+            ((32, 100, half, other, 200), "one by one"),
+            ((32, 50, torch.float32, torch.float32, 200), "one by one"),
+        ):
+            assert chooser_for(machine, True).pick("sums of outer products", sizes) == way
+
+
+def test_convolutions_are_summed_in_halves_on_a_gpu_if_both_are() -> None:
+    types = (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)
+    for machine in MACHINES.values():
+        found = [chooser_for(machine, False).pick("sum of a convolution", t) for t in types]
+        assert found == ["halves" if machine.device == "cuda" else "wide", "wide"]
+
+
+def test_gradients_are_kept_for_later_where_their_weighted_bytes_are_fewer() -> None:
+    for machine in MACHINES.values():
+        on_cpu = machine.device == "cpu"
+        for is_convolution, limit in (
+            (False, 170 if on_cpu else 100),
+            (True, 170 if on_cpu else 25),
+        ):
+            found = [
+                chooser_for(machine, False).pick("kept for later", (dense, 100, is_convolution))
+                for dense in (limit - 1, limit + 1)
+            ]
+            assert found == ["gradients", "factors"]
+
+
+def test_gradients_are_computed_transposed_where_lanes_would_stay_empty() -> None:
+    cheaper = factor_choosing.transposed_is_cheaper
+    assert cheaper(16, 9)
+    assert not cheaper(17, 9)
+    assert not cheaper(16, 16)
+    assert not cheaper(16, 17)
+    assert cheaper(32, 31)
+    assert cheaper(80, 63)
+    assert not cheaper(80, 65)
+    assert cheaper(80, 17)
+    for machine in MACHINES.values():
+        chooser = factor_choosing.CHOOSERS[machine]
+        found = [chooser.pick("gradient of an outer product", p) for p in ((16, 9), (16, 16))]
+        assert found == ["transposed" if machine.device == "cpu" else "as it is", "as it is"]
+
+
+def test_grouped_convolutions_of_few_channels_copy_windows() -> None:
+    for machine in MACHINES.values():
+        rate = 8 if machine.device == "cuda" else 2
+        for sizes, way in (
+            ((15, 2, 10**6, 1), "windows"),
+            ((16, 2, 16 * rate + 1, 1), "samples as groups"),
+            ((16, 2, 16 * rate - 1, 1), "windows"),
+            ((16, 1, 10**6, 1), "windows"),
+            ((2, 2, 10**6, 2), "windows"),
+            ((1, 2, 0, 2), "samples as groups"),
+            ((1, 2, 10**6, 1), "windows"),
+        ):
+            assert factor_choosing.CHOOSERS[machine].pick("gradient of a kernel", sizes) == way

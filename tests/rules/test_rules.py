@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from torch import Tensor
 
 import pergrad
 from pergrad.errors import MixedSamplesError
+from pergrad.factors import Factor
 from pergrad.rules import DECOMPOSITIONS, RULES
 from pergrad.rules.experts import rows_by_group
+from pergrad.rules.recurrence import linear_over_steps
 from pergrad.testing import check_rule
 from tests.rules.cases import CASES, Case, recurrent
 
@@ -26,6 +29,17 @@ FUNCTIONS = [
     # Not those that users, or the examples in docstrings, have registered in this process.
     and (inspect.getmodule(function) or torch).__name__.partition(".")[0] in ("torch", "pergrad")
 ]
+
+WITH_RULES = [function for function in FUNCTIONS if function in RULES]
+# Cases that general methods compute.
+_PRODUCTS = {
+    *("addmm 6 5x4 4x6 alpha=0.5", "addmm 6 5x4 4x6 beta=2.0"),
+    *("addmm 1x6 5x4 4x6", "addmm 5x6 5x4 4x6"),
+}
+LEFT_OUT = {torch.addmm: _PRODUCTS, Tensor.addmm: _PRODUCTS}
+# Elementwise, so that nothing is gained by rounding; and a stand-in whose output is known before.
+KEPT_IN_FLOAT32 = {torch.prelu, Tensor.prelu, linear_over_steps}
+MERGING = {F.linear, F.layer_norm, F.rms_norm}
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +92,96 @@ def test_cases_give_every_argument_a_value_of_its_own(function: Callable[..., An
         if isinstance(value, Tensor) or value != defaults[name]
     }
     assert changed | REFUSED.get(function, set()) == set(defaults)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+@pytest.mark.parametrize("function", WITH_RULES, ids=lambda f: f.__name__)
+def test_a_rule_covers_its_cases(
+    function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule, calls = RULES[function], 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return rule.gradients(*args, **kwargs)
+
+    monkeypatch.setitem(RULES, function, replace(rule, gradients=counted))
+    left_out = set()
+    for case in CASES:
+        if case.function is function:
+            calls = 0
+            call = case.call or case.function
+            check_rule(call, *case.args, samples=case.samples, **case.kwargs)
+            if not calls:
+                left_out.add(case.name)
+    assert left_out == LEFT_OUT.get(function, set())
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+@pytest.mark.parametrize("function", WITH_RULES, ids=lambda f: f.__name__)
+def test_a_rule_casts_what_autocast_casts(function: Callable[..., Any]) -> None:
+    case = next(case for case in CASES if case.function is function)
+    given = [a.detach() if isinstance(a, Tensor) else a for a in case.args]
+    with torch.autocast("cpu", torch.bfloat16):
+        output = (case.call or function)(*given, **case.kwargs)
+    is_cast = output.dtype == torch.bfloat16 and function not in KEPT_IN_FLOAT32
+    assert RULES[function].casts_under_autocast == is_cast
+
+
+def test_a_rule_that_casts_reads_what_the_function_multiplied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, w, b = torch.randn(3, 4), torch.randn(4, 2, requires_grad=True), torch.randn(2)
+    seen: list[torch.dtype] = []
+    rule = RULES[torch.addmm]
+
+    def watched(grad_output: Tensor, **arguments: Any) -> Any:
+        seen.extend([grad_output.dtype, arguments["mat1"].dtype])
+        return rule.gradients(grad_output, **arguments)
+
+    class Affine(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(w.detach())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.addmm(b, x, self.w)
+
+    monkeypatch.setitem(RULES, torch.addmm, replace(rule, gradients=watched))
+    model = Affine()
+    with torch.autocast("cpu", torch.bfloat16), pergrad.record(model, pergrad.Grads()) as grads:
+        model(x).sum().backward()
+    assert seen == [torch.bfloat16, torch.bfloat16]
+    rounded = x.bfloat16().float()
+    torch.testing.assert_close(grads.result["w"], rounded.unsqueeze(2).expand(3, 4, 2))
+
+
+@pytest.mark.parametrize("function", WITH_RULES, ids=lambda f: f.__name__)
+def test_rules_that_merge_rows_give_the_same_without_a_dimension_of_one(
+    function: Callable[..., Any],
+) -> None:
+    rule = RULES[function]
+    assert rule.merges_rows == (function in MERGING)
+    if not rule.merges_rows:
+        return
+    g, x = torch.randn(2, 5, 3, 4).unbind()
+    others: tuple[Any, ...] = (torch.ones(4, 4),) if function is F.linear else ((4,), torch.ones(4))
+    plain, padded = (rule.gradients(g, x, *others) for g, x in ((g, x), (g[:, None], x[:, None])))
+    assert plain.keys() == padded.keys()
+    for name, found in plain.items():
+        first, second = (f() if callable(f) else f for f in (found, padded[name]))
+        assert isinstance(first, Factor)
+        assert isinstance(second, Factor)
+        assert torch.equal(first.materialize(), second.materialize())
+
+
+@pytest.mark.parametrize("function", WITH_RULES, ids=lambda f: f.__name__)
+def test_only_sums_and_products_take_samples_where_they_take_weights(
+    function: Callable[..., Any],
+) -> None:
+    commutes = function.__name__ in ("add", "mul")
+    assert RULES[function].symmetric == commutes
 
 
 def test_normalising_over_the_samples_is_refused() -> None:

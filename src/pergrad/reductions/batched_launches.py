@@ -102,7 +102,7 @@ class SquaredNorms:
             self._alone.clear()
         if len(self._found) > 1:
             self._found = [torch.cat(self._found)]
-        return self._names, self._found[0] if self._found else None
+        return self._names, next(iter(self._found), None)
 
     def _launch(self, key: _Key) -> None:
         batch = self._batches.pop(key, None)

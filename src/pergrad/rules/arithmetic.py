@@ -1,4 +1,7 @@
-"""Rules for sums and products with a weight that is broadcast over samples and positions."""
+"""Rules for sums and products with a weight that is broadcast over samples and positions.
+
+Torch passes the operators on as `Tensor.add` and `Tensor.mul`, either way round.
+"""
 
 from __future__ import annotations
 
@@ -62,22 +65,8 @@ def add(grad_output: Tensor, input: Tensor, other: Tensor, *, alpha: float = 1) 
 
 
 @implements_per_sample_grads(
-    Tensor.__add__,
-    Tensor.__radd__,
-    weights={"input": (), "other": ()},
-    check=_weight_is_broadcast,
-    symmetric=True,
-)
-def plus(grad_output: Tensor, input: Tensor, other: Tensor) -> Gradients:
-    """∂w_n = Σ g, for the operator, which has no `alpha`."""
-    return add(grad_output, input, other)
-
-
-@implements_per_sample_grads(
     torch.mul,
     Tensor.mul,
-    Tensor.__mul__,
-    Tensor.__rmul__,
     weights={"input": ("other",), "other": ("input",)},
     check=_weight_is_broadcast,
     symmetric=True,

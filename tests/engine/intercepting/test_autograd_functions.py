@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 import pergrad
+from pergrad.engine.intercepting.autograd_functions import _applied, _refuse_untracked
+from pergrad.engine.intercepting.tracker import Tracker
+from pergrad.engine.samples.layouts import Constant, Lost, Scope
 from pergrad.errors import PergradError
 from tests.engine.exactness import Case, Formula, assert_exact, numbers, state_of, total
 
@@ -324,3 +327,52 @@ def test_an_apply_that_somebody_has_set_meanwhile_stays() -> None:
         assert torch.autograd.Function.__dict__["apply"] is theirs
     finally:
         torch.autograd.Function.apply = original
+
+
+# -- what leaves a reentrant checkpoint
+
+
+def of_a_checkpoint(*shape: int) -> Tensor:
+    return numbers(*shape).requires_grad_()
+
+
+def test_all_that_leaves_a_checkpoint_belongs_to_the_only_sample() -> None:
+    tracker = Tracker(Scope(1), 0, ())
+    left = of_a_checkpoint(3, 2)
+    tracker.mark(left, tracker.constant)
+    _refuse_untracked(tracker, (left, 7))
+    assert tracker.layout(left) == tracker.scope.samples(0, 1, 3)
+
+
+def test_a_number_that_leaves_a_checkpoint_of_one_sample_is_refused() -> None:
+    tracker = Tracker(Scope(1), 0, ())
+    left = of_a_checkpoint()
+    tracker.mark(left, tracker.constant)
+    _refuse_untracked(tracker, left)
+    assert isinstance(tracker.layout(left), Lost)
+
+
+def test_what_leaves_a_checkpoint_without_samples_is_refused_once_it_is_differentiated() -> None:
+    tracker = Tracker(Scope(4), 0, ())
+    known, free, left, other = of_a_checkpoint(4), numbers(2), *(of_a_checkpoint(2) for _ in "ab")
+    tracker.mark(known, tracker.scope.samples(0))
+    for t in (free, left, other):
+        tracker.mark(t, tracker.constant)
+    _refuse_untracked(tracker, [known, free, left, other])  # each by itself
+    assert tracker.layout(known) == tracker.scope.samples(0)
+    assert isinstance(tracker.layout(free), Constant)
+    known.sum().backward()
+    for t in (left, other):
+        lost = tracker.layout(t)
+        assert isinstance(lost, Lost)
+        assert lost.why == "mixed"
+        assert "use_reentrant=False" in lost.reason
+        with pytest.raises(PergradError, match="a reentrant checkpoint returns a tensor"):
+            t.sum().backward()
+
+
+def test_one_object_stands_for_the_apply_of_a_class() -> None:
+    assert _applied(Sine) is _applied(Sine)
+    assert _applied(Sine) is not _applied(Map)
+    assert (_applied(Sine).function, _applied(Sine).__name__) == (Sine, "Sine")
+    assert torch.equal(_applied(Sine)(x := numbers(3)), x.sin())

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from pergrad.engine.intercepting import recorder
 from pergrad.engine.intercepting.journal import Journal, Rung
+from pergrad.engine.intercepting.ladder import refused, same_values
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.running import run_recorded
 from pergrad.quantities import Grads
+from pergrad.runtime.tolerances import tolerance_of_rerun
 from pergrad.testing import loop_grads
 from tests.engine.exactness import Case, Formula, assert_all_near, assert_exact, numbers, of, total
 
@@ -401,3 +403,47 @@ def test_rungs_agree_with_each_other_and_the_loop(
 
 def is_mapped(name: str) -> bool:
     return name not in EXPANDED and not name.startswith(BY_OWNER)
+
+
+# -- whether vmap is believed
+
+
+def test_values_are_the_same_up_to_rounding_and_not_beyond() -> None:
+    x = numbers(3, 4)
+    rounding = tolerance_of_rerun(x.dtype) * float(x.abs().max())
+    assert same_values([x, x.long()], [x.clone(), x.long()])
+    assert same_values([x + rounding / 2], [x])
+    assert not same_values([x + rounding * 4], [x])
+    assert not same_values([x, x + 1], [x, x])
+
+
+def test_values_of_another_shape_or_type_are_others() -> None:
+    x = numbers(3, 4)
+    assert not same_values([x], [x.float()])
+    assert not same_values([x[:1].expand(3, 4)], [x[:1]])
+
+
+def test_integers_must_be_equal() -> None:
+    x = torch.arange(4)
+    assert same_values([x], [x.clone()])
+    assert not same_values([x], [x + 1])
+    assert not same_values([x > 1, numbers(2)], [x > 2, numbers(2)])
+
+
+def test_values_that_are_no_numbers_are_the_same_where_both_are() -> None:
+    x = torch.tensor([1.0, float("nan")])
+    assert same_values([x], [x.clone()])
+    assert not same_values([x], [torch.ones(2)])
+    infinite = torch.tensor([1.0, float("inf")])
+    assert same_values([infinite], [infinite.clone()])
+    assert not same_values([infinite + torch.tensor([1.0, 0.0])], [infinite])
+
+
+def test_what_is_refused_has_the_values_and_raises_in_the_backward() -> None:
+    anchor = torch.zeros((), requires_grad=True)
+    error = KeyError("refused")
+    outputs = [numbers(2), numbers(3, 1)]
+    found = refused(error, anchor, outputs)
+    assert all(torch.equal(a, b) and a.requires_grad for a, b in zip(found, outputs, strict=True))
+    with pytest.raises(KeyError, match="refused"):
+        found[1].sum().backward()

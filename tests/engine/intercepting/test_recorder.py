@@ -444,3 +444,83 @@ def test_refusals_name_the_function_and_all_parameters() -> None:
     assert isinstance(caught.value, RuntimeError)
     assert isinstance(caught.value, PergradError | UnsupportedFunctionError)
     assert "cumsum" in str(caught.value)
+
+
+def test_a_penalty_names_its_parameter_and_says_what_to_do() -> None:
+    refuses(
+        linear,
+        "depends only on parameter v, .* leave it out of this loss and add its gradient yourself",
+        loss=lambda m, y: y.square().sum() + (y.sum() * 0 + m.v.exp().sum()),
+    )
+
+
+def test_a_refused_result_keeps_its_structure_and_values() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        values, index = torch.sort((x * m.v).cumsum(0) * m.v, dim=0)
+        seen.append((values, index))
+        return F.linear(x, m.w)
+
+    seen: list[tuple[Tensor, Tensor]] = []
+    model, x = model_of(forward), numbers(3, D)
+    found = pergrad.grads(model, squares, x)
+    expected = torch.sort((x * model.v).cumsum(0) * model.v, dim=0)
+    assert_near(seen[0][0].detach(), expected.values)
+    assert torch.equal(seen[0][1], expected.indices)
+    assert_near(found["w"], loop_grads(model_of(lambda m, x: F.linear(x, m.w)), squares, x)["w"])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_weight_repeated_along_a_later_dimension_has_the_gradients_of_the_loop(size: int) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        b = x.shape[0]
+        wide = (
+            m.v.view(D, 1).expand(D, b).t()
+            + m.v.view(D, 1).repeat(1, 2 * b).t().view(b, 2, D)[:, 0]
+        )
+        return wide * x + m.v.unsqueeze(0).expand_as(x) * m.w[0]
+
+    assert_exact(Case(lambda: model_of(forward), of((D,))), size)
+
+
+def test_a_view_of_a_derived_weight_is_refused_if_it_is_changed() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        w = m.w * 2
+        w[0].mul_(m.v)
+        return F.linear(x, w)
+
+    refuses(forward, "changes a view in place")
+
+
+def test_a_buffer_filled_with_a_weight_becomes_that_weight() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        buffer = torch.zeros(D, D, dtype=x.dtype)
+        buffer.copy_(m.w)
+        assert buffer.tolist() == m.w.tolist()  # for code that torch does not show us
+        buffer.mul_(2)
+        y = torch.zeros_like(x)
+        y.add_(m.v)
+        y.mul_(x)
+        return F.linear(x, buffer) * y
+
+    assert_exact(Case(lambda: model_of(forward), of((D,))), 3)
+    model, x = model_of(forward), numbers(3, D)
+    with pergrad.record(model, pergrad.Norms()):
+        y = model(x)
+        y.sum().backward()
+    assert_near(y.detach(), forward(model, x).detach())
+
+
+def test_graphs_that_saw_a_derived_weight_before_it_was_changed_keep_its_value() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        w = m.w * 1
+        before = F.linear(x, w)
+        w.mul_(3)
+        return before * F.linear(x, w)
+
+    def pure(m: Any, x: Tensor) -> Tensor:
+        return F.linear(x, m.w) * F.linear(x, m.w * 3)
+
+    x = numbers(3, D)
+    assert_all_near(
+        pergrad.grads(model_of(forward), squares, x), loop_grads(model_of(pure), squares, x)
+    )

@@ -58,7 +58,7 @@ __all__ = ["Recorder"]
 _PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
 _BACKWARD, _ORDINARY = Kind.BACKWARD, Kind.ORDINARY
 _AGREED: Cache[bool] = Cache(__name__, "whether vmap of a call gave its values, by signature")
-_REPEATS = frozenset("expand expand_as broadcast_to repeat tile".split())
+_REPEATS = frozenset("expand broadcast_to repeat tile".split())
 
 
 def _as_function(
@@ -315,9 +315,6 @@ class Recorder(TorchFunctionMode):
         """Repeats the weight once per sample, as `token.expand(batch_size, -1, -1)` does."""
         self._note(func, args, kwargs, "expanded")
         count = self.tracker.scope.count
-        if name_of(func) == "expand_as":
-            args = (args[0], self.tracker.tagged(args[1], args[1].shape))
-            func = Tensor.expand
         sizes = internals.pytree.tree_leaves((args[1:], tuple(kwargs.values())))
         sizes = [s for s in sizes if isinstance(s, int)]
         dim = next(d for d, size in enumerate(sizes) if isinstance(size, BatchSize))
