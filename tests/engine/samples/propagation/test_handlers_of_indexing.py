@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pergrad.engine.samples.propagation.indexing import _is_shared
 from tests.engine.samples.propagation.calls import Tagged, answer, rows
 
 C = torch.ones  # a constant
@@ -297,3 +298,13 @@ CASES = {
 def test_handler_by_itself_tells_where_the_samples_are(name: str) -> None:
     expected, find = CASES[name]
     assert find() == expected
+
+
+def test_rows_are_shared_where_all_samples_have_the_same_integers() -> None:
+    assert _is_shared(SHARED.value, 0) is True
+    assert _is_shared(COPIED.value, 0) is True
+    assert _is_shared(COPIED.value, 1) is False
+    assert _is_shared(C(3, 2), 0) is False
+    assert _is_shared(C(3, 2, dtype=torch.complex64), 0) is False
+    assert _is_shared(torch.ones(1, 2, dtype=torch.long), 0) is False
+    assert _is_shared(torch.ones(2, 2, dtype=torch.long), 0) is True
