@@ -53,3 +53,13 @@ def test_steps_of_all_signatures_are_replayed_from_one_pool(
     else:
         assert checked == []
         assert FakeReplayed.made == []
+
+
+def test_graph_is_wanted_from_the_second_call_on_up_to_the_limit() -> None:
+    step = pergrad.compiled(nn.Linear(3, 2), loss, pergrad.Norms(), max_graphs=0)
+    assert step._wants_graph("key") is False
+    with pytest.warns(UserWarning, match="0 different signatures are compiled already"):
+        assert step._wants_graph("key") is False
+    assert step._wants_graph("key") is False  # without another warning
+    more = pergrad.compiled(nn.Linear(3, 2), loss, pergrad.Norms(), max_graphs=1)
+    assert [more._wants_graph("key") for _ in range(3)] == [False, True, True]

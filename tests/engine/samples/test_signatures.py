@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pergrad.engine.samples.signatures import (
     describe,
+    describe_all,
     describe_hashable,
     signature_of_call,
 )
@@ -51,7 +52,7 @@ def test_description_of_a_plain_argument_is_the_same_each_time_and_can_be_hashed
     ids=["object", "function", "dict", "slice by a tensor"],
 )
 def test_what_is_not_plain_has_no_description(value: Any) -> None:
-    assert not describe(value, [])
+    assert describe(value, []) is False
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (3, BatchSize(3))], ids=str)
@@ -102,3 +103,13 @@ def test_values_of_tensors_are_no_part_of_a_signature() -> None:
 def test_call_with_an_argument_that_has_no_description_has_no_signature(value: Any) -> None:
     assert _signature(value) is None
     assert _signature(torch.ones(1), weight=value) is None
+
+
+def test_values_without_a_description_are_told_by_false() -> None:
+    def no_tensor(value: object, parts: list[object]) -> bool:
+        return False
+
+    assert describe_hashable([], []) is False
+    assert describe_all([torch.ones(1)], [], no_tensor, describe) is False
+    assert describe_all([1, ([object()],)], [], no_tensor, describe) is False
+    assert describe_all([1, ([2.0],)], [], no_tensor, describe) is True

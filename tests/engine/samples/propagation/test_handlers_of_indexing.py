@@ -1,4 +1,4 @@
-"""Every answer of the handlers that index, join, split and create, without the probe behind them."""
+"""Every answer of the handlers that index, pick and scatter, without the probe behind them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pergrad.engine.samples.layouts import Owners, Scope, Unfinished
-from pergrad.engine.samples.propagation import Call, layouts_of_outputs
-from pergrad.engine.samples.propagation.indexing import layout_after_write
-from pergrad.engine.samples.sizes import BatchSize
-from pergrad.rules.samples import are_samples, carry_samples
-from tests.engine.samples.propagation.calls import Tagged, answer, call_of, described, rows
+from pergrad.engine.samples.propagation.indexing import _is_shared
+from tests.engine.samples.propagation.calls import Tagged, answer, rows
 
 C = torch.ones  # a constant
 ROW = (0, 1, 1)
@@ -286,176 +282,12 @@ SCATTER: dict[str, tuple[Any, Answer]] = {
 }
 
 
-def written(t: Tagged | Tensor, index: Any, value: Any, *, before: Any = None) -> Any:
-    """The layout after t[index] = value."""
-    output = torch.ones(1, requires_grad=True) * 1
-    call = call_of(Tensor.__setitem__, t, index, value, outputs=[output])
-    if before is not None:
-        call.layouts[0] = Unfinished(call.scope, "half", "unknown", before[0], I(before[1]))
-    found = layout_after_write(call)
-    if isinstance(found, Unfinished):
-        assert "writes samples into part of a constant" in found.reason
-        return "unfinished", found.dim, found.owner.tolist()  # type: ignore[union-attr]
-    return described(found)
-
-
-W = torch.zeros  # a constant written to
-WRITING: dict[str, tuple[Any, Answer]] = {
-    "a number": (ROW, lambda: written(frozen(rows(3, 2)), 0, 1.0)),
-    "a constant": (ROW, lambda: written(frozen(rows(3, 2)), 0, C(2))),
-    "rows over rows": (ROW, lambda: written(frozen(rows(3, 2)), N, rows(3, 2))),
-    "a column": (ROW, lambda: written(frozen(rows(3, 2)), (N, 0), rows(3))),
-    "a column of others": (
-        "mixed",
-        lambda: written(frozen(rows(3, 2)), (N, 0), rows(3, owners=[1, 0, 2])),
-    ),
-    "some rows": (
-        ROW,
-        lambda: written(frozen(rows(3, 2)), slice(0, 2), rows(2, 2, owners=[0, 1])),
-    ),
-    "another sample": (
-        "mixed",
-        lambda: written(frozen(rows(3, 2)), slice(0, 1), rows(1, 2, owners=[2])),
-    ),
-    "one row over all": (
-        "mixed",
-        lambda: written(frozen(rows(3, 2)), N, rows(1, 2, owners=[0])),
-    ),
-    "samples where one was": ("mixed", lambda: written(frozen(rows(3, 3)), 0, rows(1, 3))),
-    "more dimensions than the place has": (
-        "mixed",
-        lambda: written(frozen(rows(3, 2)), (0, N), rows(1, 2, owners=[0])),
-    ),
-    "into a constant": (ROW, lambda: written(W(3, 2), N, rows(3, 2))),
-    "into a constant's column": (ROW, lambda: written(W(3, 2), (N, 1), rows(3))),
-    "into a constant's rows": (SECOND, lambda: written(W(2, 3), 1, rows(3))),
-    "into a constant's rows, two": (SECOND, lambda: written(W(2, 3), N, rows(3))),
-    "into part of a constant": (
-        ("unfinished", 0, [-1, 0, 1, 2]),
-        lambda: written(W(4, 2), slice(1, 4), rows(3, 2)),
-    ),
-    "into part of a constant's columns": (
-        ("unfinished", 1, [0, 1, 2, -1]),
-        lambda: written(W(2, 4), (N, slice(0, 3)), rows(2, 3, dim=1)),
-    ),
-    "into part of part of a constant": (
-        "mixed",
-        lambda: written(W(4, 2), (slice(1, 4), slice(0, 1)), rows(3, 1)),
-    ),
-    "the rest": (
-        (0, [2, 0, 1, 2]),
-        lambda: written(W(4, 2), slice(1, 4), rows(3, 2), before=(0, [2, -1, -1, -1])),
-    ),
-    "more of it": (
-        ("unfinished", 0, [2, 0, 1, 2, -1]),
-        lambda: written(W(5, 2), slice(1, 4), rows(3, 2), before=(0, [2, -1, -1, -1, -1])),
-    ),
-    "part of what was filled along another dimension": (
-        "mixed",
-        lambda: written(W(4, 4), slice(1, 4), rows(3, 4), before=(1, [2, -1, -1, -1])),
-    ),
-    "by indices": ("mixed", lambda: written(W(3, 2), I([0, 2, 1]), rows(3, 2))),
-}
-
-JOINING: dict[str, tuple[Any, Answer]] = {
-    "cat of others": (ROW, lambda: answer(torch.cat, [rows(3, 2), C(3, 1)], 1)),
-    "cat of others, negative": (ROW, lambda: answer(torch.cat, [rows(3, 2), C(3, 1)], dim=-1)),
-    "cat of samples": ((0, 2, 1), lambda: answer(torch.cat, [rows(3, 2), rows(3, 2)])),
-    "cat of samples, and nothing": ((0, 2, 1), lambda: answer(torch.cat, [rows(3), C(0), rows(3)])),
-    "cat of blocks": (
-        (0, [0, 0, 1, 1, 2, 2, 0, 1, 2]),
-        lambda: answer(torch.cat, [rows(6, post=2), rows(3)]),
-    ),
-    "cat with a constant": ("unknown", lambda: answer(torch.cat, [rows(3, 2), C(1, 2)])),
-    "cat with an empty matrix": ("unknown", lambda: answer(torch.cat, [rows(3, 2), C(0, 2)])),
-    "cat of two places": ("mixed", lambda: answer(torch.cat, [rows(3, 3), rows(3, 3, dim=1)])),
-    "stack": (SECOND, lambda: answer(torch.stack, [rows(3, 2), C(3, 2)])),
-    "stack behind": (ROW, lambda: answer(torch.stack, [rows(3, 2), C(3, 2)], 1)),
-    "stack at the end": (SECOND, lambda: answer(torch.stack, [rows(2, 3, dim=1)] * 2, -1)),
-    "stack of single samples": (
-        (1, [2, 0]),
-        lambda: answer(torch.stack, [rows(2, owners=[2, 2]), rows(2, owners=[0, 0])], dim=1),
-    ),
-    "stack of one sample": (
-        (1, [2, 2]),
-        lambda: answer(torch.stack, [Tagged(C(2), (0, [2, 2]))]),
-    ),
-    "stack of several samples each": (
-        "mixed",
-        lambda: answer(torch.stack, [rows(2, owners=[2, 0]), rows(2, owners=[0, 2])]),
-    ),
-    "split of samples": (
-        [(0, [0, 1]), (0, [2])],
-        lambda: answer(torch.split, rows(3, 2), 2),
-    ),
-    "split of columns": ([SECOND], lambda: [answer(torch.split, rows(2, 3, dim=1), 1, 0)]),
-    "split from the end": (
-        [(1, [0]), (1, [1, 2])],
-        lambda: answer(torch.split, rows(2, 3, dim=1), [1, 2], -1),
-    ),
-    "split of a constant": ("constant", lambda: answer(torch.split, C(3), 2)),
-    "unbind samples": (
-        [(0, [0, 0]), (0, [1, 1]), (0, [2, 2])],
-        lambda: answer(torch.unbind, rows(3, 2)),
-    ),
-    "unbind others": (ROW, lambda: answer(torch.unbind, rows(2, 3, dim=1))),
-    "unbind later ones": (ROW, lambda: answer(torch.unbind, rows(3, 2), -1)),
-    "unbind a constant": ("constant", lambda: answer(torch.unbind, C(3))),
-    "pack": (
-        [(0, [0, 1, 2, 0, 1]), "constant"],
-        lambda: answer(torch._pack_padded_sequence, rows(2, 3, 4, dim=1), I([2, 2, 1]), False),
-    ),
-    "pack of a constant": (
-        ["constant", "constant"],
-        lambda: answer(torch._pack_padded_sequence, C(3, 2), I([2, 1, 1]), True),
-    ),
-}
-PACKED = {
-    f"pad {where}": (
-        [expected, "constant"],
-        lambda data=data, first=first: answer(
-            torch._pad_packed_sequence, data, I([3, 2]), first, 0.0, 2
-        ),
-    )
-    for where, expected, data, first in (
-        ("batch first", (0, [1, 2, 0]), rows(5, 4, owners=[1, 2, 0, 1, 2]), True),
-        ("batch second", (1, [1, 2, 0]), rows(5, 4, owners=[1, 2, 0, 1, 2]), False),
-        ("constant", "constant", C(5, 4), True),
-    )
-}
-
-B3, B6 = BatchSize(3), BatchSize(6)
-CREATING: dict[str, tuple[Any, Answer]] = {
-    "first": (ROW, lambda: answer(Tensor.new_zeros, rows(3), (B3, 3))),
-    "second": (SECOND, lambda: answer(Tensor.new_zeros, rows(3), (3, B3))),
-    "as arguments": (SECOND, lambda: answer(Tensor.new_zeros, rows(3), 3, B3)),
-    "multiple": ((0, 1, 2), lambda: answer(Tensor.new_ones, rows(3), (B6, 3))),
-    "by name": (SECOND, lambda: answer(Tensor.new_full, rows(3), size=(2, B3), fill_value=1.0)),
-    "not found": (
-        SECOND,
-        lambda: answer(named_zeros, rows(3), [[B3]], outputs=[C(2, 3)]),
-    ),
-    "empty": ("constant", lambda: answer(Tensor.new_zeros, rows(3), (BatchSize(0), 3))),
-    "no multiple": ("constant", lambda: answer(Tensor.new_zeros, rows(3), (BatchSize(4), 3))),
-    "no size of samples": ("constant", lambda: answer(Tensor.new_zeros, rows(3), (3, 3))),
-}
-
-
-def named_zeros() -> None: ...
-
-
-named_zeros.__name__ = "new_zeros"
-
 CASES = {
     f"{family}: {name}": case
     for family, cases in (
         ("getitem", GETITEM),
         ("picking", PICKING),
         ("scatter", SCATTER),
-        ("writing", WRITING),
-        ("joining", JOINING),
-        ("padding", PACKED),
-        ("creating", CREATING),
     )
     for name, case in cases.items()
 }
@@ -468,65 +300,11 @@ def test_handler_by_itself_tells_where_the_samples_are(name: str) -> None:
     assert find() == expected
 
 
-def told(func: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return described(layouts_of_outputs(call_of(func, *args, **options)))
-
-
-def combined(func: Callable[..., Any], *args: Any, why: str, with_rows: bool = False) -> Any:
-    """The layouts of func(t, *args) where t has lost its samples."""
-    t = torch.ones(2, requires_grad=True) * 1
-    given = [rows(3, 2)] if with_rows else []
-    call = call_of(func, t, *args, *given)
-    call.layouts[0] = call.scope.lost("lost", why)  # type: ignore[arg-type]
-    return described(layouts_of_outputs(call))
-
-
-def test_loss_may_be_scaled_and_summed_but_not_meet_samples() -> None:
-    assert combined(torch.add, 1.0, why="total") == ["total"]
-    assert combined(torch.sum, why="total") == ["total"]
-    assert combined(torch.exp, why="total") == ["mixed"]
-    assert combined(torch.mul, why="total", with_rows=True) == ["mixed"]
-    square = torch.ones(2, requires_grad=True) * 1
-    call = call_of(torch.mul, square, square)
-    call.layouts = [call.scope.lost("loss", "total")] * 2
-    assert described(layouts_of_outputs(call)) == ["mixed"]
-    call = call_of(torch.add, square, square)
-    call.layouts = [call.scope.lost("loss", "total")] * 2
-    assert described(layouts_of_outputs(call)) == ["total"]
-
-
-def test_unknown_samples_may_be_moved_alone() -> None:
-    assert combined(torch.exp, why="unknown") == ["unknown"]
-    assert combined(torch.reshape, (1, 2), why="unknown") == ["unknown"]
-    assert combined(torch.cumsum, 0, why="unknown") == ["mixed"]
-    assert combined(torch.add, C(2), why="unknown") == ["mixed"]
-    assert combined(torch.cumsum, 0, why="mixed") == ["mixed"]
-
-
-def test_result_of_another_shape_than_its_layout_is_lost() -> None:
-    output = torch.ones(2, 4, requires_grad=True) * 1
-    assert told(carry_samples, C(4, 2, requires_grad=True), rows(3), outputs=[output]) == [
-        "unknown"
-    ]
-    assert told(carry_samples, C(3, 2), rows(3)) == [ROW]
-    assert told(carry_samples, C(3), rows(2, 3, dim=1)) == ["unknown"]
-
-
-def test_declared_samples_are_rows_if_there_are_as_many() -> None:
-    assert told(are_samples, C(3, 2)) == [ROW]
-    assert told(are_samples, C(4, 2)) == ["constant"]
-    assert told(are_samples, rows(2, 3, dim=1)) == [SECOND]
-
-
-def test_owners_of_unfinished_tensors_are_copied() -> None:
-    scope, owner = Scope(3), torch.tensor([2, -1, -1, -1])
-    t, value = W(4, 2), torch.ones(3, 2, requires_grad=True)
-    out = torch.ones(1, requires_grad=True) * 1
-    before = Unfinished(scope, "half", "unknown", 0, owner)
-    args = (t, slice(1, 4), value)
-    layouts = [before, scope.samples(0)]
-    found = layout_after_write(
-        Call(scope, Tensor.__setitem__, args, {}, [out], [t, value], layouts)
-    )
-    assert isinstance(found, Owners)
-    assert owner.tolist() == [2, -1, -1, -1]
+def test_rows_are_shared_where_all_samples_have_the_same_integers() -> None:
+    assert _is_shared(SHARED.value, 0) is True
+    assert _is_shared(COPIED.value, 0) is True
+    assert _is_shared(COPIED.value, 1) is False
+    assert _is_shared(C(3, 2), 0) is False
+    assert _is_shared(C(3, 2, dtype=torch.complex64), 0) is False
+    assert _is_shared(torch.ones(1, 2, dtype=torch.long), 0) is False
+    assert _is_shared(torch.ones(2, 2, dtype=torch.long), 0) is True

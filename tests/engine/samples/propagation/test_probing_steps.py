@@ -276,14 +276,23 @@ def test_result_extends_another_where_all_but_the_last_sample_agree() -> None:
     blocks = Samples(scope, 0, 2, 2)
     longer = torch.tensor([0.0, 1, 2, 3, 9, 9, 4, 5, 6, 7, 9, 9])
     assert probing._extends(longer, t, blocks)
-    assert not probing._extends(longer.flip(0), t, blocks)
-    assert not probing._extends(longer[:10], t, blocks)
-    assert not probing._extends(longer, t, scope.constant())
+    assert probing._extends(longer.flip(0), t, blocks) is False
+    assert probing._extends(longer[:10], t, blocks) is False
+    assert probing._extends(longer, t, scope.constant()) is False
     owners = Owners(scope, 0, torch.zeros(8, dtype=torch.long))
     assert probing._extends(torch.cat([t, t[:1]]), t, owners)
-    assert not probing._extends(torch.cat([t[:1], t]), t, owners)
+    assert probing._extends(torch.cat([t[:1], t]), t, owners) is False
     with_nan = torch.tensor([[torch.nan, 1.0], [2.0, 3.0]])
     assert probing._extends(torch.cat([with_nan, with_nan[:1]]), with_nan, scope.samples(0))
+
+
+@pytest.mark.parametrize("function", [centered, refusing, first_last])
+def test_samples_are_not_apart_where_one_reaches_another(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    call = call_of(function, rows(5, 2), count=5)
+    assert probing._keeps_samples_apart(call, [[0]]) is False
+    assert probing._keeps_samples_apart(call_of(kept, rows(5, 2), count=5), [[0]]) is True
 
 
 def test_signature_needs_values_of_integers_without_samples() -> None:
