@@ -20,7 +20,7 @@ ARGS ?=
 
 # One thread per worker: workers with a thread per core each slow one another down.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
-PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install test tests counts test-slow test-floor versions mutants zoo demo bench bench-gpu bench-tables lint format types clean

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -42,13 +43,19 @@ def pairs() -> Iterator[tuple[str, str]]:
                 yield model, name
 
 
+def marked(model: str, method: str) -> Any:
+    """JAX compiles large models for ten seconds each: `make test` checks it on the MLP alone."""
+    takes_long = method.startswith("jax") and model != "mlp"
+    return pytest.param(model, method, marks=pytest.mark.slow if takes_long else ())
+
+
 def need(method: str) -> None:
     missing = METHODS[method].missing(TINY.device)
     if missing is not None:
         pytest.skip(missing)
 
 
-@pytest.mark.parametrize(("model", "method"), list(pairs()))
+@pytest.mark.parametrize(("model", "method"), [marked(*pair) for pair in pairs()])
 def test_method_agrees_with_a_loop_over_the_samples(model: str, method: str) -> None:
     need(method)
     entry = Entry(model, METHODS[method])

@@ -200,6 +200,7 @@ def test_precision_has_its_usual_short_names() -> None:
     assert parse(["--precision", "bf16"]).precision == "bfloat16"
 
 
+@pytest.mark.slow
 def test_machine_without_git_and_peers_runs_what_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

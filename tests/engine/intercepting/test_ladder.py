@@ -417,6 +417,12 @@ def test_values_are_the_same_up_to_rounding_and_not_beyond() -> None:
     assert not same_values([x, x + 1], [x, x])
 
 
+def test_complex_values_may_differ_by_rounding() -> None:
+    x = torch.complex(numbers(3, 4), numbers(3, 4))
+    assert same_values([x * (1 + 1e-14)], [x])
+    assert not same_values([x * (1 + 1e-3j)], [x])
+
+
 def test_values_of_another_shape_or_type_are_others() -> None:
     x = numbers(3, 4)
     assert not same_values([x], [x.float()])

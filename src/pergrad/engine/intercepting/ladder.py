@@ -175,7 +175,7 @@ def same_values(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     for a, b in zip(found, expected, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
-        if not a.is_floating_point():
+        if not (a.is_floating_point() or a.is_complex()):
             if not torch.equal(a, b):
                 return False
             continue
