@@ -95,8 +95,8 @@ def test_imports_point_down(title: str, architecture: str) -> None:
 @pytest.mark.parametrize("title", ROOMS)
 def test_the_order_names_all_that_is_there_and_nothing_else(title: str, architecture: str) -> None:
     folder = SOURCE.parent.joinpath(*ROOMS[title])
-    there = {path.stem for path in folder.iterdir() if path.is_dir() or path.suffix == ".py"}
-    there -= {"__init__", "__main__", "__pycache__"}
+    there = {path.relative_to(folder).parts[0] for path in folder.rglob("*.py")}
+    there = {name.removesuffix(".py") for name in there} - {"__init__", "__main__"}
     assert order_in(architecture, title).keys() == there
 
 
