@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
     parser.add_argument("--workers", default="2", help="processes that run tests (default: 2)")
     options = parser.parse_args(arguments)
     if options.run:
-        run = _run(["-n", options.workers])
+        run = _run(["-n", options.workers, "--dist", "loadfile"])
         if run is None:
             print("the tests did not pass; nothing is stored", file=sys.stderr)
             return 1
