@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pergrad.runtime.boundary import Entry, find, resolver
 
-__all__ = ["ENGINE", "ENTRIES", "STATISTICS", "present"]
+__all__ = ["ENGINE", "ENTRIES", "OWN_OPERATORS", "STATISTICS", "present"]
 
 # Attributes in which the autograd nodes of layer and group norms keep the mean and 1 / std. If a node lacks
 # them, the rule computes both.
@@ -28,6 +28,10 @@ STATISTICS = {"mean": "_saved_result1", "inverse": "_saved_result2"}
 # The global of `torch.autograd.backward` and `grad` that runs the autograd engine. Without it the recorder
 # also intercepts their Python code, which takes longer.
 ENGINE = "_engine_run_backward"
+
+# Modules of torch's own operators, such as `torch.ops.aten.sin`. An operator of another module is treated as
+# a function of the user, which takes longer.
+OWN_OPERATORS = frozenset(["torch._ops.aten", "torch._ops.prims"])
 
 
 # -- public replacements
@@ -102,6 +106,10 @@ def _own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
 
 def _apply_of(_: None, function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return function.apply
+
+
+def _none(_: Tensor) -> None:
+    return None
 
 
 def _unchanged(x: Tensor, _: list[int]) -> Tensor:
@@ -198,6 +206,18 @@ ENTRIES: Mapping[str, Entry] = {
         make=_apply_of_base,
     ),
     # Tensors
+    "is_transformed": Entry(
+        "torch._C._functorch.is_functorch_wrapped_tensor",
+        "to see whether torch.vmap or torch.func runs a function",
+        _ERROR,
+    ),
+    "post_accumulate_hooks_of": Entry(
+        "torch.Tensor._post_accumulate_grad_hooks",
+        "to refuse parameters whose hooks would not run",
+        "such hooks are not noticed",
+        instead=_none,
+        make=_reader("_post_accumulate_grad_hooks", _tensor),
+    ),
     "version_of": Entry(
         "torch.Tensor._version",
         "to notice that a tensor was written to in place",

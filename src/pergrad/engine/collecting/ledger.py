@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -46,6 +46,7 @@ class UseCounter:
         self._expected: dict[str, int] = {}
         self._to_recompute: dict[str, int] = {}
         self.arrived: dict[str, int] = {}
+        self.is_pulling_back = False  # while the engine itself differentiates by a parameter
 
     def expect(self, weights: Iterable[_Counted]) -> None:
         """Counts one use of each weight.
@@ -59,6 +60,15 @@ class UseCounter:
                 for name in weight.counted:
                     expected[name] = expected.get(name, 0) + 1
 
+    @contextmanager
+    def pulling_back(self) -> Iterator[None]:
+        """Allows ordinary gradients of parameters within, which the engine itself computes."""
+        was, self.is_pulling_back = self.is_pulling_back, True
+        try:
+            yield
+        finally:
+            self.is_pulling_back = was
+
     def expect_in_recomputation(self, names: Iterable[str]) -> None:
         """Counts a use without gradients, which a reentrant checkpoint may repeat in the backward pass."""
         for name in names:
@@ -68,6 +78,11 @@ class UseCounter:
         """Counts a factor that has arrived; returns whether it is the last one."""
         arrived = self.arrived[name] = self.arrived.get(name, 0) + 1
         return arrived >= self._expected.get(name, 0) and name not in self._to_recompute
+
+    @property
+    def to_recompute(self) -> int:
+        """Returns the number of uses without gradients."""
+        return sum(self._to_recompute.values())
 
     def is_recomputed_once(self, name: str) -> bool:
         """Whether one reentrant checkpoint holds the only use."""

@@ -9,12 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.samples.layouts import Constant
-from pergrad.engine.samples.propagation import refuse_mixed_samples, tensors_in
+from pergrad.engine.samples.propagation import (
+    refuse_gradients,
+    refuse_mixed_samples,
+    tensors_in,
+)
 from pergrad.runtime import internals
 from pergrad.runtime.caches import cached
 
@@ -30,7 +35,8 @@ class Applied:
 
     def __init__(self, function: type[Function]) -> None:
         self.function = function
-        self.__name__ = function.__name__
+        self.__name__, self.__module__ = function.__name__, function.__module__
+        self.__qualname__ = function.__qualname__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _plain(self.function)(*args, **kwargs)
@@ -65,16 +71,24 @@ def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
     stack = internals.function_modes()
     wants = getattr(stack[-1], "wants_function", None) if stack else None
     # Non-reentrant checkpoints save their arguments with an autograd.Function, which uses no weight.
+    # This package's own functions are parts of functions that declare how they move samples.
     keeps = (
         function.__module__ == CheckpointFunction.__module__ and function is not CheckpointFunction
-    )
+    ) or function.__module__.startswith("pergrad.")
     if wants is None or keeps:
         return _plain(function)(*args, **kwargs)
     if not wants(args, kwargs):
+        uses = getattr(stack[-1], "uses", None)  # None before the batch size is known
+        before = 0 if uses is None else uses.to_recompute
         output = _plain(function)(*args, **kwargs)
-        tracker = getattr(stack[-1], "tracker", None)  # None before the batch size is known
-        if function is CheckpointFunction and tracker is not None:
-            _refuse_untracked(tracker, output)
+        if uses is None or not torch.is_grad_enabled():
+            return output
+        with internals.pop_mode() as mode:
+            # A function that uses weights inside runs them again in its backward, as a checkpoint does.
+            if function is CheckpointFunction or uses.to_recompute > before:
+                _refuse_untracked(mode.tracker, output)
+            else:
+                mode.tracker.propagate(_applied(function), args, kwargs, output)
         return output
     with internals.pop_mode() as mode:
         return mode.__torch_function__(_applied(function), (), args, kwargs)
@@ -84,7 +98,7 @@ def _refuse_untracked(tracker: Tracker, output: Any) -> None:
     """Makes outputs of a reentrant checkpoint that require grad but have no samples an error.
 
     The checkpoint runs its forward without gradients, where functions that mix samples, and functions of
-    weights alone, give constants instead of errors.
+    weights alone, give constants instead of errors. Its backward runs them again, in sight.
     """
     for t in tensors_in(output):
         if not t.requires_grad or not isinstance(tracker.layout(t), Constant):
@@ -95,7 +109,7 @@ def _refuse_untracked(tracker: Tracker, output: Any) -> None:
         reason = "a reentrant checkpoint returns a tensor whose samples are unknown"
         lost = tracker.scope.lost(f"{reason} (try use_reentrant=False)", "mixed")
         tracker.mark(t, lost)
-        t.register_hook(functools.partial(refuse_mixed_samples, lost.reason))
+        refuse_gradients(t, functools.partial(refuse_mixed_samples, lost.reason))
 
 
 @contextmanager

@@ -67,11 +67,18 @@ def derive(
     """Runs the function under autograd; returns its result, and its tensors' weights by id."""
     leaves: dict[int, Tensor] = {}
     parents: list[Weight] = []
+    others: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are no weights, and their leaves
 
     def leaf(value: Any) -> Any:
-        weight = weight_of(value) if isinstance(value, Tensor) else None
-        if weight is None:
+        if not isinstance(value, Tensor):
             return value
+        weight = weight_of(value)
+        if weight is None:
+            if not value.requires_grad:
+                return value
+            if id(value) not in others:
+                others[id(value)] = value, value.detach().requires_grad_()
+            return others[id(value)][1]
         if id(value) not in leaves:
             leaves[id(value)] = weight.value.detach().requires_grad_()
             parents.append(weight)
@@ -90,9 +97,12 @@ def derive(
     if new:
         roots = tuple(dict.fromkeys(root for p in parents for root in p.roots))
         first = parents[0]
-        carriers = carriers_of(new, list(leaves.values()), parents)
+        values = [*leaves.values(), *(own for _, own in others.values())]
+        carriers = carriers_of(new, values, parents, [given for given, _ in others.values()])
         for t, carrier in zip(new, carriers, strict=True):
             weight = Derived(first.scope, roots, t, first.uses, first.sink, carrier)
-            weight.is_view = internals.base_of(t) is not None
+            base = internals.base_of(t)
+            if base is not None:
+                weight.view(by_leaf.get(id(base), first))
             found[id(t)] = weight
     return result, found

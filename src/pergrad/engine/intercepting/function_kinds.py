@@ -52,8 +52,9 @@ class Kind(Enum):
 
 @cached("what the recorder does with a function, by function")
 def kind_of(func: Callable[..., Any]) -> Kind:
+    name = name_of(func)
     if func.__name__ == "__get__":
-        attribute = name_of(func)
+        attribute = name
         if attribute == "shape":
             return Kind.SHAPE
         return (
@@ -61,11 +62,10 @@ def kind_of(func: Callable[..., Any]) -> Kind:
             if attribute == "data"
             else (Kind.ORDINARY if attribute in _TENSOR_ATTRIBUTES else Kind.PASSIVE)
         )
-    if func.__name__ == "size":
+    if name == "size":
         return Kind.SIZE
     if func in _BACKWARDS:
         return Kind.BACKWARD
-    name = name_of(func)
     if func.__name__ == "__set__" or name in _PASSIVE:
         return Kind.PASSIVE
     return Kind.HARMLESS if name in _HARMLESS else Kind.ORDINARY

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pergrad.engine.samples.propagation.table import is_own
 from pergrad.runtime.caches import cached
 
 __all__ = ["out_of_place", "writes_in_place"]
@@ -39,6 +40,8 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {Tensor.__setitem__: _Put(), Tensor.co
 @cached("whether a function writes in place, by function")
 def writes_in_place(func: Callable[..., Any]) -> bool:
     name = func.__name__
+    if not is_own(func):
+        return False
     return func in _SPECIAL or name.startswith("__i") or (name.endswith("_") and name[-2] != "_")
 
 
@@ -47,6 +50,8 @@ def out_of_place(func: Callable[..., Any]) -> Callable[..., Any] | None:
     """Returns the out-of-place form of `func`; None if `func` does not write to its first argument."""
     if func in _SPECIAL:
         return _SPECIAL[func]
+    if not is_own(func):
+        return None
     name = func.__name__
     if name.startswith("__i") and name.endswith("__"):
         return getattr(Tensor, f"__{name[3:]}", None)

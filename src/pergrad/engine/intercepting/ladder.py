@@ -8,6 +8,7 @@ masked VJP  one backward of the function per sample; needs only the layout of th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,18 +16,22 @@ from torch import Tensor
 
 from pergrad.engine.intercepting.weights import Weight, quiet_vmap, vjp_of_each
 from pergrad.engine.samples.layouts import Layout, Owners, Samples, samples_back, samples_first
+from pergrad.engine.samples.proving import note
 from pergrad.factors import Dense
-from pergrad.runtime import current_autocast, internals
+from pergrad.runtime import internals
 from pergrad.runtime.tolerances import largest, tolerance_of_rerun
 
 __all__ = [
+    "GraphRun",
     "MixedCall",
     "by_broadcast",
     "by_masked_vjp",
     "by_vmap",
     "expanded",
     "refused",
+    "run_under_autograd",
     "same_values",
+    "with_strides_of",
 ]
 
 
@@ -47,7 +52,9 @@ class _Expand(torch.autograd.Function):
 def expanded(weight: Weight) -> Tensor:
     """Returns the weight's value for each sample, (n, *shape); its gradient goes to the weight."""
     weight.uses.expect([weight])
-    return _Expand.apply(weight, weight.anchor)
+    t: Tensor = _Expand.apply(weight, weight.anchor)
+    note(t, weight.scope.samples(0))
+    return t
 
 
 class MixedCall:
@@ -83,18 +90,6 @@ class MixedCall:
         """Runs the function with some tensors replaced."""
         args, kwargs = self.arguments(tensors)
         return self.func(*args, **kwargs)
-
-    def without_tensors(self) -> MixedCall:
-        """Copies the call without its tensors, for the backward: autograd saves the tensors."""
-        bare = object.__new__(MixedCall)
-        bare.func, bare._spec, bare.weights, bare.inputs = (
-            self.func,
-            self._spec,
-            self.weights,
-            self.inputs,
-        )
-        bare.leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
-        return bare
 
 
 def by_broadcast(call: MixedCall) -> Tensor | None:
@@ -186,54 +181,93 @@ def same_values(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     return True
 
 
+@dataclass
+class GraphRun:
+    """Holds one run of a function under autograd, whose graph is apart from that of the model."""
+
+    weights: list[Weight]
+    leaves: list[Tensor]  # the weights, as the function got them
+    given: list[Tensor]  # the other tensors of the model
+    inputs: list[Tensor]  # these, as the function got them
+    input_layouts: list[Layout]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]  # all of them
+    result: Any  # as the function returned it
+
+
+def run_under_autograd(call: MixedCall, *, keeps_weights: bool = False) -> GraphRun:
+    """Runs the function once, in a graph of its own.
+
+    With `keeps_weights` it gets the weights themselves and not copies: the backward of an autograd.Function
+    may differentiate by them.
+    """
+    weights = {
+        k: call.leaves[k] if keeps_weights else w.value.detach().requires_grad_()
+        for k, w in call.weights.items()
+    }
+    inputs = {k: call.leaves[k].detach() for k in call.inputs}
+    for k, t in inputs.items():
+        t.requires_grad_(call.leaves[k].requires_grad)
+    same = lambda t: t  # noqa: E731  # keeps the hooks of a checkpoint out of this small graph
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(same, same):
+        args, kwargs = call.arguments({**weights, **inputs})
+        result = call.func(*args, **kwargs)
+    return GraphRun(
+        list(call.weights.values()),
+        list(weights.values()),
+        [call.leaves[k] for k in call.inputs],
+        list(inputs.values()),
+        list(call.inputs.values()),
+        (args, kwargs),
+        result,
+    )
+
+
 class _MaskedVjp(torch.autograd.Function):
     """G_n is the VJP of y = f(x, W) at the output gradient with all rows but sample n's set to zero."""
 
     @staticmethod
     def forward(
-        ctx: Any, call: MixedCall, layouts: Sequence[Layout], *anchors_and_inputs: Tensor
+        ctx: Any,
+        run: GraphRun,
+        outputs: Sequence[Tensor],
+        layouts: Sequence[Layout],
+        *anchors_and_given: Tensor,
     ) -> tuple[Tensor, ...]:
-        inputs = anchors_and_inputs[len(call.weights) :]
-        ctx.call, ctx.layouts = call, layouts
-        ctx.autocast = current_autocast(next(iter(call.weights.values())).value.device.type)
-        ctx.save_for_backward(*inputs)
+        ctx.run, ctx.outputs, ctx.layouts = run, outputs, layouts
         ctx.set_materialize_grads(False)
-        values = {k: w.value for k, w in call.weights.items()}
-        outputs = call.run({**values, **dict(zip(call.inputs, inputs, strict=True))})
-        return tuple(t.detach() for t in internals.pytree.tree_leaves(outputs))
+        return tuple(t.detach() for t in outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        kept = ctx.saved_tensors
-        call: MixedCall = ctx.call
-        with internals.DisableTorchFunction(), torch.enable_grad():
-            leaves = {k: w.value.detach().requires_grad_() for k, w in call.weights.items()}
-            inputs = [t.detach().requires_grad_(t.requires_grad) for t in kept]
-            with ctx.autocast():
-                again = call.run({**leaves, **dict(zip(call.inputs, inputs, strict=True))})
-            reached = [
-                (t, g, la)
-                for t, g, la in zip(
-                    internals.pytree.tree_leaves(again), gradients, ctx.layouts, strict=True
-                )
-                if g is not None and t.requires_grad
-            ]
+        run: GraphRun = ctx.run
+        reached = [
+            (t, g, layout)
+            for t, g, layout in zip(ctx.outputs, gradients, ctx.layouts, strict=True)
+            if g is not None and t.requires_grad
+        ]
+        of_weights: list[Tensor | None] = [None] * len(run.weights)
+        of_inputs: list[Tensor | None] = [None] * len(run.inputs)
+        if reached:
             ys, gs = [t for t, _, _ in reached], [g for _, g, _ in reached]
-            wanted = [t for t in inputs if t.requires_grad]
-            flow = iter(
-                torch.autograd.grad(ys, wanted, gs, retain_graph=True, allow_unused=True)
-                if wanted
-                else ()
-            )
-            of_inputs = [next(flow) if t.requires_grad else None for t in inputs]
-            each = [_of_each_sample(g, la) for _, g, la in reached]
-            count = next(iter(call.weights.values())).scope.count
-            found = vjp_of_each(ys, each, list(leaves.values()), count)
-            of_weights = [
-                None if g is None else w.take(Dense(g))
-                for w, g in zip(call.weights.values(), found, strict=True)
-            ]
-        return None, None, *of_weights, *of_inputs
+            wanted = [t for t in run.inputs if t.requires_grad]
+            with internals.DisableTorchFunction(), run.weights[0].uses.pulling_back():
+                flow = iter(_gradients(ys, wanted, gs))
+                of_inputs = [next(flow) if t.requires_grad else None for t in run.inputs]
+                each = [_of_each_sample(g, layout) for _, g, layout in reached]
+                found = vjp_of_each(ys, each, run.leaves, run.weights[0].scope.count)
+                of_weights = [
+                    None if g is None else w.take(Dense(g))
+                    for w, g in zip(run.weights, found, strict=True)
+                ]
+        return None, None, None, *of_weights, *of_inputs
+
+
+def _gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    if not inputs:
+        return ()
+    return torch.autograd.grad(outputs, inputs, gradients, retain_graph=True, allow_unused=True)
 
 
 def _of_each_sample(gradient: Tensor, layout: Layout) -> Tensor:
@@ -247,10 +281,22 @@ def _of_each_sample(gradient: Tensor, layout: Layout) -> Tensor:
     return gradient.unsqueeze(0) * mask
 
 
-def by_masked_vjp(call: MixedCall, layouts: Sequence[Layout]) -> list[Tensor]:
-    """Runs the function unchanged, with one VJP per sample in the backward; its outputs have `layouts`."""
-    weights = call.weights.values()
-    next(iter(weights)).uses.expect(weights)
-    anchors = [w.anchor for w in weights]
-    inputs = [call.leaves[k] for k in call.inputs]
-    return list(_MaskedVjp.apply(call.without_tensors(), tuple(layouts), *anchors, *inputs))
+def by_masked_vjp(
+    run: GraphRun, outputs: Sequence[Tensor], layouts: Sequence[Layout]
+) -> list[Tensor]:
+    """Returns the outputs of a run, whose backward computes one VJP per sample."""
+    run.weights[0].uses.expect(run.weights)
+    anchors = [w.anchor for w in run.weights]
+    made = list(_MaskedVjp.apply(run, tuple(outputs), tuple(layouts), *anchors, *run.given))
+    for t, layout in zip(made, layouts, strict=True):
+        note(t, layout)
+    return made
+
+
+def with_strides_of(t: Tensor, plain: Tensor) -> Tensor:
+    """Returns `t` with the strides of the plain result, so that a later `view` works as it would there."""
+    if t.stride() == plain.stride() or not plain.numel():
+        return t
+    order = sorted(range(t.dim()), key=plain.stride, reverse=True)
+    back = [order.index(d) for d in range(t.dim())]
+    return t.permute(order).contiguous().permute(back)

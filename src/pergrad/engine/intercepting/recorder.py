@@ -28,7 +28,9 @@ from pergrad.engine.intercepting.ladder import (
     by_vmap,
     expanded,
     refused,
+    run_under_autograd,
     same_values,
+    with_strides_of,
 )
 from pergrad.engine.intercepting.rule_calls import (
     cached_plan,
@@ -87,7 +89,7 @@ class Recorder(TorchFunctionMode):
     """Intercepts the functions of one scope; `parameters` are the recorded tensors by name."""
 
     tracker: Tracker
-    _uses: UseCounter
+    uses: UseCounter
     _ledger: Ledger | None  # none for an `ExpandedWeight`, which sees no backward pass
 
     def __init__(self, parameters: Mapping[str, Tensor], journal: Journal | None = None) -> None:
@@ -99,7 +101,7 @@ class Recorder(TorchFunctionMode):
     def begin(self, tracker: Tracker, uses: UseCounter, sink: Sink) -> None:
         """Starts to record; until then, functions run unchanged."""
         self.tracker = tracker
-        self._uses = uses
+        self.uses = uses
         self._ledger = sink if isinstance(sink, Ledger) else None
         with internals.DisableTorchFunction():  # the module's first call begins it, inside the mode
             self._anchor = torch.zeros((), requires_grad=True)
@@ -141,6 +143,10 @@ class Recorder(TorchFunctionMode):
             if not tag.is_weight:
                 continue
             looks_at_weights = True
+            if tag.is_stale:
+                raise unsupported(
+                    func, [tag], "it was overwritten in place after this view of it was taken"
+                )
             if kind is not _ORDINARY:
                 continue
             if torch.is_grad_enabled():
@@ -152,7 +158,7 @@ class Recorder(TorchFunctionMode):
                             self._note(func, args, kwargs, "rule")
                         return output
                 return self._call_on_weights(func, args, kwargs)
-            self._uses.expect_in_recomputation(tag.roots)
+            self.uses.expect_in_recomputation(tag.roots)
         output = func(*args, **kwargs)
         if looks_at_weights and any(output is t for t in tensors):
             return output  # `w.float()` of a float weight: it keeps its tag
@@ -166,6 +172,7 @@ class Recorder(TorchFunctionMode):
         """Runs a backward pass; one for selected tensors only (`grad`, `inputs=`) records nothing."""
         ledger = self._ledger
         assert ledger is not None
+        self._refuse_gradients_of_weights(func, args, kwargs)
         if func is Tensor.backward:  # calls torch.autograd.backward, which would come here again
             func, (args, kwargs) = torch.autograd.backward, _as_function(*args, **kwargs)
         some_only = func is torch.autograd.grad or kwargs.get("inputs") is not None
@@ -188,6 +195,22 @@ class Recorder(TorchFunctionMode):
                 elif ledger.queue.work:
                     ledger.queue.drain()
         return result
+
+    def _refuse_gradients_of_weights(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Raises an error if a backward pass asks for the ordinary gradient of a weight, which has none."""
+        place = {torch.autograd.grad: 1, torch.autograd.backward: 4}.get(func, 4)
+        inputs = kwargs.get("inputs", args[place] if len(args) > place else None)
+        for t in tensors_in(inputs if isinstance(inputs, list | tuple) else [inputs]):
+            weight = self.tracker.weight_of(t)
+            if weight is not None:
+                raise UnsupportedFunctionError(
+                    f"{qualified_name(func)} asks for the ordinary gradient of parameter {weight.name!r} "
+                    "inside a recording, where it has none: an autograd.Function whose backward does so (an "
+                    "adjoint method, for example) cannot be recorded; use the plain way through autograd, "
+                    "or run this outside of the recording"
+                )
 
     def _run_earlier_passes(
         self, ledger: Ledger, tensors: Any, gradients: Any = None, *_: Any, **kwargs: Any
@@ -235,6 +258,13 @@ class Recorder(TorchFunctionMode):
                 func,
                 weights,
                 "a reentrant checkpoint got the parameter as an argument; pass use_reentrant=False",
+            )
+        if any(map(internals.is_transformed, tensors_in(args, kwargs))):
+            weights = [w for t in tensors_in(args, kwargs) if (w := self.tracker.weight_of(t))]
+            raise unsupported(
+                func,
+                weights,
+                "torch.vmap or torch.func transforms this call, and recorded weights cannot be used there",
             )
         cast = explicit_cast(func, args, kwargs)
         if cast is not None:
@@ -301,7 +331,7 @@ class Recorder(TorchFunctionMode):
         """Returns a tensor tagged as the weight, for the model; an ordinary gradient for it is an error."""
         t = weight.value.detach()
         if _is_differentiable(t):
-            refuse_ordinary_gradients(t.requires_grad_(), weight.name)
+            refuse_ordinary_gradients(t.requires_grad_(), weight.name, self._is_pulling_back)
         self.tracker.mark(t, weight)
         return t
 
@@ -352,27 +382,12 @@ class Recorder(TorchFunctionMode):
                 target.copy_(weight.value)
         else:  # graphs that use its old value have saved that memory
             target.data = weight.value.to(target.dtype)
+            old.write()
         self.tracker.mark(target, weight)
         return target
 
-    def _plain(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Runs the function and tags its results.
-
-        The tags of an autograd.Function's results come from the calls inside of it.
-        """
-        if isinstance(func, Applied):
-            with self:
-                output = func(*args, **kwargs)
-            found, tracker = tensors_in(output), self.tracker
-            seen = [tracker.knows(t) and not isinstance(tracker.layout(t), Constant) for t in found]
-            if all(seen):  # otherwise the function leaves torch, and its inner calls are not enough
-                return output
-        else:
-            output = func(*args, **kwargs)
-        self.tracker.propagate(func, args, kwargs, output, flows=True)
-        return output
+    def _is_pulling_back(self) -> bool:
+        return self.uses.is_pulling_back
 
     def _mixed(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -380,40 +395,47 @@ class Recorder(TorchFunctionMode):
         """Runs a function of weights and samples without a rule, by the first rung that works."""
         tracker = self.tracker
         call = MixedCall(func, args, kwargs, self.tracker.weight_of, tracker.layout)
-        values = {k: w.value for k, w in call.weights.items()}
-        for value in values.values():
-            tracker.mark(value, tracker.constant)
-        plain_args, plain_kwargs = call.arguments(values)
-
         if name_of(func) in ELEMENTWISE:
             output = by_broadcast(call)
             if output is not None:
                 self._note(func, args, kwargs, "broadcast")
-                tracker.propagate(func, plain_args, plain_kwargs, output)
+                given = {k: w.value for k, w in call.weights.items()}
+                for value in given.values():
+                    tracker.mark(value, tracker.constant)
+                tracker.propagate(func, *call.arguments(given), output)
                 return output
         lost = next((la for la in call.inputs.values() if isinstance(la, Lost)), None)
+        is_function = isinstance(func, Applied)
+        run = run_under_autograd(call, keeps_weights=is_function)
         if lost is not None:
-            output = func(*plain_args, **plain_kwargs)
-            return self._refused(func, call, output, lost)
-        with torch.no_grad():
-            plain = self._plain(func, plain_args, plain_kwargs)
-        flat, spec = internals.pytree.tree_flatten(plain)
-        if not any(isinstance(t, Tensor) and _is_differentiable(t) for t in flat):
-            return plain
-        layouts = [tracker.layout(t) for t in flat]
+            return self._refused(func, call, run.result, lost)
+        for t, layout in zip(run.inputs, run.input_layouts, strict=True):
+            tracker.mark(t, layout)
+        if not is_function:
+            for t in run.leaves:
+                tracker.mark(t, tracker.constant)
+        with self.uses.pulling_back():  # a proof runs the function's backward
+            tracker.propagate(func, *run.arguments, run.result, flows=True)
+        flat, spec = internals.pytree.tree_flatten(run.result)
+        places = [k for k, t in enumerate(flat) if isinstance(t, Tensor) and t.requires_grad]
+        plain = [flat[k] for k in places]
+        layouts = [tracker.layout(t) for t in plain]
         lost = next((la for la in layouts if isinstance(la, Lost)), None)
         if any(isinstance(la, Constant) for la in layouts):
-            lost = tracker.scope.lost("the samples of its result are unknown")
+            lost = tracker.scope.lost("the samples of its result are unknown", "unknown")
         if lost is not None:
-            return self._refused(func, call, plain, lost)
-        results = by_vmap(call, layouts)
+            return self._refused(func, call, run.result, lost)
+        results: list[Tensor] | None = None
         rung: Rung = "vmap"
-        if results is None or not self._agree(func, args, kwargs, results, flat):
-            results, rung = by_masked_vjp(call, layouts), "masked VJP"
+        if not is_function and len(plain) == len(flat):  # a function is run once, whatever it does
+            results = by_vmap(call, layouts)
+        if results is None or not self._agree(func, args, kwargs, results, plain):
+            results, rung = by_masked_vjp(run, plain, layouts), "masked VJP"
         self._note(func, args, kwargs, rung)
-        for t, layout in zip(results, layouts, strict=True):
-            tracker.mark(t, layout)
-        return internals.pytree.tree_unflatten(results, spec)
+        for k, t, layout in zip(places, results, layouts, strict=True):
+            flat[k] = with_strides_of(t, plain[places.index(k)])
+            tracker.mark(flat[k], layout)
+        return internals.pytree.tree_unflatten(flat, spec)
 
     def _agree(
         self,

@@ -14,6 +14,7 @@ from torch import Tensor
 from pergrad.engine.intercepting.plans import Plan
 from pergrad.engine.intercepting.weights import Root, Weight
 from pergrad.engine.samples.layouts import ROWS, Layout, Owners, samples_first
+from pergrad.engine.samples.proving import note
 from pergrad.errors import PergradError, ScopeError, UnsupportedFunctionError
 from pergrad.factors import Dense, owned
 from pergrad.runtime import internals, without_autocast
@@ -279,10 +280,17 @@ def tap(
         made = _hookable(use, inputs, output)
         if made is not None:
             node: Any = made.grad_fn
-            shape = None if made is output else output.shape
+            shape = None
+            note(output, use.output_layouts[0])
+            if made is not output:
+                shape = output.shape
+                note(made, use.output_layouts[0], shape)
             results = _results(node, use.plan.results) if use.plan.results else _NOTHING
             node.register_prehook(_Hook(use, kept, results, made.output_nr, shape))
             return outputs
     # Skips the functorch handling of Function.apply, which takes half of a tap's time.
     apply = internals.bind_apply(None, _Tap)
-    return apply(use, kept, *map(_anchor, use.weights), *outputs)
+    tapped: tuple[Tensor, ...] = apply(use, kept, *map(_anchor, use.weights), *outputs)
+    for t, layout in zip(tapped, use.output_layouts, strict=True):
+        note(t, layout)
+    return tapped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakValueDictionary
@@ -11,24 +12,29 @@ from torch import Tensor
 
 from pergrad.engine.intercepting.in_place import writes_in_place
 from pergrad.engine.intercepting.weights import Root, Weight
-from pergrad.engine.samples.layouts import Constant, Key, Layout, Lost, Samples, Scope
+from pergrad.engine.samples.layouts import Constant, Key, Layout, Lost, Owners, Samples, Scope
 from pergrad.engine.samples.propagation import (
     Call,
     handler_of,
     is_by_value,
+    is_trusted,
     layouts_of_outputs,
+    refuse_gradients,
+    refuse_unknown_samples,
     tensors_in,
 )
 from pergrad.engine.samples.propagation.elementwise import aligned
 from pergrad.engine.samples.propagation.indexing import layout_after_write
+from pergrad.engine.samples.proving import is_total, proved, sources_of
 from pergrad.engine.samples.signatures import PLAIN, Signature, describe
 from pergrad.engine.samples.sizes import BatchSize
-from pergrad.runtime import internals
+from pergrad.runtime import internals, is_traced
 from pergrad.runtime.caches import Cache
 
 __all__ = ["TAG", "Tracker"]
 
 TAG = "_pergrad_layout"  # the attribute of a tensor that holds its layout or its weight
+VERSION = "_pergrad_version"  # the version of the tensor that the tag speaks of, if it is not 0
 
 
 _LAYOUTS: Cache[tuple[Key, ...]] = Cache(__name__, "the layouts of a call's outputs, by signature")
@@ -45,11 +51,11 @@ def _total_key(lost: Lost) -> Key:
 
 def _is_by_shape(call: Call) -> bool:
     """Whether the layouts of a call's outputs depend only on its signature."""
-    if writes_in_place(call.func):
+    if writes_in_place(call.func) or not is_trusted(call.func):
         return False
-    if not call.with_samples:
+    if not call.has_samples:
         return True
-    if is_by_value(call.func):
+    if is_by_value(call.func) or call.reads_values:
         return False
     handler = handler_of(call.func)
     if all(t.is_floating_point() for t in call.tensors):
@@ -69,6 +75,9 @@ class Tracker:
         self.untagged_are_constant = False  # while the module's own forward runs
         self.roots: dict[int, Root] = {}  # by id
         self._own = {id(t) for t in own}  # tensors of the model
+        self.strangers: dict[
+            int, Tensor
+        ] = {}  # leaves with a gradient that are not of the model, by id
         self.layouts: dict[Key, Layout] = {
             self.constant.key: self.constant
         }  # by key, as `layout_for`
@@ -84,13 +93,35 @@ class Tracker:
             return root
         tag: Layout | Weight | None = getattr(t, TAG, None)
         if tag is not None and tag.scope is self.scope:
-            return tag
+            return self._after_changes(t, tag) if internals.version_of(t) else tag
         return self._tag_of_untagged(t)
+
+    def _after_changes(self, t: Tensor, tag: Layout | Weight) -> Layout | Weight:
+        """Returns the tag of a tensor that was written to in place, since it was tagged or before.
+
+        A write through a view changes its base and all other views of that. Autograd knows about it: the
+        graph of the tensor says what it depends on now.
+        """
+        if getattr(t, VERSION, 0) == internals.version_of(t) or tag.is_weight:
+            return tag
+        if not t.requires_grad or t.grad_fn is None or internals.is_transformed(t):
+            return tag  # data
+        found = self._made_out_of_sight(t) or tag
+        self.mark(t, found)
+        return found
 
     def _tag_of_untagged(self, t: Tensor) -> Layout:
         """Returns the layout of an untagged tensor: constant for the model's own, else by its shape."""
         if id(t) in self._own:
             return self.constant
+        if t.requires_grad:
+            if t.grad_fn is None:
+                self.strangers[id(t)] = t
+            elif not internals.is_transformed(t):
+                found = self._made_out_of_sight(t)
+                if found is not None:
+                    self.mark(t, found)
+                    return found
         if self.untagged_are_constant:
             self._untagged_seen[id(t)] = t
             return self.constant
@@ -98,6 +129,35 @@ class Tracker:
         if is_recomputation and self._untagged_seen.get(id(t)) is t:
             return self.constant
         return self.by_shape(t, self.batch_dim)
+
+    def _made_out_of_sight(self, t: Tensor) -> Layout | None:
+        """Proves the layout of a tensor that no function in sight has made; None if no weight is behind it.
+
+        Scripted functions, `torch.vmap` and code outside of torch are out of sight. If nothing is proved, a
+        gradient through the tensor is an error.
+        """
+        scope = self.scope
+        with internals.DisableTorchFunction():
+            sources = sources_of(t, scope)
+            if sources == []:
+                return None
+            if scope.count == 1 and t.dim():
+                return scope.samples(0, 1, t.shape[0])
+            # Saved tensors that are packed, as in a checkpoint, must not be unpacked now.
+            is_packed = internals.top_saved_tensors_hooks(False) is not None
+            if sources is not None and not is_packed and not is_traced(t):
+                found, _ = proved(t, sources, scope)
+                if found is not None:
+                    return found
+                if is_total(t, sources):
+                    return scope.lost("a function out of sight sums over the batch", "total")
+            made_by = type(t.grad_fn).__name__.removesuffix("0").removesuffix("Backward")
+            reason = (
+                f"a tensor of shape {tuple(t.shape)} was made out of sight of the recorder, by "
+                f"`{made_by}` in a scripted function, torch.vmap or the like"
+            )
+            refuse_gradients(t, functools.partial(refuse_unknown_samples, reason))
+        return scope.lost(reason, "unknown")
 
     def weight_of(self, t: Tensor) -> Weight | None:
         tag = self.tag(t)
@@ -148,13 +208,15 @@ class Tracker:
     ) -> bool:
         """Reads all values, in one pass since it runs for every call; returns False without a signature."""
         has_signature = True
-        scope = self.scope
+        scope, version_of = self.scope, internals.version_of
         for value in values:
             kind = type(value)
             if kind is Tensor or (kind not in PLAIN and isinstance(value, Tensor)):
                 tag: Any = getattr(value, TAG, None)  # the common case of `tag`, inlined
                 if tag is None or tag.scope is not scope:
                     tag = self.tag(value)
+                elif version_of(value):
+                    tag = self._after_changes(value, tag)
                 key = tag.key
                 tensors.append(value)
                 tags.append(tag)
@@ -177,20 +239,24 @@ class Tracker:
 
     def mark(self, t: Tensor, tag: Layout | Weight) -> None:
         setattr(t, TAG, tag)
+        version = internals.version_of(t)
+        if version:
+            setattr(t, VERSION, version)
 
     def mark_input(self, t: Tensor, dim: int) -> bool:
         """Tags an input by its shape; returns False if it had a tag."""
         tag: Layout | Weight | None = getattr(t, TAG, None)
         if tag is not None and tag.scope is self.scope:
             return False
-        setattr(t, TAG, self.by_shape(t, dim))
+        self.mark(t, self.by_shape(t, dim))
         return True
 
     @staticmethod
     def unmark(*tensors: Tensor) -> None:
         for t in tensors:
-            if hasattr(t, TAG):
-                delattr(t, TAG)
+            for name in (TAG, VERSION):
+                if hasattr(t, name):
+                    delattr(t, name)
 
     def propagate(
         self,
@@ -214,7 +280,7 @@ class Tracker:
             layout = self.layouts.get(key) or self.layout_for(key)
             if layout.key is None and not (t.requires_grad if flows is None else flows):
                 layout = self.constant  # a total through which no gradient flows
-            setattr(t, TAG, layout)
+            self.mark(t, layout)
         return True
 
     @staticmethod
@@ -236,22 +302,26 @@ class Tracker:
         """Computes the layouts of the outputs from the tags of the arguments; weights count as constants."""
         layouts: list[Layout] = [self.constant if tag.is_weight else tag for tag in tags]  # type: ignore[misc]
         if output is None:
-            if func is Tensor.__setitem__ and isinstance(args[2], Tensor):
+            if func is Tensor.__setitem__ and not tags[0].is_weight:
                 call = Call(self.scope, func, args, kwargs, [args[0]], tensors, layouts)
-                before = self.layout(args[0])
-                self.mark(args[0], layout_after_write(call))
-                self._after_write(call, args[0], before)
+                is_tensor = isinstance(args[2], Tensor)
+                self.mark(args[0], layout_after_write(call) if is_tensor else layouts[0])
             return
         outputs = [output] if isinstance(output, Tensor) else tensors_in(output)
         if not outputs:
             return
-        call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts, flows)
+        hints = () if is_trusted(func) else [self._hint(t) for t in outputs]
+        call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts, flows, hints)
         found = layouts_of_outputs(call)
         for t, layout in zip(outputs, found, strict=True):
-            setattr(t, TAG, layout)
+            self.mark(t, layout)
         self._remember(call, output, found, signature)
-        if tensors and outputs[0] is tensors[0] and writes_in_place(func):
-            self._after_write(call, outputs[0], layouts[0])
+
+    def _hint(self, t: Tensor) -> Layout | None:
+        """Returns the samples that the functions inside of a call gave its output; None if there are none."""
+        tag: Any = getattr(t, TAG, None)
+        is_known = isinstance(tag, Samples | Owners) and tag.scope is self.scope
+        return tag if is_known else None
 
     def _remember(
         self, call: Call, output: Any, found: list[Layout], signature: Signature | None
@@ -261,7 +331,7 @@ class Tracker:
             return
         flows = any(t.is_floating_point() or t.is_complex() for t in call.outputs)
         keys = tuple(_total_key(la) if isinstance(la, Lost) else la.key for la in found)
-        if call.with_samples and flows and _CONSTANT in keys:
+        if call.has_samples and flows and _CONSTANT in keys:
             return  # constant only because no gradient flowed this time
         flat = [output] if isinstance(output, Tensor) else output
         is_flat = isinstance(flat, _SEQUENCES) and list(map(id, flat)) == list(
@@ -281,9 +351,3 @@ class Tracker:
                 made = Samples(self.scope, *key)  # type: ignore[arg-type]
             self.layouts[key] = made
         return made
-
-    def _after_write(self, call: Call, t: Tensor, before: Layout) -> None:
-        """Marks the base of a view as mixed if samples were written through the view."""
-        base = internals.base_of(t)
-        if base is not None and t.requires_grad and self.layout(t) != before:
-            self.mark(base, call.mixed("writes samples through a view"))

@@ -60,8 +60,27 @@ class Weight:
         self.sink = sink
         self.anchor = anchor  # an input of its taps in the graph; `take` returns its gradient
         self.is_view = False  # whether it shares memory with the weight that it comes from
+        self._writes: list[
+            None
+        ] = []  # one entry for each write to its memory; its views share the list
+        self._seen = 0  # the number of writes before it was made
         self.may_hook = False  # whether taps may be hooks: nothing flows on, and no pass skips them
         self.counted: tuple[str, ...] = ()  # parameters whose uses it counts for
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the weight that it is a view of was written to in place since."""
+        return len(self._writes) != self._seen
+
+    def view(self, other: Weight) -> None:
+        """Declares that its value is a view of another weight's."""
+        self.is_view = True
+        self._writes, self._seen = other._writes, len(other._writes)
+
+    def write(self) -> None:
+        """Declares that its memory was written to: its views are stale."""
+        self._writes.append(None)
+        self._seen += 1
 
     @property
     def carrier(self) -> Tensor:
@@ -111,7 +130,8 @@ class Transformed(Weight):
 
     def __init__(self, parent: Weight, value: Tensor, back: Callable[[Factor], Factor]) -> None:
         super().__init__(parent.scope, parent.roots, value, parent.uses, parent.sink, parent.anchor)
-        self.is_view = value is parent.value or internals.base_of(value) is not None
+        if value is parent.value or internals.base_of(value) is not None:
+            self.view(parent)
         self.may_hook = parent.may_hook
         self.counted = parent.counted
         self._parent = parent
@@ -169,12 +189,21 @@ class _Back(torch.autograd.Function):
 
 
 class _PullBack(torch.autograd.Function):
-    """Makes the carriers of derived weights from those of their parents."""
+    """Makes the carriers of derived weights from those of their parents.
+
+    Tensors that are no weights may follow the parents: they get the gradient of the whole batch.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, outputs: Sequence[Tensor], leaves: Sequence[Tensor], count: int, *parents: Tensor
+        ctx: Any,
+        outputs: Sequence[Tensor],
+        leaves: Sequence[Tensor],
+        count: int,
+        parents: int,
+        *parents_and_others: Tensor,
     ) -> tuple[Tensor, ...]:
+        ctx.parents = parents
         ctx.outputs, ctx.leaves, ctx.count = outputs, leaves, count
         ctx.set_materialize_grads(False)
         # Not `t.new_zeros`, which would be sparse for sparse outputs.
@@ -188,7 +217,9 @@ class _PullBack(torch.autograd.Function):
             pulled = vjp_of_each(
                 [t for t, _ in reached], [g.to(t.dtype) for t, g in reached], ctx.leaves, ctx.count
             )
-        return None, None, None, *pulled
+        own, others = pulled[: ctx.parents], pulled[ctx.parents :]
+        summed = [None if g is None else g.sum(0) for g in others]
+        return None, None, None, None, *own, *summed
 
 
 @contextmanager
@@ -225,17 +256,29 @@ def vjp_of_each(
 
 
 def carriers_of(
-    outputs: Sequence[Tensor], leaves: Sequence[Tensor], parents: Sequence[Weight]
+    outputs: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    parents: Sequence[Weight],
+    others: Sequence[Tensor] = (),
 ) -> tuple[Tensor, ...]:
-    """Makes carriers for `outputs`, which autograd computed from `leaves`, the values of `parents`."""
-    count = parents[0].scope.count
-    return _PullBack.apply(outputs, leaves, count, *[p.carrier for p in parents])
+    """Makes carriers for `outputs`, which autograd computed from `leaves`.
+
+    The leaves are the values of `parents`, then those of `others`.
+    """
+    count, carriers = parents[0].scope.count, [p.carrier for p in parents]
+    return _PullBack.apply(outputs, leaves, count, len(parents), *carriers, *others)
 
 
 _KEYS = itertools.count(-1, -1)  # negative, since torch's own handles have positive ids
 
 
-def _refuse(name: str, _: Tensor) -> None:
+def _never() -> bool:
+    return False
+
+
+def _refuse(name: str, is_allowed: Callable[[], bool], _: Tensor) -> None:
+    if is_allowed():
+        return
     raise UnseenUseError(
         f"an ordinary gradient, summed over the batch, reached parameter {name!r}: a function used it "
         "out of sight of the recorder (C++ code, or a graph built before the recording began); freeze "
@@ -244,20 +287,24 @@ def _refuse(name: str, _: Tensor) -> None:
     )
 
 
-def refuse_ordinary_gradients(t: Tensor, name: str) -> None:
-    """Makes an ordinary gradient for a recorded tensor an error."""
-    t.register_hook(functools.partial(_refuse, name))
+def refuse_ordinary_gradients(
+    t: Tensor, name: str, is_allowed: Callable[[], bool] = _never
+) -> None:
+    """Makes an ordinary gradient for a recorded tensor an error, unless it is allowed just then."""
+    t.register_hook(functools.partial(_refuse, name, is_allowed))
 
 
 @contextmanager
-def refusing_ordinary_gradients(parameters: Mapping[str, Tensor]) -> Iterator[None]:
-    """Makes an ordinary gradient for one of the parameters an error within the block."""
+def refusing_ordinary_gradients(
+    parameters: Mapping[str, Tensor], is_allowed: Callable[[], bool] = _never
+) -> Iterator[None]:
+    """Makes an ordinary gradient for a parameter an error within the block, unless it is allowed."""
     key = next(_KEYS)
     for name, p in parameters.items():
         if internals.hooks_of(p) is None:
             p.register_hook(_refuse).remove()  # creates the dict of hooks
         # Like `register_hook` without a handle: handles double the time.
-        internals.hooks_of(p)[key] = functools.partial(_refuse, name)
+        internals.hooks_of(p)[key] = functools.partial(_refuse, name, is_allowed)
     try:
         yield
     finally:

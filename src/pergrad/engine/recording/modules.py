@@ -6,7 +6,7 @@ long as launching a hundred kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
@@ -14,7 +14,14 @@ from torch.nn.parameter import UninitializedParameter
 from pergrad.errors import PergradError
 from pergrad.runtime import internals
 
-__all__ = ["names_of_tensors", "submodules", "survey", "tensors_of"]
+__all__ = [
+    "names_of_tensors",
+    "refuse_hooks",
+    "refuse_new_parameters",
+    "submodules",
+    "survey",
+    "tensors_of",
+]
 
 
 def submodules(module: nn.Module, names: list[str] | None = None) -> list[nn.Module]:
@@ -63,6 +70,29 @@ def names_of_tensors(module: nn.Module) -> list[str]:
             if t is not None:
                 names.setdefault(id(t), f"{prefix}.{key}" if prefix else key)
     return list(names.values())
+
+
+def refuse_hooks(weights: Mapping[str, Tensor]) -> None:
+    """Raises an error for a parameter with hooks: they would not run, since it gets no ordinary gradient."""
+    for name, p in weights.items():
+        # Keys of this package's own hooks are negative.
+        hooks = internals.hooks_of(p)
+        is_hooked = bool(hooks) and any(key >= 0 for key in hooks)
+        if is_hooked or internals.post_accumulate_hooks_of(p):
+            raise PergradError(
+                f"parameter {name!r} has a hook on its gradient, which would not run: within a recording no "
+                "parameter gets an ordinary gradient; remove the hook, or freeze the parameter"
+            )
+
+
+def refuse_new_parameters(module: nn.Module, strangers: Mapping[int, Tensor]) -> None:
+    """Raises an error if a parameter that was used came to the module after the recording began."""
+    for name, p in module.named_parameters():
+        if id(p) in strangers:
+            raise PergradError(
+                f"parameter {name!r} was made or replaced while the module ran, and was not recorded: call "
+                "the module once before the recording, and do not assign parameters in its forward"
+            )
 
 
 def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:

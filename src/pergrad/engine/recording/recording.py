@@ -15,12 +15,13 @@ from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import refusing_ordinary_gradients
 from pergrad.engine.recording.inputs import batch_size_of, inputs_of, mark_inputs
-from pergrad.engine.recording.modules import survey
+from pergrad.engine.recording.modules import refuse_hooks, refuse_new_parameters, survey
 from pergrad.engine.recording.options import Options
-from pergrad.engine.samples.layouts import Scope
-from pergrad.errors import PergradError, ScopeError
+from pergrad.engine.samples.layouts import ROWS, Lost, Scope
+from pergrad.engine.samples.proving import APART, keeps_apart, sources_of
+from pergrad.errors import BatchSizeError, MixedSamplesError, PergradError, ScopeError
 from pergrad.quantities import Quantity
-from pergrad.runtime import internals
+from pergrad.runtime import internals, is_traced
 
 __all__ = ["Recording", "check_module", "check_quantities", "recorded"]
 
@@ -61,6 +62,7 @@ class Recording:
         self._module = module
         self._left_out: list[Tensor] = []  # trainable parameters that were not asked for
         self._weights, self._own = survey(module)
+        refuse_hooks(self._weights)
         if options.params is not None:
             trainable = self._weights
             self._weights = options.chosen(module, trainable)
@@ -103,6 +105,32 @@ class Recording:
         if self._tracker is not None:
             self._tracker.untagged_are_constant = False
 
+    def check_losses(self, losses: Tensor) -> None:
+        """Raises an error unless row n of the losses, (B,), is the loss of sample n."""
+        tracker = self._tracker
+        if tracker is None or not losses.dim() or not losses.requires_grad:
+            return
+        with internals.DisableTorchFunction():
+            scope, layout = tracker.scope, tracker.layout(losses)
+            if len(losses) != scope.count:
+                raise BatchSizeError(
+                    f"loss_fn returned {len(losses)} losses for a batch of {scope.count} samples: return "
+                    "one loss for each sample, or tell the number of samples by batch_size= and their "
+                    "dimension by batch_first="
+                )
+            if layout.key == ROWS or scope.count == 1 or tracker.weight_of(losses) is not None:
+                return
+            if isinstance(layout, Lost) and layout.why in ("mixed", "unknown"):
+                return  # the backward raises with the reason
+            sources = sources_of(losses, scope)
+            is_judged = sources is not None and not is_traced(losses)
+            if is_judged and keeps_apart(losses, scope.samples(0), sources or ()) in APART:
+                return
+        raise MixedSamplesError(
+            "row n of the losses does not depend on sample n alone: the samples were reordered, or losses of "
+            "several were added up; return the losses in the order of the batch, one for each sample"
+        )
+
     def check_complete(self) -> None:
         """Raises an error if nothing was recorded."""
         if self._ledger is None:
@@ -117,6 +145,9 @@ class Recording:
         """Takes the tags off the caller's tensors and the module's own."""
         Tracker.unmark(*self._marked, *self._own)
         self._marked.clear()
+
+    def _is_pulling_back(self) -> bool:
+        return self._ledger is not None and self._ledger.uses.is_pulling_back
 
     @contextmanager
     def intercepting(self) -> Iterator[None]:
@@ -143,7 +174,7 @@ class Recording:
         if self._ledger is not None:
             self._ledger.open()
         try:
-            with refusing_ordinary_gradients(self._weights):
+            with refusing_ordinary_gradients(self._weights, self._is_pulling_back):
                 yield
         except BaseException:
             if self._ledger is not None:
@@ -151,6 +182,13 @@ class Recording:
             raise
         finally:
             self._is_collecting = False
+        if self._tracker is not None and self._tracker.strangers:
+            try:
+                refuse_new_parameters(self._module, self._tracker.strangers)
+            except PergradError:
+                if self._ledger is not None:
+                    self._ledger.abandon()
+                raise
         if self._ledger is not None:
             self._ledger.close()
 
@@ -162,7 +200,7 @@ def recorded(
     options: Options,
     *,
     journal: Journal | None = None,
-) -> Iterator[None]:
+) -> Iterator[Recording]:
     """Within, functions are recorded; at the end the quantities have their results.
 
     `journal` notes which rung computes the gradients of each parameter.
@@ -182,7 +220,7 @@ def recorded(
         with recording.collecting(), recording.intercepting():
             if options.batch_size is not None:
                 recording.begin(options.batch_size)
-            yield
+            yield recording
             recording.check_complete()
     finally:
         before.remove()

@@ -27,9 +27,11 @@ def run_recorded(
     journal: Journal | None = None,
 ) -> Tensor:
     """Returns loss_fn(model, *batch), detached; its backward pass fills the quantities."""
-    with recorded(model, quantities, options, journal=journal):
+    with recorded(model, quantities, options, journal=journal) as recording:
         losses = loss_fn(model, *batch)
-        reduced(losses, options.loss_reduction).backward()
+        total = reduced(losses, options.loss_reduction)
+        recording.check_losses(losses)
+        total.backward()
     return losses.detach()
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "Samples",
     "Scope",
     "Unfinished",
+    "Why",
     "after_reshape",
     "samples_back",
     "samples_first",
@@ -32,6 +33,11 @@ __all__ = [
 Key: TypeAlias = tuple[int | str, ...] | None
 
 ROWS: Key = (0, 1, 1)  # one row per sample
+
+# Why samples cannot be separated any more. A gradient through "mixed" or "unknown" is an error. The elements
+# of a "cut" tensor were only moved, those of a "total" only summed over samples, as in a loss: each term has
+# still a gradient of its own, and only combining them with others is an error.
+Why: TypeAlias = Literal["total", "cut", "mixed", "unknown"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +59,7 @@ class Scope:
     def constant(self) -> Constant:
         return Constant(self)
 
-    def lost(self, reason: str, why: Literal["total", "mixed", "unknown"] = "unknown") -> Lost:
+    def lost(self, reason: str, why: Why = "cut") -> Lost:
         return Lost(self, reason, why)
 
 
@@ -125,8 +131,7 @@ class Lost:
     key: ClassVar[Key] = None
     scope: Scope
     reason: str
-    # A total, such as a loss, is an error only if it is combined with a sample again.
-    why: Literal["total", "mixed", "unknown"] = "unknown"
+    why: Why = "cut"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -94,7 +94,7 @@ def test_probe_depends_on_the_values_of_its_other_arguments() -> None:
 
 
 def test_answers_kept_from_probes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "_GROWN", Cache(__name__, "answers", most=3))
+    monkeypatch.setattr(probing, "_ANSWERS", Cache(__name__, "answers", most=3))
     for size in range(2, 9):
         assert_followed(3, lambda t: torch.diag_embed(t), Batched((3, size)))
-        assert 0 < len(probing._GROWN) <= 3
+        assert 0 < len(probing._ANSWERS) <= 3

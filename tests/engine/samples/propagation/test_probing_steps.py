@@ -22,7 +22,7 @@ ROW = (0, 1, 1)
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "_GROWN", Cache(__name__, "answers of probes in a test"))
+    monkeypatch.setattr(probing, "_ANSWERS", Cache(__name__, "answers of probes in a test"))
 
 
 def kept(x: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -220,7 +220,7 @@ def test_traced_calls_are_known_or_refused(monkeypatch: pytest.MonkeyPatch) -> N
     (layout,) = layouts_by_probe(call)
     assert "cannot be probed during a trace" in layout.reason  # type: ignore[union-attr]
     monkeypatch.undo()
-    monkeypatch.setattr(probing, "_GROWN", Cache(__name__, "answers"))
+    monkeypatch.setattr(probing, "_ANSWERS", Cache(__name__, "answers"))
     assert described(layouts_by_probe(call)) == [ROW]
     monkeypatch.setattr(probing, "is_traced", lambda t: True)
     assert described(layouts_by_probe(call)) == [ROW]

@@ -25,11 +25,16 @@ from pergrad.engine.samples.propagation.table import (
     Call,
     handler_of,
     is_by_value,
+    is_trusted,
     mixed_samples,
     name_of,
+    refuse_gradients,
     refuse_mixed_samples,
+    refuse_unknown_samples,
     tensors_in,
+    unknown_samples,
 )
+from pergrad.rules.samples import DECLARED
 
 __all__ = [
     "ELEMENTWISE",
@@ -41,15 +46,19 @@ __all__ = [
     "handler_of",
     "indexing",
     "is_by_value",
+    "is_trusted",
     "joining",
     "layouts_of_outputs",
     "mixed_samples",
     "name_of",
     "reducing",
+    "refuse_gradients",
     "refuse_mixed_samples",
+    "refuse_unknown_samples",
     "shaping",
     "sizes_in",
     "tensors_in",
+    "unknown_samples",
 ]
 
 
@@ -57,25 +66,32 @@ def layouts_of_outputs(call: Call) -> list[Layout]:
     """Returns the layout of every output of a call, from the layouts of its arguments."""
     for t, layout in zip(call.tensors, call.layouts, strict=True):
         if isinstance(layout, Lost) and t.requires_grad:
-            if layout.why == "mixed" or not _may_mix_samples(call, layout):
+            if layout.why in ("mixed", "unknown"):
                 return [layout] * len(call.outputs)
+            if not _may_mix_samples(call, layout):
+                is_summed = layout.why == "cut" and call.name in _SUMS
+                return [call.total() if is_summed else layout] * len(call.outputs)
             reason = f"uses a result without separate samples ({layout.reason})"
             return [call.mixed(reason)] * len(call.outputs)
-    if not call.with_samples:
+    if not call.has_samples:
         return [declared_samples(call) or layout_by_sizes(call)] * len(call.outputs)
     handler = handler_of(call.func)
     found = handler(call) if handler is not None else None
     if found is None:
         return layouts_by_probe(call)
+    is_fatal = isinstance(found, Lost) and found.why in ("mixed", "unknown")
+    if not is_fatal and not call.is_accounted_for and call.func not in DECLARED:
+        return layouts_by_probe(call)
     layouts: Sequence[Layout] = (
         found if isinstance(found, list | tuple) else [found] * len(call.outputs)  # type: ignore[list-item]
     )
     return [
-        layout if _matches_shape(layout, t) else call.lost("moves samples in an unknown way")
+        layout if _matches_shape(layout, t) else call.unknown("moves samples in an unknown way")
         for t, layout in zip(call.outputs, layouts, strict=True)
     ]
 
 
+_SUMS = frozenset(["sum", "mean"])
 # Functions of a sum over the samples whose result is still a sum over the samples.
 _LINEAR = frozenset(
     """
@@ -95,7 +111,7 @@ _RESHAPES = frozenset(
 
 def _may_mix_samples(call: Call, lost: Lost) -> bool:
     """Whether a call on a tensor that has lost its samples may make samples depend on each other."""
-    if call.with_samples:
+    if call.has_samples:
         return True
     if lost.why != "total":
         alone = len(call.tensors) == 1

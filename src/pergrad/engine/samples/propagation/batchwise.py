@@ -112,7 +112,10 @@ def _lookup(call: Call) -> Layout | None:
 @moves_samples("embedding_bag")
 def _bags(call: Call) -> Layout | None:
     layout = call.layout(call.argument(0, "input"))
-    return layout if isinstance(layout, Samples | Owners) and layout.dim == 0 else None
+    if not isinstance(layout, Samples | Owners) or layout.dim != 0:
+        return None
+    seen = [la for _, la in call.with_samples]
+    return call.agreed(seen) if all(la.dim == 0 for la in seen) else None
 
 
 _ELEMENTWISE_LOSSES = """
@@ -135,11 +138,18 @@ def _class_loss(call: Call) -> Layout | None:
     """Removes the class dimension: (N, C, ...) scores and (N, ...) targets."""
     scores: Tensor = call.argument(0, "input")
     layout = call.layout(scores)
+    classes = 1 if scores.dim() > 1 else 0
+    if isinstance(layout, Samples | Owners) and layout.dim == classes:
+        return call.mixed("takes the samples for classes")
     if not call.output.dim():
         target = call.layout(call.argument(1, "target"))
         both = [la for la in (layout, target) if isinstance(la, Samples | Owners) and la.dim == 0]
         common = call.agreed(both) if both else layout
         return call.total() if common.has_samples or not both else common
-    if not isinstance(layout, Samples | Owners) or layout.dim == 1:
+    if not isinstance(layout, Samples | Owners):
         return None
-    return layout.at(layout.dim - (layout.dim > 1))
+    place = layout.at(layout.dim - (layout.dim > classes))
+    target = call.layout(call.argument(1, "target"))
+    if isinstance(target, Samples | Owners) and target.dim != place.dim:
+        return None
+    return call.agreed([place, target] if isinstance(target, Samples | Owners) else [place])

@@ -12,6 +12,10 @@ from pergrad.engine.samples.sizes import BatchSize
 __all__ = ["layout_by_sizes", "sizes_in"]
 
 
+# Numbers of samples: what belongs to a sample is what they are an index of.
+_ENUMERATIONS = frozenset(["arange", "range", "randperm"])
+
+
 def sizes_in(value: Any) -> Iterator[BatchSize]:
     """Yields the sizes among a function's arguments that count samples."""
     if isinstance(value, BatchSize):
@@ -25,7 +29,7 @@ def sizes_in(value: Any) -> Iterator[BatchSize]:
 def layout_by_sizes(call: Call) -> Layout:
     """Finds the dimension whose given size counts samples, as in `zeros(x.shape[0], T)`."""
     sizes = [*sizes_in(call.args), *sizes_in(tuple(call.kwargs.values()))]
-    if sizes:
+    if sizes and call.name not in _ENUMERATIONS:
         count = call.scope.count
         given = _positions(call)
         for dim, size in enumerate(call.output.shape):

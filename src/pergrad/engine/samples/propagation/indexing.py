@@ -106,7 +106,7 @@ def _getitem(call: Call) -> Layout | None:
         place = where.place_of_slice(k)
         if call.output.shape[place] == layout.size and (item.step or 1) == 1:
             return layout.at(place)
-        if _is_shared(t, layout.dim):
+        if _is_shared(call, t, layout.dim):
             return call.scope.constant()
         return call.scope.owners(place, layout.owner_of_each(t.device)[item])
     if _is_number(item):
@@ -116,7 +116,7 @@ def _getitem(call: Call) -> Layout | None:
     return _picked(call, where, _as_tensor(item, t.device), offset, layout)
 
 
-def _is_shared(t: Tensor, dim: int) -> bool:
+def _is_shared(call: Call, t: Tensor, dim: int) -> bool:
     """Whether all samples have the same rows of `t` along `dim`, as with indices expanded to the batch.
 
     The values decide, since a copy to another device loses the stride of zero. If all rows are equal, a
@@ -124,6 +124,7 @@ def _is_shared(t: Tensor, dim: int) -> bool:
     """
     if t.is_floating_point() or t.is_complex() or t.shape[dim] < 2:
         return False
+    call.reads_values = True
     return t.stride(dim) == 0 or bool((t == t.narrow(dim, 0, 1)).all())
 
 
@@ -210,7 +211,7 @@ def _written_in_part(
     if bool((owner >= 0).all()):
         return call.scope.owners(dim, owner)
     reason = f"`{call.name}` writes samples into part of a constant"
-    return Unfinished(call.scope, reason, "unknown", dim, owner)
+    return Unfinished(call.scope, reason, "cut", dim, owner)
 
 
 @moves_samples("select", "narrow", "index_select", "select_copy", "narrow_copy")
@@ -230,7 +231,9 @@ def _select(call: Call) -> Layout:
         return layout
     owner = layout.owner_of_each(t.device)
     if call.name == "index_select":
-        return call.scope.owners(dim, owner[call.argument(2, "index")].reshape(-1))
+        index = call.argument(2, "index")
+        call.layout(index)  # its values decide
+        return call.scope.owners(dim, owner[index].reshape(-1))
     start = int(call.argument(2, "start")) % max(t.shape[dim], 1)
     return call.scope.owners(dim, owner[start : start + call.output.shape[dim]])
 
@@ -302,20 +305,24 @@ def _nonzero(call: Call) -> Layout | None:
 @moves_samples("masked_select", by_value=True)
 def _masked_select(call: Call) -> Layout:
     t, mask = call.argument(0, "input", "self"), call.argument(1, "mask")
+    shape = torch.broadcast_shapes(t.shape, mask.shape)
+    found: Tensor | None = None
     for part in (t, mask):
         layout = call.layout(part)
         if isinstance(layout, Samples | Owners):
-            shape = torch.broadcast_shapes(t.shape, mask.shape)
             sizes = [-1] + [1] * (part.dim() - 1 - layout.dim)
-            owner = layout.owner_of_each(t.device).view(sizes).expand(shape)
-            return call.scope.owners(0, owner[mask.expand(shape)])
-    return call.scope.constant()
+            owner = layout.owner_of_each(t.device).view(sizes).expand(shape)[mask.expand(shape)]
+            if found is not None and t.requires_grad and not torch.equal(found, owner):
+                return call.mixed()
+            found = owner if found is None else found
+    return call.scope.constant() if found is None else call.scope.owners(0, found)
 
 
 @moves_samples("masked_scatter", by_value=True)
 def _masked_scatter(call: Call) -> Layout:
     t, mask, source = (call.argument(k, name) for k, name in enumerate(("input", "mask", "source")))
     layout, written = call.layout(t), call.layout(source)
+    call.layout(mask)  # its values decide
     if not isinstance(written, Samples | Owners):
         return layout
     if not isinstance(layout, Samples | Owners):

@@ -86,6 +86,7 @@ def _pack(call: Call) -> Sequence[Layout]:
     layout, constant = call.layout(t), call.scope.constant()
     if not isinstance(layout, Samples | Owners):
         return [constant] * len(call.outputs)
+    call.layout(call.args[1])  # the lengths: those of the outputs tell the same
     owner = layout.owner_of_each(t.device)
     sizes = call.outputs[1].tolist()
     rows = torch.cat([owner[:size] for size in sizes])

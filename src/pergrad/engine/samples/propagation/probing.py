@@ -1,107 +1,224 @@
-"""Finds the layouts of functions that no table lists.
+"""Finds the layouts of functions that no table lists, and proves them.
 
-A probe runs the function on meta tensors with one more sample and looks which dimension grows.
+Where a gradient flows, the autograd graph of the call decides: see `proving`. Otherwise a probe runs the
+function with one more sample, and looks which dimension grows; then with other values in a subset of the
+samples, which may change no row of another sample.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from pergrad.engine.samples.layouts import Layout, Owners, Samples
-from pergrad.engine.samples.propagation.table import Call, tensors_in
+from pergrad.engine.samples.layouts import Key, Layout, Owners, Samples
+from pergrad.engine.samples.propagation.table import Call, is_own, is_trusted, tensors_in
+from pergrad.engine.samples.proving import Source, proved, subsets
 from pergrad.engine.samples.signatures import Signature, describe_hashable, signature_of_call
 from pergrad.engine.samples.sizes import BatchSize
+from pergrad.errors import PergradError
 from pergrad.runtime import is_traced
 from pergrad.runtime.caches import Cache
 
 __all__ = ["layouts_by_probe"]
 
-# Maps the signature of a call to the dimensions of each output that grow, or to the reason why they are
-# unknown. The signature has the function, the batch size, every plain argument with its type, and the shape,
-# dtype and layout of every tensor. It does not have the values of tensors: the growing dimensions do not
-# depend on floating-point values, and calls with shared indices or with owners have no signature. A function
-# may mix samples depending on their values or on its closure; the probe notices that only if the first
-# probed call mixes them.
-_GROWN: Cache[list[list[int] | None] | str] = Cache(__name__, "answers of probes, by signature")
+# Maps the signature of a call to the keys of its outputs' layouts, or to the reason why they are unknown.
+# The signature has the function, the batch size, every plain argument with its type, and the shape, dtype and
+# layout of every tensor, but no values of tensors. So answers are kept for functions of torch, which treat
+# all values alike, and for functions with a rule; not for calls with integers, which may be indices; nor if
+# numbers are not finite.
+_ANSWERS: Cache[tuple[Key, ...] | str] = Cache(__name__, "answers of probes, by signature")
+# Layouts, or the reason why there are none; and whether other values would give the same answer.
+Found: TypeAlias = tuple[list[Layout] | str, bool]
+_MIXES = "mixes or reorders the samples"
 _UNKNOWN = "has a result whose samples cannot be told apart"
 
 
 def layouts_by_probe(call: Call) -> list[Layout]:
-    """Returns one layout per output, assuming that the function keeps the order of the samples."""
-    kinds = {type(layout) for _, layout in call.with_samples}
-    owners = [layout for _, layout in call.with_samples if isinstance(layout, Owners)]
-    if owners and (len(kinds) > 1 or any(la.owner is not owners[0].owner for la in owners)):
-        return [call.mixed("moves samples in an unknown way")] * len(call.outputs)
+    """Returns one layout per output: proved, or an error once a gradient flows."""
+    if call.scope.count == 1:
+        return [_of_one_sample(call, t) for t in call.outputs]
     signature = _signature(call)
-    grown = _GROWN.get(signature)
+    known = _ANSWERS.get(signature)
+    if isinstance(known, str):
+        return _refused(call, known)
+    if known is not None:
+        return [call.scope.samples(*key) for key in known]  # type: ignore[misc]
     # A traced step has no values to probe with; the untraced step before it has probed the model's calls.
-    if grown is None and any(map(is_traced, call.tensors)):
-        return [call.mixed("cannot be probed during a trace")] * len(call.outputs)
-    if grown is None:
-        grown = _probe(call)
-        if not isinstance(grown, str) and not _keeps_samples_apart(call, grown):
-            grown = "mixes or reorders the samples"
-        if signature is not None:
-            _GROWN.put(signature, grown)
-    if isinstance(grown, str) and grown.startswith(_UNKNOWN) and call.flows:
-        return [call.lost(grown)] * len(call.outputs)
-    if isinstance(grown, str):
-        return [call.mixed(grown)] * len(call.outputs)
-    return [_layout(call, t, dims) for t, dims in zip(call.outputs, grown, strict=True)]
+    if any(map(is_traced, call.tensors)):
+        return _refused(call, "cannot be probed during a trace")
+    call.reads_values = True  # until it is clear that they do not matter
+    found = _proved_by_graph(call) if any(t.requires_grad for t in call.outputs) else None
+    if found is None:
+        found = _found_by_values(call)
+    layouts, is_certain = found
+    answer = layouts if isinstance(layouts, str) else tuple(layout.key for layout in layouts)
+    is_kept = is_certain and (
+        answer == _MIXES or all(isinstance(layout, Samples) for layout in layouts)
+    )
+    if signature is not None and is_kept and all(bool(t.isfinite().all()) for t in call.tensors):
+        _ANSWERS.put(signature, answer)
+        call.reads_values = False
+    return _refused(call, layouts) if isinstance(layouts, str) else layouts
 
 
-def _keeps_samples_apart(call: Call, grown: list[list[int] | None]) -> bool:
-    """Whether NaN in one sample reaches no output rows of other samples."""
-    count = call.scope.count
-    for sample in sorted({0, 1, count // 2, count - 1} & set(range(count))):
+def _of_one_sample(call: Call, t: Tensor) -> Layout:
+    """Returns the layout of a result for a batch of one: all of it belongs to the one sample."""
+    if t.dim():
+        return call.scope.samples(0, 1, t.shape[0])
+    return call.total()
+
+
+def _refused(call: Call, reason: str) -> list[Layout]:
+    made = call.unknown(reason) if reason.startswith(_UNKNOWN) else call.mixed(reason)
+    return [made] * len(call.outputs)
+
+
+def _proved_by_graph(call: Call) -> Found | None:
+    """Proves the layouts of the outputs on their graph; None if the graph does not decide.
+
+    Outputs without a gradient keep their hint: they are data.
+    """
+    sources: list[Source] = [(t, la) for t, la in call.with_samples if t.requires_grad]
+    if not sources:
+        return None
+    hints: Sequence[Layout | None] = call.hints
+    if is_own(call.func):
+        grown = _by_growth(call)
+        hints = hints if isinstance(grown, str) else grown
+    found: list[Layout] = []
+    is_certain = True
+    for t, hint in zip(call.outputs, hints, strict=True):
+        if not t.requires_grad:
+            found.append(hint or call.scope.constant())
+            continue
         try:
-            with torch.no_grad(), torch.random.fork_rng():
-                results = tensors_in(_run_with_nan(call, sample))
-        except (RuntimeError, ValueError):  # the function itself refuses NaN
+            layout, verdict = proved(t, sources, call.scope, hint)
+        except PergradError:  # a tensor behind has lost its samples
+            raise
+        except Exception as error:  # of a backward that cannot run by itself
+            return f"{_UNKNOWN}: its backward raises {_first_line(error)}", False
+        if layout is None:
+            return _MIXES if verdict == "mixed" else _UNKNOWN, verdict == "mixed"
+        is_certain = is_certain and verdict == "apart"
+        found.append(layout)
+    return found, is_certain
+
+
+def _found_by_values(call: Call) -> Found:
+    """Finds the layouts by running the function again, on a batch that grows and on other values."""
+    if not is_trusted(call.func) and not call.flows:  # data, which no gradient depends on
+        return [hint or call.scope.constant() for hint in call.hints], False
+    owners = [layout for _, layout in call.with_samples if isinstance(layout, Owners)]
+    kinds = {type(layout) for _, layout in call.with_samples}
+    if owners and (len(kinds) > 1 or any(la.owner is not owners[0].owner for la in owners)):
+        return "moves samples in an unknown way", False
+    layouts = _by_growth(call)
+    if isinstance(layouts, str):
+        return layouts, False
+    return layouts if _values_stay_apart(call, layouts) else _MIXES, True
+
+
+def _values_stay_apart(call: Call, layouts: Sequence[Layout]) -> bool:
+    """Whether other values in a subset of the samples change no row of another sample."""
+    for before, after, mask in _runs(call):
+        if len(before) != len(after):
             return False
-        for t, dims in zip(results, grown, strict=True):
-            if not (t.is_floating_point() or t.is_complex()) or not dims or len(dims) > 1:
-                continue
-            layout = _layout(call, t, dims)
+        for a, b, layout in zip(before, after, layouts, strict=True):
+            if a.shape != b.shape:
+                return False
             if not isinstance(layout, Samples | Owners):
                 continue
-            owner = layout.owner_of_each(t.device)
-            rows = t.isnan().movedim(layout.dim, 0).flatten(1).any(1) if t.dim() > 1 else t.isnan()
-            if bool((rows & (owner != sample)).any()):
+            rows = ~mask.to(a.device)[layout.owner_of_each(a.device)]
+            same = [t.movedim(layout.dim, 0)[rows] for t in (a, b)]
+            if not _are_equal(*same):
                 return False
     return True
 
 
-def _run_with_nan(call: Call, sample: int) -> Any:
-    def poisoned(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            layout = call.layout(value)
-            value = value.detach().clone()
-            if isinstance(layout, Samples | Owners) and value.is_floating_point():
-                rows = layout.owner_of_each(value.device) == sample
-                value.movedim(layout.dim, 0)[rows] = torch.nan
-            return value
-        return type(value)(poisoned(v) for v in value) if type(value) in (list, tuple) else value
+def _runs(call: Call) -> Iterator[tuple[list[Tensor], list[Tensor], Tensor]]:
+    """Yields the results of the call, those with other values in some samples, and these samples."""
+    masks = subsets(call.scope.count)
 
-    return call.func(*poisoned(call.args), **{k: poisoned(v) for k, v in call.kwargs.items()})
+    def run(mask: Tensor | None) -> list[Tensor]:
+        with torch.no_grad(), torch.random.fork_rng(devices=_devices(call)):
+            args = _with_other_values(call, call.args, mask)
+            kwargs = {k: _with_other_values(call, v, mask) for k, v in call.kwargs.items()}
+            return tensors_in(call.func(*args, **kwargs))
+
+    before = run(None)
+    for mask in masks:
+        try:
+            yield before, run(mask), mask
+        except (RuntimeError, ValueError, IndexError):  # the function refuses these values
+            yield before, [], mask
 
 
-def _layout(call: Call, output: Tensor, grown: list[int] | None) -> Layout:
+def _with_other_values(call: Call, value: Any, mask: Tensor | None) -> Any:
+    """Copies an argument; samples in the mask get the values of their neighbours, which are valid ones."""
+    if isinstance(value, Tensor):
+        layout = call.layout(value)
+        t = value.detach().clone()
+        if mask is None or not isinstance(layout, Samples | Owners) or not t.numel():
+            return t
+        rows = mask.to(t.device)[layout.owner_of_each(t.device)]
+        rows = rows.view([-1 if d == layout.dim else 1 for d in range(t.dim())])
+        other = t.roll(layout.post if isinstance(layout, Samples) else 1, layout.dim)
+        if t.is_floating_point() or t.is_complex():
+            other = torch.where(other == t, t * 0.5, other)
+        return torch.where(rows, other, t)
+    if type(value) in (list, tuple):
+        return type(value)(_with_other_values(call, v, mask) for v in value)
+    return value
+
+
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two results of the same numbers are equal; NaN equals NaN."""
+    if torch.equal(a, b):
+        return True
+    if not (a.is_floating_point() or a.is_complex()):
+        return False
+    return (a.is_cuda and torch.allclose(a, b, rtol=1e-5, atol=1e-8, equal_nan=True)) or (
+        bool(a.isnan().any()) and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    )
+
+
+def _devices(call: Call) -> list[torch.device]:
+    return list({t.device for t in call.tensors if t.is_cuda})
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).split("\n")[0]
+    return f"{type(error).__name__} ({text})"
+
+
+def _by_growth(call: Call) -> list[Layout] | str:
+    """Guesses the layouts from the dimensions that grow with the batch; the reason if there are none."""
+    grown = _probe(call)
+    if isinstance(grown, str):
+        return grown
+    found = [_layout(call, t, dims) for t, dims in zip(call.outputs, grown, strict=True)]
+    for layout in found:
+        if isinstance(layout, str):
+            return layout
+    return found  # type: ignore[return-value]
+
+
+def _layout(call: Call, output: Tensor, grown: list[int] | None) -> Layout | str:
     if grown is None or len(grown) > 1:
-        return call.mixed("moves samples in an unknown way")
+        return "moves samples in an unknown way"
     if not grown:
-        return call.mixed()
+        return "mixes the samples of the batch"
     (dim,) = grown
     size = output.shape[dim]
     for _, layout in call.with_samples:
         if layout.size == size:
             return layout.at(dim)
     if size % call.scope.count or any(isinstance(la, Owners) for _, la in call.with_samples):
-        return call.lost("gives a dimension that is not a multiple of the batch size")
+        return f"{_UNKNOWN}: a dimension is not a multiple of the batch size"
     return call.scope.samples(dim, 1, size // call.scope.count)
 
 
@@ -110,11 +227,13 @@ def _signature(call: Call) -> Signature | None:
 
     def describe_tensor(t: Tensor, parts: list[Any]) -> bool:
         layout = call.layout(t)
-        where = (layout.dim, layout.pre, layout.post) if isinstance(layout, Samples) else None
-        parts += t.shape, t.dtype, where
-        # An integer tensor without samples may be an index, whose values matter.
-        return not isinstance(layout, Owners) and (where is not None or t.is_floating_point())
+        parts += t.shape, t.dtype, layout.key, t.requires_grad
+        # Integers may be indices, and a sparse tensor has some.
+        is_numbers = t.is_floating_point() or t.is_complex()
+        return layout.key is not None and is_numbers and t.layout is torch.strided
 
+    if not is_trusted(call.func):
+        return None
     return signature_of_call(
         call.func, call.scope.count, call.args, call.kwargs, describe_tensor, describe_hashable
     )
@@ -192,18 +311,17 @@ def _trial(call: Call) -> list[list[int] | None] | str:
             kwargs = {k: repeated(v) for k, v in call.kwargs.items()}
             found = tensors_in(call.func(*repeated(call.args), **kwargs))
     except Exception as error:  # as in `_probe`
-        text = str(error).split("\n")[0]
-        return f"{_UNKNOWN}: with one more sample it raises {type(error).__name__} ({text})"
+        return f"{_UNKNOWN}: with one more sample it raises {_first_line(error)}"
     if len(found) != len(call.outputs):
         return "returns a number of tensors that depends on values"
     grown = [_differing(t.shape, more.shape) for t, more in zip(call.outputs, found, strict=True)]
     for t, more, dims in zip(call.outputs, found, grown, strict=True):
         if dims is not None and len(dims) == 1 and not _extends(more, t, _layout(call, t, dims)):
-            return "mixes or reorders the samples"
+            return _MIXES
     return grown
 
 
-def _extends(more: Tensor, t: Tensor, layout: Layout) -> bool:
+def _extends(more: Tensor, t: Tensor, layout: Layout | str) -> bool:
     """Whether a result with one more sample has the values of `t` for all other samples."""
     if not isinstance(layout, Samples | Owners):
         return False

@@ -84,6 +84,9 @@ def _repeat_interleave(call: Call) -> Layout | None:
     if isinstance(layout, Samples) and isinstance(repeats, int):
         return call.scope.samples(layout.dim, layout.pre, layout.post * repeats)
     owner = layout.owner_of_each(t.device)
+    if isinstance(repeats, Tensor):
+        call.layout(repeats)  # its values decide
+        call.reads_values = True
     return call.scope.owners(layout.dim, torch.repeat_interleave(owner, repeats))
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from pergrad.engine.samples.layouts import Layout, Owners, Samples, Scope
+from pergrad.engine.samples.layouts import Layout, Owners, Samples, Scope, Why
 from pergrad.errors import MixedSamplesError
+from pergrad.rules import RULES
 from pergrad.rules.samples import DECLARED, LikeFunction, Movement
+from pergrad.runtime import internals
 from pergrad.runtime.caches import cached
 
 __all__ = [
@@ -20,12 +23,17 @@ __all__ = [
     "Handler",
     "handler_of",
     "is_by_value",
+    "is_own",
+    "is_trusted",
     "mixed_samples",
     "moves_declared",
     "moves_samples",
     "name_of",
+    "refuse_gradients",
     "refuse_mixed_samples",
+    "refuse_unknown_samples",
     "tensors_in",
+    "unknown_samples",
 ]
 
 _ARITHMETIC = frozenset(
@@ -46,10 +54,53 @@ def tensors_in(*values: Any) -> list[Tensor]:
     return found
 
 
+# Functions of C: only torch's own reach a recorder.
+_COMPILED = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+)
+_PACKAGES = frozenset(["torch", "pergrad"])
+
+
+@cached("whether a function is torch's own, by function")
+def is_own(func: Callable[..., Any]) -> bool:
+    """Whether a function belongs to torch or to this package: only then does its name say what it does.
+
+    Others may have any name: a user's function that dispatches by `__torch_function__`, an
+    autograd.Function, a custom operator.
+    """
+    if isinstance(func, _COMPILED):
+        return True
+    if isinstance(func, types.FunctionType):
+        return str(func.__globals__.get("__name__")).partition(".")[0] in _PACKAGES
+    if getattr(func, "__module__", None) in internals.OWN_OPERATORS:
+        return True
+    return not hasattr(func, "function") and type(func).__module__.startswith("pergrad.")
+
+
+def is_trusted(func: Callable[..., Any]) -> bool:
+    """Whether an answer for one call of a function holds for all calls of the same signature.
+
+    So it does for torch's own functions and for functions with a rule. Any other may depend on values, or on
+    anything else.
+    """
+    return is_own(func) or func in RULES or getattr(func, "function", None) in RULES
+
+
 @cached("names of operations, by function")
 def name_of(func: Callable[..., Any]) -> str:
-    """Returns one name for the function, method, operator, property and in-place forms of an operation."""
+    """Returns one name for the function, method, operator, property and in-place forms of an operation.
+
+    The name of a function that is not torch's own has its module in front, and so equals none of torch's.
+    """
     name: str = func.__name__
+    if not is_own(func):
+        full: str = getattr(func, "__qualname__", name)
+        if "::" in full:  # a custom operator
+            return full
+        return f"{getattr(func, '__module__', None) or 'unknown'}.{full}"
     if name == "__get__":
         return str(func.__self__.__name__)  # type: ignore[attr-defined]
     if name.startswith("__") and name.endswith("__"):
@@ -62,15 +113,18 @@ class Call:
     """Holds one call of a torch function: its arguments, its outputs and the layouts of its tensors."""
 
     __slots__ = (
+        "_looked_at",
+        "_with_samples",
         "args",
         "flows",
         "func",
+        "hints",
         "kwargs",
         "layouts",
         "outputs",
+        "reads_values",
         "scope",
         "tensors",
-        "with_samples",
     )
 
     def __init__(
@@ -83,6 +137,7 @@ class Call:
         tensors: list[Tensor],
         layouts: list[Layout],
         flows: bool | None = None,
+        hints: Sequence[Layout | None] = (),
     ) -> None:
         self.scope = scope
         self.func = func
@@ -91,12 +146,17 @@ class Call:
         self.outputs = outputs
         self.tensors = tensors
         self.layouts = layouts  # of the tensors
+        self.hints = hints or [None] * len(outputs)  # layouts of the outputs that are not proved
         # Whether a gradient will flow through the outputs; given if they are computed under no_grad.
         self.flows = any(t.requires_grad for t in outputs) if flows is None else flows
-        self.with_samples = cast(  # the arguments with samples, and their layouts
+        self._with_samples = cast(
             list[tuple[Tensor, Samples | Owners]],
             [(t, layout) for t, layout in zip(tensors, layouts, strict=True) if layout.has_samples],
         )
+        self._looked_at: list[
+            int
+        ] = []  # ids of the tensors whose layouts the handler has asked for
+        self.reads_values = False  # whether the handler's answer depends on the values of tensors
 
     @property
     def name(self) -> str:
@@ -106,8 +166,27 @@ class Call:
     def output(self) -> Tensor:
         return self.outputs[0]
 
+    @property
+    def has_samples(self) -> bool:
+        return bool(self._with_samples)
+
+    @property
+    def with_samples(self) -> list[tuple[Tensor, Samples | Owners]]:
+        """Returns the arguments with samples, and their layouts; a handler that reads them knows all."""
+        self._looked_at += [id(t) for t, _ in self._with_samples]
+        return self._with_samples
+
+    @property
+    def is_accounted_for(self) -> bool:
+        """Whether the handler has asked for the layout of every argument with samples."""
+        return all(
+            self._looked_at.count(id(t)) >= sum(t is other for other, _ in self._with_samples)
+            for t, _ in self._with_samples
+        )
+
     def layout(self, t: Tensor) -> Layout:
         """Returns the layout of one of the arguments."""
+        self._looked_at.append(id(t))
         for own, layout in zip(self.tensors, self.layouts, strict=True):
             if own is t:
                 return layout
@@ -120,6 +199,7 @@ class Call:
         return self.args[position] if len(self.args) > position else default
 
     def lost(self, reason: str) -> Layout:
+        """Returns a layout for elements that were only moved, so that no dimension has the samples."""
         if self.scope.count == 1 and self.output.dim():
             return self._single_sample()
         return self.scope.lost(f"`{self.name}` {reason}")
@@ -136,19 +216,26 @@ class Call:
 
     def mixed(self, reason: str = "mixes the samples of the batch") -> Layout:
         """Returns a layout for mixed samples: an error once a gradient flows, a constant if none does."""
+        return self._fatal(f"`{self.name}` {reason}", "mixed", refuse_mixed_samples)
+
+    def unknown(self, reason: str) -> Layout:
+        """Returns a layout for samples that may have met: an error once a gradient flows."""
+        return self._fatal(f"`{self.name}` {reason}", "unknown", refuse_unknown_samples)
+
+    def _fatal(self, reason: str, why: Why, refuse: Callable[[str, Tensor], None]) -> Layout:
         if not self.flows:
             return self.scope.constant()
         if self.scope.count == 1 and self.output.dim():
             return self._single_sample()
-        reason = f"`{self.name}` {reason}"
         if self.scope.count > 1:
             for t in self.outputs:
-                if t.requires_grad:
-                    t.register_hook(functools.partial(refuse_mixed_samples, reason))
-        return self.scope.lost(reason, "mixed")
+                refuse_gradients(t, functools.partial(refuse, reason))
+        return self.scope.lost(reason, why)
 
     def agreed(self, layouts: Sequence[Samples | Owners]) -> Layout:
         """Returns the common layout of the arguments, given in dimensions of the output; mixed if none."""
+        if not layouts:
+            return self.scope.constant()
         found = layouts[0]
         for layout in layouts[1:]:
             if layout == found:
@@ -173,6 +260,13 @@ class Call:
         return self.scope.constant()
 
 
+def refuse_gradients(t: Tensor, refuse: Callable[[Tensor], None]) -> None:
+    """Calls `refuse`, which raises, when a gradient reaches `t`."""
+    # Reading `grad_fn` renews the graph of a view of a tensor that was written to; torch crashes without.
+    if t.requires_grad and (t.grad_fn is not None or t.is_leaf):
+        t.register_hook(refuse)
+
+
 def mixed_samples(reason: str) -> MixedSamplesError:
     return MixedSamplesError(
         f"{reason}, and the loss depends on its result, so no sample has a gradient of its own. Compute "
@@ -184,6 +278,18 @@ def mixed_samples(reason: str) -> MixedSamplesError:
 def refuse_mixed_samples(reason: str, _: Tensor) -> None:
     """Raises an error when a gradient reaches a tensor with mixed samples; a backward hook."""
     raise mixed_samples(reason)
+
+
+def unknown_samples(reason: str) -> MixedSamplesError:
+    return MixedSamplesError(
+        f"{reason}, so that it is unknown which sample each row belongs to, and the loss depends on it. Keep "
+        "the samples in one dimension, or compute this part under torch.no_grad()"
+    )
+
+
+def refuse_unknown_samples(reason: str, _: Tensor) -> None:
+    """Raises an error when a gradient reaches a tensor whose samples are unknown; a backward hook."""
+    raise unknown_samples(reason)
 
 
 Handler: TypeAlias = Callable[[Call], Layout | Sequence[Layout] | None]

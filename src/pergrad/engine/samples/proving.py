@@ -1,0 +1,193 @@
+"""Proves on the autograd graph that a result keeps the samples apart, whatever functions made it.
+
+Row n of the result may depend on row n of the tensors behind it, and on no other. Output gradients that are
+zero but for a subset of the samples are pulled back: whatever reaches a row of another sample must be exactly
+zero. This is how a function is judged that no table can know: an autograd.Function, a custom operator, or a
+tensor that was made out of sight (a scripted function, `torch.vmap`, numpy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import combinations, islice
+from math import comb
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from pergrad.engine.samples.layouts import Layout, Owners, Samples, Scope, after_reshape
+from pergrad.runtime import internals
+from pergrad.runtime.caches import cached
+
+__all__ = [
+    "Source",
+    "candidates",
+    "is_total",
+    "keeps_apart",
+    "note",
+    "proved",
+    "sources_of",
+    "subsets",
+]
+
+# A tensor, or its place in the graph, behind a result; and where its samples are.
+Source: TypeAlias = tuple[Tensor | GradientEdge, Samples | Owners]
+# "thin": apart, but no gradient reached some sample, so that other values may show more.
+Verdict: TypeAlias = Literal["apart", "thin", "mixed", "unknown"]
+
+APART: tuple[Verdict, ...] = ("apart", "thin")
+_KEY = "pergrad"  # in the metadata of an autograd node
+
+
+@cached("families of subsets that separate all samples, by their number", most=100)
+def subsets(count: int) -> Tensor:
+    """Returns masks (k, count) such that for all m ≠ n some mask has m and not n, with the fewest rows k.
+
+    Sample n is in the masks of the n-th subset of size ⌊k/2⌋ of k: none of these contains another.
+
+    >>> subsets(3).int().tolist()
+    [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    """
+    k = 1
+    while comb(k, k // 2) < count:
+        k += 1
+    masks = torch.zeros(k, count, dtype=torch.bool)
+    for n, rows in enumerate(islice(combinations(range(k), k // 2), count)):
+        masks[list(rows), n] = True
+    return masks if count > 1 else masks[:0]
+
+
+def note(t: Tensor, layout: Layout, shape: torch.Size | None = None) -> None:
+    """Notes on the autograd node of `t`, the result of a use of a weight, where the samples are.
+
+    The layout is that of `t`, or, if `t` is the base of the result, of the result with its `shape`.
+    """
+    node: Any = t.grad_fn
+    if node is not None:
+        node.metadata[_KEY, t.output_nr] = layout, shape, t.shape
+
+
+def sources_of(t: Tensor, scope: Scope) -> list[Source] | None:
+    """Finds the uses of weights that `t` depends on, in its graph; None if one has lost its samples."""
+    found: list[Source] = []
+    seen: set[tuple[Any, int]] = set()
+    todo: list[tuple[Any, int]] = [(t.grad_fn, t.output_nr)]
+    while todo:
+        node, place = todo.pop()
+        if node is None or (node, place) in seen:
+            continue
+        seen.add((node, place))
+        layout, shape, held = node.metadata.get((_KEY, place), (None, None, None))
+        if layout is None or layout.scope is not scope:
+            todo += node.next_functions
+            continue
+        if shape is not None and isinstance(layout, Samples | Owners):
+            layout = after_reshape(layout, shape, held)
+        if not isinstance(layout, Samples | Owners):
+            return None
+        found.append((GradientEdge(node, place), layout))
+    return found
+
+
+def candidates(t: Tensor, layouts: Sequence[Samples | Owners], scope: Scope) -> list[Layout]:
+    """Lists the layouts that the shape of a result allows, those of the tensors behind it first."""
+    found: list[Layout] = []
+    for layout in layouts:
+        dims = [layout.dim, *(d for d in range(t.dim()) if d != layout.dim)]
+        found += [layout.at(d) for d in dims if d < t.dim() and t.shape[d] == layout.size]
+    for d, size in enumerate(t.shape):
+        if size and size % scope.count == 0:
+            times = size // scope.count
+            found += [scope.samples(d, 1, times), scope.samples(d, times, 1)]
+    distinct: list[Layout] = []
+    for layout in found:
+        if layout not in distinct:
+            distinct.append(layout)
+    return distinct
+
+
+def proved(
+    t: Tensor, sources: Sequence[Source], scope: Scope, hint: Layout | None = None
+) -> tuple[Layout | None, Verdict]:
+    """Returns the layout of a result that is proved on its graph, or None, and the verdict.
+
+    `hint` is tried first, and taken if it holds; of other layouts exactly one must hold.
+    """
+    if hint is not None:
+        verdict = keeps_apart(t, hint, sources)
+        if verdict in APART:
+            return hint, verdict
+    found: list[tuple[Layout, Verdict]] = []
+    verdicts: set[Verdict] = set()
+    for allowed in candidates(t, [layout for _, layout in sources], scope):
+        verdict = keeps_apart(t, allowed, sources)
+        verdicts.add(verdict)
+        if verdict in APART:
+            found.append((allowed, verdict))
+    if len(found) == 1:
+        return found[0]
+    return None, "mixed" if verdicts <= {"mixed"} else "unknown"
+
+
+def keeps_apart(t: Tensor, layout: Layout, sources: Sequence[Source]) -> Verdict:
+    """Says whether the rows of `t`, by this layout, depend on no row of another sample.
+
+    "unknown" if numbers that are not finite hide the answer.
+    """
+    if not isinstance(layout, Samples | Owners):
+        return "unknown"
+    behind: Any = [edge for edge, _ in sources]
+    owners = [la.owner_of_each(t.device) for _, la in sources]
+    reached = [torch.zeros(layout.scope.count, dtype=torch.bool, device=t.device) for _ in sources]
+    mine = _spread(layout.owner_of_each(t.device), layout.dim, t.dim())
+    with _undisturbed(t):
+        direction = torch.randn_like(t.detach())
+        for mask in subsets(layout.scope.count).to(t.device):
+            found: Sequence[Tensor | None] = torch.autograd.grad(
+                t, behind, direction * mask[mine], retain_graph=True, allow_unused=True
+            )
+            for g, (_, la), owner, seen in zip(found, sources, owners, reached, strict=True):
+                if g is None:
+                    continue
+                rows = g.movedim(la.dim, 0).flatten(1) if g.dim() > 1 else g.unsqueeze(1)
+                is_zero = (rows == 0).all(1)
+                if not bool((is_zero | mask[owner]).all()):
+                    return "mixed" if bool(g.isfinite().all()) else "unknown"
+                seen[owner[~is_zero]] = True
+    return "apart" if all(bool(seen.all()) for seen in reached) else "thin"
+
+
+def is_total(t: Tensor, sources: Sequence[Source]) -> bool:
+    """Whether `t` is a sum over samples: its gradient at one sample does not depend on another.
+
+    That is so if the gradient, as a function of the tensors behind, keeps the samples apart.
+    """
+    with _undisturbed(t):
+        direction = torch.randn_like(t.detach())
+        behind: Any = [edge for edge, _ in sources]
+        try:
+            found: Sequence[Tensor | None] = torch.autograd.grad(
+                t, behind, direction, retain_graph=True, create_graph=True, allow_unused=True
+            )
+        except RuntimeError:  # a function without a second derivative
+            return False
+    return all(
+        g is None or not g.requires_grad or keeps_apart(g, layout, sources) in APART
+        for g, (_, layout) in zip(found, sources, strict=True)
+    )
+
+
+def _spread(owner: Tensor, dim: int, rank: int) -> Tensor:
+    """Reshapes the owners of a dimension so that they broadcast against the tensor."""
+    return owner.view([-1 if d == dim else 1 for d in range(rank)])
+
+
+@contextmanager
+def _undisturbed(t: Tensor) -> Iterator[None]:
+    """Runs a probe that the user's code does not notice: the random state is restored, no mode sees it."""
+    devices = [t.device] if t.is_cuda else []
+    with internals.DisableTorchFunction(), torch.random.fork_rng(devices=devices):
+        yield
