@@ -57,7 +57,9 @@ def _explains(failure: Failure, program: Program) -> bool:
     """Whether a program has all the parts of a smaller one that fails."""
     small = failure.program
     parts = {step.name for step in small.steps if not step.ingredient.is_layer}
-    if failure.before is not None or not (parts or small.call != "plain" or small.loss != "squares"):
+    if failure.before is not None or not (
+        parts or small.call != "plain" or small.loss != "squares"
+    ):
         return False
     return (
         parts <= {step.name for step in program.steps}

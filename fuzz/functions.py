@@ -79,7 +79,42 @@ class Recompute(torch.autograd.Function):
         x = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
             out = ctx.module(x)
-        return None, *torch.autograd.grad(out, (x, *ctx.module.parameters()), g)
+        inputs = (x, *ctx.module.parameters())
+        return None, *torch.autograd.grad(out, inputs, g, allow_unused=True)
+
+
+class Adjoint(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, module, x, flat):
+        ctx.module = module
+        ctx.save_for_backward(x, flat)
+        with torch.no_grad():
+            return module(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        parameters = tuple(ctx.module.parameters())
+        with torch.enable_grad():
+            out = ctx.module(x)
+        gx, *found = torch.autograd.grad(out, (x, *parameters), g, allow_unused=True)
+        pairs = zip(parameters, found, strict=True)
+        flat = [torch.zeros_like(p) if f is None else f for p, f in pairs]
+        return None, gx, torch.cat([f.flatten() for f in flat])
+
+
+class DroppedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        mask = (torch.rand_like(w) > 0.5).to(w.dtype)
+        ctx.save_for_backward(x, w, mask)
+        return x @ (w * mask).T
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w, mask = ctx.saved_tensors
+        gw = g.reshape(-1, g.shape[-1]).T @ x.reshape(-1, x.shape[-1])
+        return g @ (w * mask), gw * mask
 
 
 class Centre(torch.autograd.Function):

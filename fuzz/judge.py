@@ -50,6 +50,15 @@ class _Truth:
     losses: Tensor  # (B,)
     grads: dict[str, Tensor]  # (B, *shape)
 
+    def ordered(self, order: Tensor) -> _Truth:
+        """Returns the truth with rows in another order."""
+        return _Truth(self.losses[order], {name: g[order] for name, g in self.grads.items()})
+
+    @property
+    def finite(self) -> Tensor:
+        """Which samples have a gradient that is finite, (B,)."""
+        return torch.stack([g.isfinite().flatten(1).all(1) for g in self.grads.values()]).all(0)
+
     @property
     def norms(self) -> Tensor:
         squares = [g.abs().square().flatten(1).sum(1) for g in self.grads.values()]
@@ -93,13 +102,13 @@ class _Trial:
         for turn, quantities in enumerate((self.program.first, self.program.second)):
             if turn:
                 for each in (plain, model):
-                    torch.manual_seed(self.seed + 17)
+                    torch.default_generator.manual_seed(self.seed + 17)
                     self.space["between"](each)
             spoil = self.program.nan_first and not turn
             batch = self._batch(turn, spoil)
             before = _copied_state(model)
             truth = self._truth(plain, batch, turn)
-            if not spoil and not all(g.isfinite().all() for g in truth.grads.values()):
+            if not spoil and not truth.finite.all():
                 raise _FoundError("invalid", "the gradients are not finite")
             refusal = self._attempt(model, batch, quantities, truth, turn, before)
             if refusal and spoil:  # the next batch is to be right with another pair of models
@@ -119,7 +128,7 @@ class _Trial:
         self._truth(self._model(), batch, 0)
         try:
             with pergrad.record(model, clipped):
-                torch.manual_seed(self.seed)
+                torch.default_generator.manual_seed(self.seed)
                 self.loss_fn(model, *batch).sum().backward()
         except pergrad.PergradError as error:
             return Outcome("refused", _first_line(error))
@@ -128,7 +137,9 @@ class _Trial:
         total = sum(float(t.double().square().sum()) for t in clipped.result.values()) ** 0.5
         most = _BOUND * len(clipped.norms)
         if total > most * (1 + 1e-5):
-            raise _FoundError("wrong", f"clipped sum in bfloat16 over its bound by {total / most - 1:.1e}")
+            raise _FoundError(
+                "wrong", f"clipped sum in bfloat16 over its bound by {total / most - 1:.1e}"
+            )
         return Outcome("exact")
 
     def compiled(self) -> Outcome:
@@ -140,7 +151,7 @@ class _Trial:
             batch = self._batch(turn)
             truth = self._truth(plain, batch, turn)
             try:
-                torch.manual_seed(self.seed + turn)
+                torch.default_generator.manual_seed(self.seed + turn)
                 step(*batch)
                 found, lengths = grads.result, norms.result
             except pergrad.PergradError as error:
@@ -155,7 +166,7 @@ class _Trial:
     # -- parts
 
     def _model(self) -> nn.Module:
-        torch.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)
         try:
             return self.space["Model"]()
         except Exception as error:
@@ -165,7 +176,7 @@ class _Trial:
         return self._model(), self._model()
 
     def _batch(self, turn: int, spoil: bool = False) -> tuple[Tensor, ...]:
-        torch.manual_seed(self.seed + 1 + turn)
+        torch.default_generator.manual_seed(self.seed + 1 + turn)
         batch = self.space["make_batch"]()
         if spoil:
             batch[0][0] = torch.nan
@@ -173,11 +184,13 @@ class _Trial:
 
     def _truth(self, model: nn.Module, batch: tuple[Tensor, ...], turn: int) -> _Truth:
         """∂ℓ_n/∂w for each n, one backward pass each, by plain autograd."""
-        torch.manual_seed(self.seed + turn)
+        torch.default_generator.manual_seed(self.seed + turn)
         try:
             losses = self.loss_fn(model, *batch)
             self._random_state = torch.get_rng_state()
             named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+            if losses.shape != (self.program.sizes.B,):
+                raise _FoundError("invalid", "there is not one loss for each sample")
             if not named or not losses.requires_grad:
                 raise _FoundError("invalid", "the losses depend on no parameter")
             rows = [
@@ -203,17 +216,21 @@ class _Trial:
         quantities: str,
         truth: _Truth,
         turn: int,
-        before: dict[str, Any],
+        before: dict[str, tuple[Any, Any]],
     ) -> pergrad.PergradError | None:
         """Runs pergrad and compares; returns its refusal, if any."""
-        torch.manual_seed(self.seed + turn)
+        torch.default_generator.manual_seed(self.seed + turn)
         grads, norms, clipped = pergrad.Grads(), pergrad.Norms(), pergrad.ClippedSum(_BOUND)
         found: dict[str, Tensor] | None = None
         try:
             if quantities == "grads":
                 found = pergrad.grads(model, self.loss_fn, *batch)
             else:
-                wanted = {"sums": (norms, clipped), "block": (grads, norms), "mean": (grads, clipped)}
+                wanted: dict[str, tuple[pergrad.Quantity, ...]] = {
+                    "sums": (norms, clipped),
+                    "block": (grads, norms),
+                    "mean": (grads, clipped),
+                }
                 mean = quantities == "mean"
                 with pergrad.record(
                     model, *wanted[quantities], loss_reduction="mean" if mean else "sum"
@@ -226,19 +243,22 @@ class _Trial:
             return error
         except Exception as error:
             raise _FoundError("crash", _described(error)) from error
-        if not torch.equal(torch.get_rng_state(), self._random_state):
+        random_state = torch.get_rng_state()
+        lengths = norms.result if quantities in ("sums", "block") else None
+        sums = clipped.result if quantities in ("sums", "mean") else None
+        try:
+            _compare_all(found, lengths, sums, truth)
+        except _FoundError as wrong:
+            order = self._order(batch) if self.program.mixes else None
+            if order is None:
+                raise
+            _compare_all(found, lengths, sums, truth.ordered(order))
+            if quantities == "grads":  # row n is to be the gradient of losses[n]
+                raise _FoundError(
+                    "wrong", "the rows are in another order than the losses"
+                ) from wrong
+        if not torch.equal(random_state, self._random_state):
             raise _FoundError("state", "the generator of random numbers has moved")
-        finite = truth.losses.isfinite()
-        if found is not None:
-            _compare_grads(found, truth, finite)
-        if quantities in ("sums", "block"):
-            _compare("norms", norms.result, truth.norms, finite)
-        if quantities in ("sums", "mean") and finite.all():
-            weights = (_BOUND / truth.norms.clamp_min(1e-300)).clamp_max(1)
-            for name, g in truth.grads.items():
-                want = torch.einsum("n,n...->...", weights.to(g.dtype), g)
-                scale = float((weights * g.abs().flatten(1).amax(1)).sum()) if g.numel() else 1.0
-                _compare(f"clipped sum of {name}", clipped.result[name], want, scale=scale)
         return None
 
     def _refused(
@@ -259,7 +279,7 @@ class _Trial:
         certify = getattr(pergrad, "certify", None)
         if certify is None:
             return ""
-        torch.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)
         try:
             report = certify(self._model(), self.loss_fn, *batch)
         except pergrad.PergradError:
@@ -267,33 +287,70 @@ class _Trial:
         except Exception as error:
             raise _FoundError("crash", f"certify: {_described(error)}") from error
         if report.ok and self.program.mixes and self._samples_meet(batch):
-            raise _FoundError("certified", "the certificate passes samples that meet in the forward")
+            raise _FoundError(
+                "certified", "the certificate passes samples that meet in the forward"
+            )
         if not report.ok and not self.program.may_refuse:
             raise _FoundError("alarm", f"the certificate rejects a right answer: {report}")
         return "passed" if report.ok else "rejected"
 
-    def _samples_meet(self, batch: tuple[Tensor, ...]) -> bool:
-        """Whether another sample n changes the loss of some other sample."""
+    def _moved(self, batch: tuple[Tensor, ...]) -> Tensor:
+        """Whether another sample n changes the loss m: a matrix (n, m)."""
         losses = self._losses(batch)
+        rows = []
         for n in range(len(losses)):
             other = tuple(t.clone() for t in batch)
             for t, drawn in zip(other, self._batch(9), strict=True):
                 t[n] = drawn[n]
-            moved = (self._losses(other) - losses).abs() > 1e-9
-            moved[n] = False
-            if moved.any():
-                return True
-        return False
+            rows.append((self._losses(other) - losses).abs() > 1e-9)
+        return torch.stack(rows)
+
+    def _samples_meet(self, batch: tuple[Tensor, ...]) -> bool:
+        """Whether the loss of some sample depends on another one."""
+        moved = self._moved(batch)
+        return bool((moved & ~torch.eye(len(moved), dtype=torch.bool)).any())
+
+    def _order(self, batch: tuple[Tensor, ...]) -> Tensor | None:
+        """Returns the number of each sample's loss, if samples are only put in another order.
+
+        A sum of losses does not say which of them is whose: there row n is the gradient of sample n.
+        """
+        moved = self._moved(batch)
+        is_permutation = bool((moved.sum(0) == 1).all() and (moved.sum(1) == 1).all())
+        return moved.long().argmax(1) if is_permutation else None
 
     def _losses(self, batch: tuple[Tensor, ...]) -> Tensor:
         model = self._model()
-        torch.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)
         return self.loss_fn(model, *batch).detach()
+
+
+def _compare_all(
+    grads: dict[str, Tensor] | None,
+    norms: Tensor | None,
+    sums: dict[str, Tensor] | None,
+    truth: _Truth,
+) -> None:
+    finite = truth.finite
+    if grads is not None:
+        _compare_grads(grads, truth, finite)
+    if norms is not None:
+        _compare("norms", norms, truth.norms, finite)
+    if sums is not None and finite.all():
+        weights = (_BOUND / truth.norms.clamp_min(1e-300)).clamp_max(1)
+        for name, g in truth.grads.items():
+            if name not in sums:
+                raise _FoundError("wrong", f"no clipped sum of {name}")
+            want = torch.einsum("n,n...->...", weights.to(g.dtype), g)
+            scale = float((weights * g.abs().flatten(1).amax(1)).sum())
+            _compare(f"clipped sum of {name}", sums[name], want, scale=scale)
 
 
 def _compare_grads(found: dict[str, Tensor], truth: _Truth, rows: Tensor | None = None) -> None:
     if set(found) != set(truth.grads):
-        raise _FoundError("wrong", f"gradients of {sorted(set(found) ^ set(truth.grads))} only once")
+        raise _FoundError(
+            "wrong", f"gradients of {sorted(set(found) ^ set(truth.grads))} only once"
+        )
     for name, want in truth.grads.items():
         _compare(f"gradients of {name}", found[name], want, rows)
 
@@ -327,9 +384,10 @@ def _state(model: nn.Module) -> Iterator[tuple[str, Any]]:
                 yield f"{path}.{name}", value
 
 
-def _copied_state(model: nn.Module) -> dict[str, Any]:
+def _copied_state(model: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Returns what a model holds, and copies of it."""
     return {
-        name: value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
+        name: (value, value.detach().clone() if isinstance(value, Tensor) else copy.copy(value))
         for name, value in _state(model)
         if not is_lazy(value)
     }
@@ -344,12 +402,13 @@ def _compare_state(plain: nn.Module, model: nn.Module) -> None:
             raise _FoundError("state", f"{name} is not as plain autograd leaves it")
 
 
-def _compare_after_refusal(before: dict[str, Any], model: nn.Module) -> None:
+def _compare_after_refusal(before: dict[str, tuple[Any, Any]], model: nn.Module) -> None:
     """Parameters and the statistics of batch norms are as before, if the call was refused."""
     after = dict(_state(model))
-    for name, value in before.items():
-        kept = isinstance(after.get(name), nn.Parameter) or name.endswith((".grad", "num_batches_tracked"))
-        if kept and not _is_same(value, after[name]):
+    for name, (old, value) in before.items():
+        kept = isinstance(old, nn.Parameter) and after.get(name) is old
+        kept = kept or name.endswith((".grad", "num_batches_tracked"))
+        if kept and not _is_same(value, after.get(name)):
             raise _FoundError("state", f"{name} has changed although the call was refused")
 
 
@@ -357,8 +416,10 @@ def _is_same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if type(a) is not type(b) and not isinstance(b, nn.Parameter) and type(b) is not Tensor:
             return False
-        return a.shape == b.shape and a.dtype == b.dtype and bool(
-            torch.allclose(a.detach(), b.detach(), rtol=1e-9, atol=1e-12, equal_nan=True)
+        return (
+            a.shape == b.shape
+            and a.dtype == b.dtype
+            and bool(torch.allclose(a.detach(), b.detach(), rtol=1e-9, atol=1e-12, equal_nan=True))
         )
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_is_same, a, b))

@@ -198,10 +198,10 @@ def _drawn(random: Random, number: int, mixing: bool) -> Program:
         steps.insert(0, Step("linear", random.randrange(1 << 30)))
     loss = _weighted(random, {name: rate for name, (_, rate, _) in LOSSES.items()})
     first, second = random.choice((("grads", "sums"), ("sums", "grads"), ("block", "mean")))
+    if call in ("frames", "time_first"):  # only the losses tell what the samples are
+        first = second = "grads"
     nan_first = random.random() < 0.01
-    return Program(
-        sizes, start, tuple(steps), loss, call, first, second, nan_first, number
-    )
+    return Program(sizes, start, tuple(steps), loss, call, first, second, nan_first, number)
 
 
 @lru_cache(maxsize=4096)
@@ -209,8 +209,7 @@ def _fitting(kind: Kind, sizes: Sizes, call: str) -> list[tuple[str, Ingredient]
     found = [
         (name, own)
         for name, own in INGREDIENTS.items()
-        if own.takes in ("any", kind)
-        and (not own.only_if or eval(own.only_if, {}, asdict(sizes)))
+        if own.takes in ("any", kind) and (not own.only_if or eval(own.only_if, {}, asdict(sizes)))
     ]
     if call in ("frames", "time_first"):  # the other inputs keep their own samples
         found = [(n, i) for n, i in found if not re.search(r"\b(ids|mask)\b", i.forward)]

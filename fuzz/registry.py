@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import cleandoc
 from typing import Literal
 
-__all__ = ["INGREDIENTS", "KINDS", "Ingredient", "Kind", "Sizes", "add"]
+__all__ = ["INGREDIENTS", "KINDS", "Ingredient", "Kind", "Sizes", "add", "lines"]
 
 Kind = Literal["any", "vec", "seq", "img"]
 # Shapes by kind; "any" fits all of them, since the last dimension is always D.
@@ -71,8 +72,8 @@ def add(
         raise ValueError(f"there is an ingredient {name!r} already; choose another name")
     INGREDIENTS[name] = Ingredient(
         name=name,
-        forward=forward.strip(),
-        init=init.strip(),
+        forward=cleandoc(forward),
+        init=cleandoc(init),
         takes=kind,
         gives=kind if to is None else to,
         classes=classes,
@@ -86,3 +87,8 @@ def add(
         residual=residual and to is None,
         mode=mode,
     )
+
+
+def lines(*texts: str) -> str:
+    """Joins lines, of which some have a name."""
+    return "\n".join(texts)

@@ -52,7 +52,9 @@ class Summary:
         return sum(self.outcomes[kind] for kind in FAILURES)
 
     def __str__(self) -> str:
-        family = "with a function that mixes samples" if self.mixing else "whose samples do not meet"
+        family = (
+            "with a function that mixes samples" if self.mixing else "whose samples do not meet"
+        )
         total = max(self.programs, 1)
         lines = [
             f"{self.programs} programs {family} (seed {self.seed}; {self.outcomes['invalid']} more do "
@@ -102,7 +104,7 @@ def describe(failure: Failure, seed: int) -> str:
         f"seed {seed}, program {failure.number}; classes of issue 19: {classes}"
     )
     if failure.before is not None:
-        why += f"\nfails after another program in the same process, with steps " + ", ".join(
+        why += "\nfails after another program in the same process, with steps " + ", ".join(
             step.name for step in failure.before.steps
         )
     return reproduction(failure.program, why=why)

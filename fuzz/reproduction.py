@@ -20,9 +20,9 @@ _IMPORTS = (
 )
 _RUN = """\
 torch.manual_seed({seed})
-model, plain = Model(), None
+model = Model()
 torch.manual_seed({seed})
-plain = Model()
+plain = Model()  # for the oracle: a forward may change its model
 for turn in range({turns}):
     if turn:
         for each in (plain, model):
@@ -50,11 +50,15 @@ def reproduction(program: Program, *, why: str = "") -> str:
     definitions = _definitions_for(source)
     run = _RUN.format(seed=program.seed, between=program.seed + 17, turns=2)
     if "def between" not in source:
-        start, end = run.index("    if turn:"), run.index("    torch.manual_seed({} + 1".format(program.seed))
+        start, end = run.index("    if turn:"), run.index("    batch = ")
+        end = run.rindex("    torch", 0, end)
         run = run[:start] + run[end:]
     body = "\n\n\n".join(text.strip() for text in (*definitions, source, run))
     if program.nan_first:
-        body = body.replace("    batch = make_batch()\n", "    batch = make_batch()\n    if not turn:\n        batch[0][0] = torch.nan\n")
+        body = body.replace(
+            "    batch = make_batch()\n",
+            "    batch = make_batch()\n    if not turn:\n        batch[0][0] = torch.nan\n",
+        )
     imports = [line for line in _IMPORTS if any(word in body for word in _bound_by(line))]
     heading = [f"# {line}" for line in why.splitlines()]
     lines = [*heading, *imports, "", "import pergrad", "", "torch.set_default_dtype(torch.float64)"]
@@ -87,7 +91,9 @@ def _definitions_for(source: str) -> list[str]:
     needed: set[str] = set()
     waiting = [source]
     while waiting:
-        used = {node.id for node in ast.walk(ast.parse(waiting.pop())) if isinstance(node, ast.Name)}
+        used = {
+            node.id for node in ast.walk(ast.parse(waiting.pop())) if isinstance(node, ast.Name)
+        }
         new = (used & known.keys()) - needed
         needed |= new
         waiting += [known[name] for name in new]
