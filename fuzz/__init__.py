@@ -6,7 +6,8 @@
 
 A program is data: sizes, and a list of steps, each the name of an *ingredient* and a seed. An ingredient is a
 few lines of a model (`ingredients`), which may call `functions`. `programs` draws programs and writes their
-source; `judge` runs them plainly and by pergrad; `processes` does so in forked processes, since a program may
+source; `judge` runs them plainly and by pergrad, and `comparing`
+compares; `processes` does so in forked processes, since a program may
 end one. Failing programs lose one step at a time while they still fail (`shrinking`), and are printed as
 scripts (`reproduction`). `report` counts.
 

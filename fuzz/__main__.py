@@ -6,13 +6,15 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from fuzz.judge import Outcome
+from fuzz.comparing import FAILURES, Outcome
 from fuzz.processes import BLOCK, judge_all
-from fuzz.programs import Program, draw
+from fuzz.programs import Program, draw, draw_each
+from fuzz.registry import INGREDIENTS
 from fuzz.report import Summary, describe
 from fuzz.shrinking import Failure, shrink
 
@@ -20,6 +22,8 @@ from fuzz.shrinking import Failure, shrink
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 1 if a program fails."""
     options = _parser().parse_args(arguments)
+    if options.each:
+        return _run_each(options.mixing, options.workers)
     chosen = draw(options.seed, mixing=options.mixing)
     programs = list(islice(chosen, options.start, options.start + options.programs))
     summary = Summary(options.seed, options.mixing)
@@ -38,6 +42,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(summary.as_json(failures), indent=1) + "\n")
     return 1 if summary.failures else 0
+
+
+def _run_each(mixing: bool, workers: int) -> int:
+    """Prints the outcomes of each ingredient by itself; returns 1 if one fails."""
+    names = [name for name, own in INGREDIENTS.items() if own.mixes == mixing]
+    programs = [program for name in names for program in draw_each(name)]
+    counts: dict[str, Counter[str]] = {name: Counter() for name in names}
+    reasons: dict[str, str] = {}
+    for number, outcome in judge_all(programs, workers=workers):
+        name = programs[number].steps[1].name
+        counts[name][outcome.kind] += 1
+        if outcome.kind != "exact":
+            reasons.setdefault(name, f"{outcome.kind}: {outcome.why[:90]}")
+    for name in names:
+        numbers = " ".join(f"{n} {kind}" for kind, n in counts[name].most_common())
+        classes = ",".join(map(str, INGREDIENTS[name].classes))
+        print(f"{name:28} {classes:6} {numbers:32} {reasons.get(name, '')}")
+    return 1 if any(count[kind] for count in counts.values() for kind in FAILURES) else 0
 
 
 def _smallest(
@@ -76,6 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--start", type=int, default=0, help="number of the first program")
     parser.add_argument(
         "--mixing", action="store_true", help="programs with one function that mixes the samples"
+    )
+    parser.add_argument(
+        "--each", action="store_true", help="small programs with each ingredient by itself instead"
     )
     parser.add_argument("--workers", type=int, default=2, help="number of parallel processes")
     parser.add_argument("--shrink", type=int, default=40, help="most failures to shrink and print")

@@ -4,6 +4,8 @@ Not annotated like the rest: a reproduction copies their source, and reads bette
 """
 # mypy: ignore-errors
 
+import warnings
+
 import numpy as np
 import torch
 from torch import nn
@@ -148,17 +150,23 @@ class Neighbour(torch.autograd.Function):
         return g.roll(-1, 0)
 
 
-@torch.jit.script
+def script(function):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # deprecated, and still in use
+        return torch.jit.script(function)
+
+
+@script
 def scripted_swish(x):
     return x * x.sigmoid()
 
 
-@torch.jit.script
+@script
 def scripted_linear(x, w):
     return x.matmul(w).tanh()
 
 
-@torch.jit.script
+@script
 def scripted_centre(x):
     return x - x.mean(0)
 

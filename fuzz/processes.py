@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 
-from fuzz.judge import Outcome, judge
+from fuzz.comparing import Outcome
+from fuzz.judge import judge
 from fuzz.programs import Program
 
 __all__ = ["BLOCK", "judge_all", "judge_apart"]
@@ -66,6 +68,9 @@ def _start(programs: Sequence[Program], first: int, end: int) -> _Child:
 
 
 def _work(programs: Sequence[Program], sending: Connection) -> None:
+    logging.getLogger("torch._dynamo").setLevel(
+        logging.ERROR
+    )  # it compiles many shapes, on purpose
     for program in programs:
         sending.send(judge(program))
     sending.close()

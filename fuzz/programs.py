@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from itertools import count
+from itertools import count, product
 from random import Random
 from string import Template
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from fuzz import ingredients
 from fuzz.registry import INGREDIENTS, KINDS, Ingredient, Kind, Sizes
 
-__all__ = ["CALLS", "LOSSES", "Program", "Step", "draw"]
+__all__ = ["CALLS", "LOSSES", "Program", "Step", "draw", "draw_each"]
 
 # Classes of issue 19 stand beside what may show them; see `Ingredient.classes`.
 LOSSES: dict[str, tuple[str, float, tuple[int, ...]]] = {
@@ -38,6 +38,10 @@ _PARTS = {
     "mask": "torch.arange($T) < torch.randint(1, $T + 1, ($B, 1))",
     "y": "torch.randint($D, ($B,))",
 }
+# How often a part that was written to break the engine is drawn, compared with ordinary ones.
+_ODD = 0.3
+_QUANTITIES = (("grads", "sums"), ("sums", "grads"), ("block", "mean"))
+_EACH_SIZES = tuple(map(Sizes, (4, 3, 4, 2), (4, 2, 3, 3), (4, 4, 3, 3)))
 _CHOICE = re.compile(r"<<(.*?)>>")
 
 
@@ -186,7 +190,11 @@ def _drawn(random: Random, number: int, mixing: bool) -> Program:
             pool = {n: i.rate for n, i in _fitting(kind, sizes, call) if i.is_layer}
         else:
             fitting = _fitting(kind, sizes, call)
-            pool = {n: i.rate for n, i in fitting if not i.mixes and not i.is_layer}
+            pool = {
+                n: i.rate * (_ODD if i.classes else 1)
+                for n, i in fitting
+                if not i.mixes and not i.is_layer
+            }
             if mixing:  # one thing at a time
                 pool = {n: r for n, r in pool.items() if not INGREDIENTS[n].mode}
         name = _weighted(random, pool)
@@ -197,11 +205,29 @@ def _drawn(random: Random, number: int, mixing: bool) -> Program:
     if random.random() < 0.9:  # something to take a gradient of, before and after
         steps.insert(0, Step("linear", random.randrange(1 << 30)))
     loss = _weighted(random, {name: rate for name, (_, rate, _) in LOSSES.items()})
-    first, second = random.choice((("grads", "sums"), ("sums", "grads"), ("block", "mean")))
+    first, second = random.choice(_QUANTITIES)
     if call in ("frames", "time_first"):  # only the losses tell what the samples are
         first = second = "grads"
     nan_first = random.random() < 0.01
     return Program(sizes, start, tuple(steps), loss, call, first, second, nan_first, number)
+
+
+def draw_each(name: str) -> list[Program]:
+    """Draws small programs with one ingredient: between layers, in several sizes, with all its choices."""
+    own = INGREDIENTS[name]
+    starts: list[Kind] = ["vec", "seq", "img"] if own.takes == "any" else [own.takes]
+    found = []
+    for seed, (sizes, start) in enumerate(product(_EACH_SIZES, starts)):
+        if own.only_if and not eval(own.only_if, {}, asdict(sizes)):
+            continue
+        before, after = Step("linear", seed), Step("linear", seed + 1, residual=seed % 2 == 0)
+        step = Step(name, seed, own.residual and seed % 3 == 0)
+        first, second = _QUANTITIES[seed % 3]
+        loss = ("squares", "labels", "targets")[seed % 3]
+        found.append(
+            Program(sizes, start, (before, step, after), loss, "plain", first, second, False, seed)
+        )
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fuzz.judge import FAILURES, Outcome
+from fuzz.comparing import FAILURES, Outcome
 from fuzz.programs import Program
 from fuzz.reproduction import reproduction
 from fuzz.shrinking import Failure

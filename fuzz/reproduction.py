@@ -11,6 +11,7 @@ from fuzz.programs import Program
 __all__ = ["reproduction"]
 
 _IMPORTS = (
+    "import warnings",
     "import numpy as np",
     "import torch",
     "from torch import nn",

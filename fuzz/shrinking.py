@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fuzz.judge import Outcome
+from fuzz.comparing import Outcome
 from fuzz.processes import judge_apart
 from fuzz.programs import Program, Step
 

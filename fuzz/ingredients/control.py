@@ -39,7 +39,7 @@ add("packed", """
     s = nn.utils.rnn.pack_padded_sequence(h, mask.sum(1), batch_first=True, enforce_sorted=False)
     h = self.a$k(s)[1][-1]
     """, "self.a$k = nn.GRU($D, $D, batch_first=True)", kind="seq", to="vec", rate=0.3)
-add("checkpoint", "h = checkpoint(self.a$k, h, use_reentrant=<<False|True>>)", _A, rate=0.5)
+add("checkpoint", "h = checkpoint(self.a$k, h, use_reentrant=False)", _A, rate=0.5)
 add("checkpoint_function", "h = checkpoint(lambda u: self.a$k(u).tanh(), h, use_reentrant=False)",
     _A, rate=0.5)
 add("branch", """

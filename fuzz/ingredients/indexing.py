@@ -34,7 +34,7 @@ add("scatter_reduce", """
     i = (ids % $T)[..., None].expand_as(h)
     h = torch.zeros_like(h).scatter_reduce(1, i, h, '<<sum|mean|amax>>')
     """, kind="seq")
-add("one_hot", "h = h + F.one_hot(ids[:, 0] % $D, $D) @ self.w$k", "self.w$k = weight($D, $D)",
+add("one_hot", "h = h + F.one_hot(ids[:, 0] % $D, $D).double() @ self.w$k", "self.w$k = weight($D, $D)",
     kind="vec")
 
 # The batch permuted and back, or copied.

@@ -157,7 +157,7 @@ mix("vmapped_roll", "h = torch.vmap(lambda u: u.roll(1, 0), in_dims=-1, out_dims
     classes=(1, 2))
 mix("namesake_mean", "h = <<gelu|softplus>>(h)", classes=(7,), rate=3)
 mix("compiled_mean", "h = compiled_centre(h)", classes=(12,), rate=0.03)
-mix("checkpointed_mean", "h = checkpoint(centred, h, use_reentrant=<<True|False>>)", rate=0.5)
+mix("checkpointed_mean", "h = checkpoint(centred, h, use_reentrant=False)", rate=0.5)
 mix("numpy_mean", "h = h - torch.from_numpy(h.detach().numpy().mean(0))", rate=0.5)
 mix("listed_mean", "h = h + torch.tensor(h.detach().sum(0).tolist())", rate=0.5)
 mix("item_of_batch", "h = h * h.detach().sum().item()", rate=0.5)

@@ -31,11 +31,11 @@ add("cosine", "h = h * F.cosine_similarity(h, self.a$k(h), dim=-1).unsqueeze(-1)
 
 # Samples in arguments that a handler may not look at.
 add("bias_of_samples", "h = F.linear(self.c$k[:1].expand($B, $D), self.w$k, h)",
-    lines(_C, 'self.w$k = weight($D, $D)'), kind="vec", classes=(5,))
+    lines(_C, "self.w$k = weight($D, $D)"), kind="vec", classes=(5,))
 add("bias_of_samples_added", "h = torch.addmm(h, self.c$k[:1].expand($B, $D), self.w$k)",
-    lines(_C, 'self.w$k = weight($D, $D)'), kind="vec", classes=(5,))
+    lines(_C, "self.w$k = weight($D, $D)"), kind="vec", classes=(5,))
 add("samples_as_bias_vector", "h = F.linear(self.c$k, self.w$k, self.a$k(h).sum(1)).T * h",
-    lines(_C, _A, 'self.w$k = weight($B, $D)'), kind="vec", classes=(5,))
+    lines(_C, _A, "self.w$k = weight($B, $D)"), kind="vec", classes=(5,))
 add("samples_as_weight", "h = F.linear(self.c$k, self.a$k(h)).T", lines(_C, _A), kind="vec",
     classes=(5,))
 add("samples_as_kernels", """
@@ -87,16 +87,11 @@ add("samples_as_slopes", """
 add("samples_as_bag_weights", """
     s = self.a$k(h)[:, :1].expand($B, $T).contiguous()
     h = F.embedding_bag(ids, self.w$k, per_sample_weights=s, mode='sum')
-    """, lines(_A, 'self.w$k = weight(5, $D)'), kind="vec", classes=(5,))
+    """, lines(_A, "self.w$k = weight(5, $D)"), kind="vec", classes=(5,))
 add("samples_as_rates", "h = torch.lerp(torch.zeros_like(h), torch.ones_like(h), self.a$k(h))", _A,
     classes=(5,))
-add("samples_as_statistics", """
-    m = self.a$k(h).sum(1)
-    u = F.batch_norm(self.c$k[:, :1].expand($D, $B), m, torch.ones($B))
-    h = u.T * h
-    """, lines(_C, _A), kind="vec", classes=(5,), rate=0.5)
 add("samples_as_bilinear", "h = F.bilinear(self.c$k[:1].expand($B, $D), h, self.w$k)",
-    lines(_C, 'self.w$k = weight($D, $D, $D)'), kind="vec", classes=(5,))
+    lines(_C, "self.w$k = weight($D, $D, $D)"), kind="vec", classes=(5,))
 add("samples_as_input", "h = torch.baddbmm(self.a$k(h), self.w$k.expand($B, $T, $T), h)",
     lines(_A, "self.w$k = weight($T, $T)"), kind="seq", classes=(5,))
 add("solved", "h = torch.linalg.solve(torch.eye($D) * 9 + self.w$k, h.unsqueeze(-1)).squeeze(-1)",
