@@ -147,9 +147,10 @@ def compare_state(plain: nn.Module, model: nn.Module) -> None:
 def compare_after_refusal(before: dict[str, tuple[Any, Any]], model: nn.Module) -> None:
     """Parameters and the statistics of batch norms are as before, if the call was refused."""
     after = dict(_state(model))
-    for name, (old, value) in before.items():
-        kept = isinstance(old, nn.Parameter) and after.get(name) is old
-        kept = kept or name.endswith((".grad", "num_batches_tracked"))
+    for name, (_, value) in before.items():
+        owner = name.removesuffix(".grad")
+        kept = isinstance(after.get(owner), nn.Parameter) and after[owner] is before[owner][0]
+        kept = kept or name.endswith("num_batches_tracked")
         if kept and not _is_same(value, after.get(name)):
             raise FoundError("state", f"{name} has changed although the call was refused")
 

@@ -13,7 +13,7 @@ from fuzz.programs import Program
 from fuzz.reproduction import reproduction
 from fuzz.shrinking import Failure
 
-__all__ = ["GOAL", "Summary", "describe"]
+__all__ = ["GOAL", "Summary", "describe", "parts_of"]
 
 GOAL = 0.97  # of programs that do not mix samples, answered
 _NAMED = re.compile(r"`([^`]+)`")
@@ -74,26 +74,36 @@ class Summary:
         return "\n".join(lines)
 
     def as_json(self, failures: Sequence[Failure]) -> dict[str, Any]:
-        """Returns the counts, and the smallest program of each kind of failure."""
+        """Returns the counts, and the smallest program of each kind of failure.
+
+        A class of issue 19 is found if one program has nothing else that may have shown the failure.
+        """
         return {
             "seed": self.seed,
             "mixing": self.mixing,
             "programs": self.programs,
             "outcomes": dict(sorted(self.outcomes.items())),
             "answered": round(self.answered / max(self.answerable, 1), 4),
-            "classes": sorted({c for failure in failures for c in failure.classes}),
+            "classes": sorted({c for f in failures if len(f.classes) == 1 for c in f.classes}),
             "failures": [
                 {
                     "number": failure.number,
                     "kind": failure.outcome.kind,
                     "why": failure.outcome.why,
                     "classes": sorted(failure.classes),
-                    "steps": [step.name for step in failure.program.steps],
-                    "program": failure.program.as_json(),
+                    "parts": parts_of(failure.program),
                 }
                 for failure in failures
             ],
         }
+
+
+def parts_of(program: Program) -> str:
+    """Names the steps of a program, and what is odd about its call and its loss."""
+    odd = [program.call] if program.call != "plain" else []
+    odd += ["a NaN in the first batch"] if program.nan_first else []
+    odd += ["a compiled loss"] if program.loss == "compiled" else []
+    return " > ".join([*(step.name for step in program.steps), *odd])
 
 
 def describe(failure: Failure, seed: int) -> str:
@@ -104,9 +114,7 @@ def describe(failure: Failure, seed: int) -> str:
         f"seed {seed}, program {failure.number}; classes of issue 19: {classes}"
     )
     if failure.before is not None:
-        why += "\nfails after another program in the same process, with steps " + ", ".join(
-            step.name for step in failure.before.steps
-        )
+        why += f"\nfails after another program in the same process: {parts_of(failure.before)}"
     return reproduction(failure.program, why=why)
 
 

@@ -7,8 +7,8 @@ from itertools import islice
 import pytest
 
 from fuzz.processes import judge_all
-from fuzz.programs import Program, draw
-from fuzz.report import GOAL, Summary
+from fuzz.programs import draw
+from fuzz.report import GOAL, Summary, parts_of
 
 # Few enough for a few seconds; `make fuzz` runs more.
 PROGRAMS = {False: 300, True: 150}
@@ -21,12 +21,8 @@ def judged(seed: int, *, mixing: bool) -> tuple[Summary, list[str]]:
     for number, outcome in judge_all(programs, workers=1):
         summary.add(programs[number], outcome)
         if outcome.failed:
-            failures.append(f"{number} {steps_of(programs[number])} {outcome.kind}: {outcome.why}")
+            failures.append(f"{number} {parts_of(programs[number])} {outcome.kind}: {outcome.why}")
     return summary, failures
-
-
-def steps_of(program: Program) -> str:
-    return " > ".join(step.name for step in program.steps)
 
 
 @pytest.mark.parametrize("mixing", [False, True])

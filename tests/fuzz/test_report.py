@@ -42,9 +42,10 @@ def test_a_failure_is_described_by_its_seed_number_and_class() -> None:
     assert text.startswith("# wrong: off by 1\n# seed 7, program 12; classes of issue 19: 9\n")
 
 
-def test_json_has_classes_and_programs() -> None:
+def test_json_has_classes_that_nothing_else_explains() -> None:
     summary = Summary(7, mixing=False)
-    summary.add(ODD, Outcome("wrong"))
-    data = summary.as_json([Failure(12, ODD, Outcome("wrong", "off"))])
+    both = Program(Sizes(2, 3, 4), "vec", (Step("stale_view", 0), Step("scripted", 0)))
+    data = summary.as_json([Failure(n, p, Outcome("wrong")) for n, p in ((12, ODD), (13, both))])
     assert data["classes"] == [9]
-    assert Program.from_json(data["failures"][0]["program"]) == ODD
+    assert [failure["classes"] for failure in data["failures"]] == [[9], [1, 6]]
+    assert data["failures"][1]["parts"] == "stale_view > scripted"
