@@ -20,7 +20,7 @@ def _default_dtype() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("names", [("linear", "kept_order"), ("function_of_weight", "linear")])
+@pytest.mark.parametrize("names", [("kept_order",), ("function_of_weight", "scripted")])
 def test_it_runs_without_the_fuzzer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], names: tuple[str, ...]
 ) -> None:
@@ -33,6 +33,16 @@ def test_it_runs_without_the_fuzzer(
     assert len(printed) >= 2
     for line in printed:
         assert float(line.split()[2]) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["in_halves", "in_compiled_step"])
+def test_it_runs_in_the_mode_of_the_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(reproduction(Program(Sizes(3, 2, 4), "vec", (Step(name, 1),))))
+    runpy.run_path(str(script))
+    assert capsys.readouterr().out
 
 
 def test_it_has_only_the_functions_that_it_calls() -> None:
