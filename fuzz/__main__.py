@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -34,9 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if outcome.failed:
             failed.append((number, outcome))
     summary.seconds = time.monotonic() - begun
-    failures = _smallest(programs, sorted(failed, key=lambda pair: pair[0]), options.shrink)
-    for failure in failures:
-        print(describe(failure, options.seed), end="\n\n")
+    failures = []
+    for failure in _smallest(programs, sorted(failed, key=lambda pair: pair[0]), options.shrink):
+        print(describe(failure, options.seed), end="\n\n", flush=True)
+        failures.append(failure)
     print(summary)
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +65,7 @@ def _run_each(mixing: bool, workers: int) -> int:
 
 def _smallest(
     programs: Sequence[Program], failed: Sequence[tuple[int, Outcome]], most: int
-) -> list[Failure]:
+) -> Iterator[Failure]:
     """Shrinks failures that no smaller one, found before, explains."""
     found: list[Failure] = []
     for number, outcome in failed:
@@ -72,7 +73,7 @@ def _smallest(
         if len(found) < most and not any(_explains(failure, program) for failure in found):
             earlier = programs[number - number % BLOCK : number]
             found.append(shrink(program.seed, program, outcome, earlier))
-    return found
+            yield found[-1]
 
 
 def _explains(failure: Failure, program: Program) -> bool:
