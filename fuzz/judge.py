@@ -79,7 +79,12 @@ class _Trial:
             truth = self._truth(plain, batch, turn)
             if not spoil and not truth.finite.all():
                 raise FoundError("invalid", "the gradients are not finite")
-            refusal = self._attempt(model, batch, quantities, truth, turn, before)
+            try:
+                refusal = self._attempt(model, batch, quantities, truth, turn, before)
+            except FoundError as found:
+                if found.outcome.kind == "wrong" and self._is_certified(batch):
+                    raise FoundError("certified", f"wrong, but certified: {found}") from found
+                raise
             if refusal and spoil:  # the next batch is to be right with another pair of models
                 plain, model = self._models()
             elif refusal:
@@ -267,6 +272,19 @@ class _Trial:
         if not report.ok and not self.program.may_refuse:
             raise FoundError("alarm", f"the certificate rejects a right answer: {report}")
         return "passed" if report.ok else "rejected"
+
+    def _is_certified(self, batch: tuple[Tensor, ...]) -> bool:
+        """Whether there is a certificate of an answer that is wrong."""
+        certify = getattr(pergrad, "certify", None)
+        if certify is None:
+            return False
+        model = self._model()
+        if self.turn:
+            self._pass_on(model)
+        try:
+            return bool(certify(model, self.loss_fn, *batch).ok)
+        except Exception:  # the answer is wrong anyway
+            return False
 
     def _moved(self, batch: tuple[Tensor, ...]) -> Tensor:
         """Whether another sample n changes the loss m: a matrix (n, m)."""
