@@ -16,6 +16,7 @@ FLOOR := VENV=.venv-floor CONSTRAINTS=constraints-floor.txt
 WORKERS ?= 2
 PRECISION ?= bf16
 SEED ?= 0
+N ?= 1000
 ARGS ?=
 
 # One thread per worker: workers with a thread per core each slow one another down.
@@ -23,7 +24,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install test tests counts test-slow test-floor versions mutants zoo demo bench bench-gpu bench-tables lint format types clean
+.PHONY: help install test tests counts test-slow test-floor versions mutants fuzz zoo demo bench bench-gpu bench-tables lint format types clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -67,6 +68,9 @@ counts: $(STAMP)
 
 mutants: $(STAMP) ## change 200 random lines, one at a time: do the tests notice? (SEED=0)
 	$(BIN)/python -m mutation --seed $(SEED) --workers $(WORKERS) $(ARGS)
+
+fuzz: $(STAMP) ## run random programs: is every gradient right, or refused? (SEED=0 N=1000 ARGS=--mixing)
+	$(ONE_THREAD) $(BIN)/python -m fuzz --seed $(SEED) --programs $(N) --workers $(WORKERS) $(ARGS)
 
 zoo: $(STAMP) ## check every Hugging Face architecture and write its table
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo.table --write tests/zoo/RESULTS.md

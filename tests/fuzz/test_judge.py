@@ -1,0 +1,132 @@
+"""The judge finds wrong answers, crashes and changed models, and accepts right ones and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pergrad
+from fuzz.judge import judge
+from fuzz.programs import Program, Step
+from fuzz.registry import Sizes
+
+PLAIN = Program(
+    Sizes(4, 3, 4), "vec", (Step("linear", 0), Step("activation", 1), Step("linear", 2))
+)
+MIXED = Program(Sizes(4, 3, 4), "vec", (Step("linear", 0), Step("batch_mean", 1)))
+
+
+def replacing(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
+    grads = pergrad.grads
+    monkeypatch.setattr(pergrad, "grads", lambda model, *args: change(grads(model, *args), model))
+
+
+def test_an_ordinary_program_is_exact() -> None:
+    assert judge(PLAIN).kind == "exact"
+
+
+def test_a_batch_mean_is_refused() -> None:
+    outcome = judge(MIXED)
+    assert outcome.kind == "refused"
+    assert "Error: " in outcome.why
+
+
+@pytest.mark.parametrize("row", range(4))
+def test_one_wrong_row_is_found(monkeypatch: pytest.MonkeyPatch, row: int) -> None:
+    def change(found: dict[str, torch.Tensor], model: nn.Module) -> dict[str, torch.Tensor]:
+        found["a0.weight"][row] *= 1 + 1e-5
+        return found
+
+    replacing(monkeypatch, change)
+    outcome = judge(PLAIN)
+    assert outcome.kind == "wrong"
+    assert "a0.weight" in outcome.why
+
+
+def test_rows_in_another_order_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    replacing(monkeypatch, lambda found, model: {name: g.flip(0) for name, g in found.items()})
+    assert judge(PLAIN).kind == "wrong"
+
+
+def test_a_missing_parameter_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    replacing(monkeypatch, lambda found, model: {"a0.weight": found["a0.weight"]})
+    assert judge(PLAIN).kind == "wrong"
+
+
+def test_a_crash_is_not_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    replacing(monkeypatch, lambda found, model: found["no such parameter"])
+    assert judge(PLAIN).kind == "crash"
+
+
+def test_a_changed_parameter_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    @torch.no_grad()
+    def change(found: dict[str, torch.Tensor], model: nn.Module) -> dict[str, torch.Tensor]:
+        model.get_parameter("a2.weight").add_(1e-6)
+        return found
+
+    replacing(monkeypatch, change)
+    assert judge(PLAIN).kind == "state"
+
+
+def test_a_moved_generator_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(found: dict[str, torch.Tensor], model: nn.Module) -> dict[str, torch.Tensor]:
+        torch.rand(1)
+        return found
+
+    replacing(monkeypatch, change)
+    assert judge(PLAIN).kind == "state"
+
+
+def test_wrong_norms_and_sums_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for quantity in (pergrad.Norms, pergrad.ClippedSum):
+        with monkeypatch.context() as patch:
+            own = quantity.result.fget  # type: ignore[attr-defined]
+
+            def result(self: Any, own: Any = own) -> Any:
+                found = own(self)
+                if isinstance(found, dict):
+                    return {name: 1.01 * t for name, t in found.items()}
+                return 1.01 * found
+
+            patch.setattr(quantity, "result", property(result))
+            assert judge(PLAIN).kind == "wrong"
+
+
+def test_a_program_that_plain_autograd_cannot_run_is_invalid() -> None:
+    assert judge(Program(Sizes(2, 3, 4), "vec", (Step("activation", 0),))).kind == "invalid"
+
+
+def test_the_default_dtype_is_as_before() -> None:
+    judge(PLAIN)
+    assert torch.get_default_dtype() is torch.float32
+
+
+@pytest.mark.parametrize(("ok", "kind"), [(True, "exact"), (False, "alarm")])
+def test_a_certificate_that_rejects_a_right_answer_is_an_alarm(
+    monkeypatch: pytest.MonkeyPatch, ok: bool, kind: str
+) -> None:
+    report = type("Report", (), {"ok": ok})()
+    monkeypatch.setattr(pergrad, "certify", lambda *args: report, raising=False)
+    assert judge(PLAIN).kind == kind
+
+
+@pytest.mark.parametrize(("ok", "kind"), [(True, "certified"), (False, "wrong")])
+def test_a_wrong_answer_that_is_certified_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, ok: bool, kind: str
+) -> None:
+    report = type("Report", (), {"ok": ok})()
+    monkeypatch.setattr(pergrad, "certify", lambda *args: report, raising=False)
+    replacing(monkeypatch, lambda found, model: {name: 2 * g for name, g in found.items()})
+    assert judge(PLAIN).kind == kind
+
+
+def test_a_certificate_of_samples_that_meet_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = type("Report", (), {"ok": True})()
+    monkeypatch.setattr(pergrad, "certify", lambda *args: report, raising=False)
+    steps = (Step("linear", 0), Step("detached_mean", 1))
+    program = Program(Sizes(4, 3, 4), "vec", steps)
+    assert judge(program).kind in ("certified", "refused")  # never exact
