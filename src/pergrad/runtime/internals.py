@@ -296,11 +296,6 @@ ENTRIES: Mapping[str, Entry] = {
         instead=functools.partial(make_fx, tracing_mode="fake"),
         make=_trace,
     ),
-    "reparametrize": Entry(
-        "torch.nn.utils.stateless._reparametrize_module",
-        "to trace a step with its weights as inputs",
-        "steps are not compiled, with a warning",
-    ),
     "compile_fx": Entry(
         "torch._inductor.compile_fx.compile_fx",
         "to compile a traced step",
