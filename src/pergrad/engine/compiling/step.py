@@ -29,6 +29,7 @@ from pergrad.engine.recording.running import run_recorded
 from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals, without_compiler
+from pergrad.runtime.eagerness import uncompiled
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -126,6 +127,7 @@ class CompiledStep:
     def graphs(self) -> int:
         return sum(graph is not None for graph in self._graphs.values())
 
+    @uncompiled
     def __call__(self, *batch: Any) -> Tensor:
         flat, spec = internals.pytree.tree_flatten(batch)
         state, training = state_of(self._model)
@@ -162,7 +164,7 @@ class CompiledStep:
         self._why_not = reason
         warnings.warn(
             f"pergrad.compiled: the step cannot be traced and runs uncompiled ({reason})",
-            stacklevel=4,
+            stacklevel=5,
         )
 
     def _wants_graph(self, key: Any) -> bool:
@@ -175,7 +177,7 @@ class CompiledStep:
                 warnings.warn(
                     f"pergrad.compiled: {self._max_graphs} different signatures are compiled already, "
                     "further ones run uncompiled: pad batches to fewer shapes, or raise max_graphs",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
             return False
         self._graphs[key] = None
@@ -211,7 +213,7 @@ class CompiledStep:
                 warnings.warn(
                     "pergrad.compiled: the compiler failed, so steps run as with "
                     f'backend="eager" ({_reason(error)})',
-                    stacklevel=3,
+                    stacklevel=4,
                 )
                 return self._made(state, flat, spec, skeletons)
         else:

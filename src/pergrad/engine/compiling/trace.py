@@ -19,6 +19,7 @@ from pergrad.engine.compiling.surroundings import Surroundings, UnrepeatableErro
 from pergrad.engine.recording.modules import submodules
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals
+from pergrad.runtime.eagerness import traceable_callables
 
 __all__ = ["Guard", "Trace", "quiet", "trace_step"]
 
@@ -81,7 +82,7 @@ def trace_step(
             old += tensors_in([vars(quantity).get(name) for name in attributes])
         return [losses, *results]
 
-    with quiet(), _no_autocast_cache():
+    with quiet(), _no_autocast_cache(), traceable_callables():
         graph: GraphModule = internals.trace(traced)(*graph_inputs(state, flat))
     constants = _constants(graph)
     _refuse_reads(constants, state, "a parameter or buffer, past the module")

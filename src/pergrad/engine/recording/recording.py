@@ -21,6 +21,7 @@ from pergrad.engine.samples.layouts import Scope
 from pergrad.errors import PergradError, ScopeError
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals
+from pergrad.runtime.eagerness import running_eagerly
 
 __all__ = ["Recording", "check_module", "check_quantities", "recorded"]
 
@@ -130,7 +131,7 @@ class Recording:
         for p in self._left_out:
             p.requires_grad_(False)
         try:
-            with intercepting_functions(), self._recorder:
+            with running_eagerly(), intercepting_functions(), self._recorder:
                 yield
         finally:
             for p in self._left_out:
