@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -70,19 +70,25 @@ class _Eagerness:
 _eagerness = _Eagerness()
 
 
-@contextmanager
-def running_eagerly() -> Iterator[None]:
+class running_eagerly:  # noqa: N801  # a context manager, as in contextlib
     """Within the block compiled functions and modules run eagerly, and so does compiled code around it."""
-    # Within a compiled function the interpreter passes each frame of this thread to the compiler.
-    callback = internals.set_frame_callback(None)
-    try:
-        _eagerness.open()
+
+    __slots__ = ("_callback",)
+
+    def __enter__(self) -> None:
+        # Within a compiled function the interpreter passes each frame of this thread to the compiler.
+        self._callback = internals.set_frame_callback(None)
         try:
-            yield
-        finally:
+            _eagerness.open()
+        except BaseException:
+            internals.set_frame_callback(self._callback)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
             _eagerness.close()
-    finally:
-        internals.set_frame_callback(callback)
+        finally:
+            internals.set_frame_callback(self._callback)
 
 
 def traceable_callables() -> AbstractContextManager[object]:
