@@ -284,10 +284,10 @@ def test_assigning_writes_the_gradients_of_the_parameters() -> None:
         assert torch.equal(total, before[name])
 
 
-def test_result_is_in_the_type_of_the_parameters() -> None:
+def test_result_of_halves_is_in_float32_and_assigned_in_the_type_of_the_parameters() -> None:
     model = nn.Linear(D, 3).bfloat16()
     found = clipped(model, torch.randn(4, D).bfloat16(), 0.7)
-    assert {t.dtype for t in found.result.values()} == {torch.bfloat16}
+    assert {t.dtype for t in found.result.values()} == {torch.float32}
     assert found.norms.dtype == torch.float32
     found.assign()
     assert model.weight.grad.dtype == torch.bfloat16

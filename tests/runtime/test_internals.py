@@ -381,12 +381,6 @@ def test_a_trace_may_close_over_tensors() -> None:
     assert internals.trace(lambda x: x * weight)(torch.ones(2))(torch.ones(2)).tolist() == [1, 1]
 
 
-def test_a_module_runs_on_other_parameters() -> None:
-    layer = nn.Linear(2, 2, bias=False)
-    with internals.reparametrize(layer, {"weight": torch.eye(2)}, tie_weights=True):
-        assert layer(torch.ones(1, 2)).tolist() == [[1, 1]]
-
-
 @ways("BelowAutograd")
 def test_below_autograd_there_is_no_graph(way: Any) -> None:
     x = torch.ones(2, requires_grad=True)

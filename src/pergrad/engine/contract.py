@@ -27,6 +27,7 @@ from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import SampleGradients
 from pergrad.rules import DECOMPOSITIONS, RULES
 from pergrad.runtime import internals
+from pergrad.runtime.eagerness import uncompiled
 
 __all__ = ["ExpandedWeight", "call_for_per_sample_grads"]
 
@@ -88,7 +89,8 @@ def call_for_per_sample_grads(
                 f"(shape {tuple(p.shape)}): set it to None before the next call"
             )
 
-    @functools.wraps(module.forward)
+    @uncompiled
+    @functools.wraps(module.forward, updated=())  # its attributes are marks of a compiler
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         recording = Recording(module, [_GradSamples()], options)
         if batch_size is not None:

@@ -13,6 +13,7 @@ from pergrad.engine.recording.options import LossReduction, Options, Params
 from pergrad.engine.recording.recording import check_quantities, recorded
 from pergrad.engine.recording.running import run_recorded
 from pergrad.quantities import Grads, Norms, Quantity
+from pergrad.runtime.eagerness import refused_in_compiled_code, uncompiled
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["grads", "norms", "record"]
 
 
+@refused_in_compiled_code
 @contextmanager
 def record(
     module: nn.Module,
@@ -77,6 +79,7 @@ def record(
         yield quantities[0] if len(quantities) == 1 else quantities
 
 
+@uncompiled
 def grads(
     model: nn.Module,
     loss_fn: Callable[..., Tensor],
@@ -106,6 +109,7 @@ def grads(
     return quantity.result
 
 
+@uncompiled
 def norms(
     model: nn.Module,
     loss_fn: Callable[..., Tensor],

@@ -44,7 +44,8 @@ class Batch:
     def dtype(self) -> torch.dtype:
         """Returns the dtype of results over all parameters: float64 if any parameter has it, else float32."""
         dtypes = [p.dtype for p in self.parameters.values()]
-        return torch.float64 if torch.float64 in dtypes else torch.float32
+        is_double = torch.float64 in dtypes or torch.complex128 in dtypes
+        return torch.float64 if is_double else torch.float32
 
     def stored(self, result: Tensor) -> Tensor:
         """Moves a result to the CPU if `offload` is set."""
@@ -180,11 +181,16 @@ def joined_samples(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str
     return {name: torch.cat([a[name], b[name]]) for name in a}
 
 
-def or_zeros(found: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
-    """Returns a value for every parameter, in order; zeros for those that the loss does not reach."""
-    return {
-        name: found[name]
-        if name in found
-        else batch.stored(torch.zeros_like(p, dtype=wide(p.dtype)))
-        for name, p in batch.parameters.items()
-    }
+def or_zeros(
+    found: Mapping[str, Tensor], batch: Batch, *, are_real: bool = False
+) -> dict[str, Tensor]:
+    """Returns a value for every parameter, in order; zeros for those that the loss does not reach.
+
+    With `are_real`, values of complex parameters are real, as squares are.
+    """
+    values = dict(found)
+    for name, p in batch.parameters.items():
+        if name not in found:
+            dtype = wide(p.dtype).to_real() if are_real else wide(p.dtype)
+            values[name] = batch.stored(torch.zeros_like(p, dtype=dtype))
+    return {name: values[name] for name in batch.parameters}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from pergrad.errors import PergradError
@@ -33,7 +34,7 @@ class SecondMoment(Reduction[dict[str, Tensor]]):
         self._sums[name] = self.batch.stored(gradients.sum_of_squares())
 
     def finish(self) -> dict[str, Tensor]:
-        return or_zeros(self._sums, self.batch)
+        return or_zeros(self._sums, self.batch, are_real=True)
 
     def merge(self, other: SecondMoment) -> None:
         self._result = {name: a + other.result[name] for name, a in self.result.items()}
@@ -54,10 +55,15 @@ class _Moments(NamedTuple):
             a + b,
             {name: mean + apart[name] * (b / (a + b)) for name, mean in self.means.items()},
             {
-                name: squares + other.squares[name] + apart[name].square() * (a * b / (a + b))
+                name: squares + other.squares[name] + _squared(apart[name]) * (a * b / (a + b))
                 for name, squares in self.squares.items()
             },
         )
+
+
+def _squared(t: Tensor) -> Tensor:
+    """|t|², elementwise; real."""
+    return torch.view_as_real(t).square().sum(-1) if t.is_complex() else t.square()
 
 
 class Variance(Reduction[Any]):
@@ -102,7 +108,8 @@ class Variance(Reduction[Any]):
         self._squares[name] = self.batch.stored(gradients.squares_about(mean))
 
     def finish(self) -> _Moments:
-        means, squares = or_zeros(self._means, self.batch), or_zeros(self._squares, self.batch)
+        means = or_zeros(self._means, self.batch)
+        squares = or_zeros(self._squares, self.batch, are_real=True)
         return _Moments(self.batch.size, means, squares)
 
     def merge(self, other: Variance) -> None:

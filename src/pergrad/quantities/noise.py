@@ -112,7 +112,8 @@ class _Sums(NamedTuple):
 
     def estimates(self) -> Tensor:
         """Computes tr(Σ) and |G|² on the device, without synchronising."""
-        lengths = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in self.totals.values()]
+        totals = [torch.view_as_real(t) if t.is_complex() else t for t in self.totals.values()]
+        lengths = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in totals]
         total = torch.stack(lengths).square().sum()
         trace = (self.squares - total / self.samples) / (self.samples - 1)
         return torch.stack([trace, total / self.samples**2 - trace / self.samples])

@@ -1,6 +1,7 @@
 """Reduces factors (norms, sums, dots, moments, sketches) without holding the per-sample gradients."""
 
 from pergrad.reductions.batched_launches import SquaredNorms, weighted_sums
+from pergrad.reductions.complex_gradients import gradients_of
 from pergrad.reductions.gradients import SampleGradients
 from pergrad.reductions.sketches import CountSketch, TwoSidedSketch
 
@@ -9,5 +10,6 @@ __all__ = [
     "SampleGradients",
     "SquaredNorms",
     "TwoSidedSketch",
+    "gradients_of",
     "weighted_sums",
 ]

@@ -116,6 +116,18 @@ def _unchanged(x: Tensor, _: list[int]) -> Tensor:
     return x
 
 
+class _NoConfig:
+    """Has no options to change."""
+
+    @staticmethod
+    def patch(**_: Any) -> AbstractContextManager[object]:
+        return ExitStack()
+
+
+def _unchanged_callback(_: Any) -> None:
+    return None
+
+
 # -- objects that callers use in place of the named ones
 
 
@@ -179,6 +191,12 @@ ENTRIES: Mapping[str, Entry] = {
         "to tell tensors of a trace from those with values",
         "no tensor counts as traced, and steps are not compiled",
         instead=_Never,
+    ),
+    "set_frame_callback": Entry(
+        "torch._C._dynamo.eval_frame.set_eval_frame",
+        "to run a recording inside of a compiled function eagerly",
+        "a recording inside of a compiled function may fail",
+        instead=_unchanged_callback,
     ),
     # Autograd
     "current_graph_task_id": Entry(
@@ -316,11 +334,6 @@ ENTRIES: Mapping[str, Entry] = {
         instead=functools.partial(make_fx, tracing_mode="fake"),
         make=_trace,
     ),
-    "reparametrize": Entry(
-        "torch.nn.utils.stateless._reparametrize_module",
-        "to trace a step with its weights as inputs",
-        "steps are not compiled, with a warning",
-    ),
     "compile_fx": Entry(
         "torch._inductor.compile_fx.compile_fx",
         "to compile a traced step",
@@ -343,6 +356,12 @@ ENTRIES: Mapping[str, Entry] = {
         "to find the tensors that a traced step changes in place",
         _ERROR,
         make=_reader("_schema", _operator),
+    ),
+    "compiler_config": Entry(
+        "torch._dynamo.config",
+        "to trace a step that calls functions of `torch.compile`",
+        "such a step is not compiled",
+        instead=_NoConfig,
     ),
     # Operators
     "grouped_mm": Entry(

@@ -24,12 +24,15 @@ __all__ = [
     "without_autocast",
 ]
 
+_WIDE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 _HALVES = (torch.bfloat16, torch.float16)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype to accumulate in: float32, or float64 for float64."""
-    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
+    """Returns the dtype to accumulate in: float32, or float64 for float64; complex for a complex one."""
+    if dtype in _WIDE:
+        return dtype
+    return torch.complex64 if dtype.is_complex else torch.float32
 
 
 def least_trusted(dtype: torch.dtype) -> float:

@@ -43,7 +43,7 @@ def taken(build: Any, t: Tensor) -> tuple[Any, list[Tensor], list[Holder]]:
     before = [Holder()]
     after = [copy.copy(q) for q in before]
     after[0].result = build(t)  # type: ignore[attr-defined]
-    template, results = take_apart(before, after, {"weight": WEIGHT})  # type: ignore[arg-type]
+    template, results = take_apart(before, after, [WEIGHT])  # type: ignore[arg-type]
     return template, results, before
 
 
@@ -69,7 +69,7 @@ def test_tensors_of_the_model_are_no_results_but_those_of_the_state() -> None:
 
 def test_attributes_that_the_step_left_alone_are_no_part_of_the_template() -> None:
     template, _, quantities = taken(lambda t: t, torch.zeros(2))
-    assert [list(attributes) for attributes in template] == [["result"]]
+    assert [list(attributes) for attributes in template.attributes] == [["result"]]
     quantities[0].option = 0.25
     fill(quantities, template, [torch.ones(2)], [])  # type: ignore[arg-type]
     assert quantities[0].option == 0.25

@@ -14,6 +14,7 @@ from pergrad.engine.recording.options import LossReduction, Options
 from pergrad.engine.recording.running import run_recorded
 from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import SampleGradients
+from pergrad.runtime.eagerness import uncompiled
 
 __all__ = ["ExplainReport", "Explanation", "explain"]
 
@@ -87,6 +88,7 @@ class _FactorKinds(Quantity):
         pass
 
 
+@uncompiled
 def explain(
     model: nn.Module,
     loss_fn: Callable[..., Tensor],

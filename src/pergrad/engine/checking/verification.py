@@ -14,10 +14,12 @@ from pergrad.engine.checking.trial import Trial, undisturbed
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.recording.options import LossReduction
 from pergrad.errors import PergradError
+from pergrad.runtime.eagerness import uncompiled
 
 __all__ = ["Verification", "VerifyReport", "verify"]
 
 
+@uncompiled
 def verify(
     model: nn.Module,
     loss_fn: Callable[..., Tensor],

@@ -12,7 +12,7 @@ from torch import Tensor
 from pergrad.errors import ScopeError
 from pergrad.factors import Factor
 from pergrad.quantities import Batch, Quantity
-from pergrad.reductions import SampleGradients
+from pergrad.reductions import gradients_of
 from pergrad.runtime import internals, is_traced, without_autocast
 from pergrad.runtime.bounds import default_bound
 from pergrad.runtime.queue import Queue
@@ -145,7 +145,8 @@ class Ledger:
         return True
 
     def _reduce(self, name: str) -> None:
-        gradients = SampleGradients(self._factors.pop(name), self._scale, bound=self.queue.bound)
+        parameter = self._batch.parameters[name]
+        gradients = gradients_of(parameter, self._factors.pop(name), self._scale, self.queue.bound)
         for quantity in self._quantities:
             if self._pass < self.passes - quantity.passes:
                 continue

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from pergrad.engine.compiling.containers import holds_traced, is_same, skeleton
+from pergrad.engine.compiling.surroundings import Rebinding, UnrepeatableError
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals
 
 __all__ = ["Template", "clear", "fill", "take_apart"]
+
+
+_MISSING = object()
 
 
 @dataclass(frozen=True)
@@ -28,18 +33,26 @@ class _ResultSlot:
     index: int
 
 
-# For each quantity, its attributes as they were when traced, with slots in the place of tensors.
-Template: TypeAlias = list[dict[str, Any]]
+class Template(NamedTuple):
+    """What a step leaves behind, as it was when traced, with slots in the place of tensors."""
+
+    attributes: list[dict[str, Any]]  # for each quantity
+    rebound: list[tuple[dict[str, Any], str, Any]]  # attributes of modules: whose, name, value
 
 
 def take_apart(
-    before: Sequence[Quantity], after: Sequence[Quantity], own: dict[str, Tensor]
+    before: Sequence[Quantity],
+    after: Sequence[Quantity],
+    own: Sequence[Tensor],
+    rebindings: Sequence[Rebinding] = (),
+    skeletons: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[Template, list[Tensor]]:
-    """Takes the tensors out of the attributes that quantities got in a step: a template, and the tensors.
+    """Takes the tensors out of the attributes that quantities and modules got: a template, and the tensors.
 
-    `own` are the tensors of the model, which a quantity may hold too: they are no results.
+    `own` are the tensors of the model, which a quantity may hold too: they are no results. `skeletons` are
+    those of the quantities after another step: if they differ, a state accumulates, which no graph does.
     """
-    of_model = {id(t): _StateSlot(index) for index, t in enumerate(own.values())}
+    of_model = {id(t): _StateSlot(index) for index, t in enumerate(own)}
     results: list[Tensor] = []
 
     def slot(value: Any) -> Any:
@@ -47,24 +60,34 @@ def take_apart(
             return value
         if id(value) in of_model:
             return of_model[id(value)]
-        results.append(value)
+        results.append(value.detach() if value.requires_grad else value)
         return _ResultSlot(len(results) - 1)
 
-    template: Template = []
-    for old, new in zip(before, after, strict=True):
-        template.append(
-            {
-                name: internals.pytree.tree_map(slot, value)
-                for name, value in vars(new).items()
-                if name not in vars(old) or vars(old)[name] is not value
-            }
-        )
+    template = Template([], [])
+    for k, (old, new) in enumerate(zip(before, after, strict=True)):
+        changed = {
+            name: value
+            for name, value in vars(new).items()
+            if name not in vars(old) or not is_same(vars(old)[name], value)
+        }
+        slots = {name: internals.pytree.tree_map(slot, value) for name, value in changed.items()}
+        for name, value in changed.items():
+            is_repeated = skeletons is None or skeleton(value) == skeletons[k].get(name, _MISSING)
+            if not is_repeated or holds_traced(slots[name]):
+                raise UnrepeatableError(
+                    f"the attribute {name!r} of {type(old).__name__} accumulates over several steps, or "
+                    "holds tensors in an object; update it in `settle`, which is never traced"
+                )
+        template.attributes.append(slots)
+    for bound in rebindings:
+        value = internals.pytree.tree_map(slot, bound.new)
+        template.rebound.append((bound.of, bound.key, value))
     return template, results
 
 
 def clear(quantities: Sequence[Quantity], template: Template) -> None:
     """Drops the last results, so that the next ones can reuse their memory."""
-    for quantity, attributes in zip(quantities, template, strict=True):
+    for quantity, attributes in zip(quantities, template.attributes, strict=True):
         for name in attributes:
             setattr(quantity, name, None)
 
@@ -72,8 +95,10 @@ def clear(quantities: Sequence[Quantity], template: Template) -> None:
 def fill(
     quantities: Sequence[Quantity], template: Template, results: list[Tensor], state: list[Tensor]
 ) -> None:
-    """Gives quantities their attributes, with the tensors of this step in the template's slots."""
-    for quantity, attributes in zip(quantities, template, strict=True):
+    """Gives quantities and modules their attributes: the template with the tensors of this step."""
+    for of, name, value in template.rebound:
+        of[name] = _filled(value, results, state)
+    for quantity, attributes in zip(quantities, template.attributes, strict=True):
         for name, value in attributes.items():
             setattr(quantity, name, _filled(value, results, state))
         quantity.settle()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
+from pergrad.engine.compiling.containers import skeleton
 from pergrad.engine.compiling.cuda_graphs import Replayed, check_devices
 from pergrad.engine.compiling.eager_backend import as_python
 from pergrad.engine.compiling.inductor_backend import compile_graph
@@ -21,13 +22,14 @@ from pergrad.engine.compiling.state import (
     signature_of_leaves,
     state_of,
 )
-from pergrad.engine.compiling.trace import trace_step
+from pergrad.engine.compiling.trace import Guard, trace_step
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.recording import check_module, check_quantities
 from pergrad.engine.recording.running import run_recorded
 from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals, without_compiler
+from pergrad.runtime.eagerness import uncompiled
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -58,9 +60,10 @@ def compiled(
     The first call with a signature runs as `pergrad.record` does. The second one compiles, which takes
     seconds for a small model and minutes for a large one; with backend="eager" it only traces, which takes
     seconds for a large one. A model whose control flow depends on values (`.item()`, experts in eager mode)
-    cannot be traced: it runs uncompiled, with one warning that gives the reason. If the compiler fails, for
-    example without a C++ compiler on the machine, steps are only traced, with a warning. Anything else that
-    the loss function reads, such as global variables, keeps the value that it had in the trace.
+    cannot be traced: it runs uncompiled, with one warning that gives the reason. So does one that changes
+    more than its results and tensors in attributes of modules: a counter, a list that grows. If the compiler
+    fails, for example without a C++ compiler on the machine, steps are only traced, with a warning. Anything
+    else that the loss function reads, such as global variables, keeps the value that it had in the trace.
 
     Args:
         model: any module.
@@ -114,6 +117,9 @@ class CompiledStep:
         self._pool: Any = None  # the memory of CUDA graphs
         self._states = StateNumbers()
         self._graphs: dict[Any, _CompiledGraph | None] = {}  # by signature; None: seen once
+        self._skeletons: dict[
+            Any, list[dict[str, Any]]
+        ] = {}  # of the quantities after that first call
         self._why_not: str | None = None  # the reason to stay uncompiled
         self._is_warned = False  # that there are too many signatures
 
@@ -121,6 +127,7 @@ class CompiledStep:
     def graphs(self) -> int:
         return sum(graph is not None for graph in self._graphs.values())
 
+    @uncompiled
     def __call__(self, *batch: Any) -> Tensor:
         flat, spec = internals.pytree.tree_flatten(batch)
         state, training = state_of(self._model)
@@ -129,13 +136,36 @@ class CompiledStep:
         if self._cuda_graphs and key not in self._graphs:  # a signature names the devices
             check_devices(graph_inputs(state, flat))
         if self._why_not is not None or not self._wants_graph(key):
-            return self._run(self._quantities, batch)
+            return self._run_first(key, batch)
         graph = self._graphs[key]
         if graph is None:
-            graph = self._graphs[key] = self._made(state, flat, spec)
+            graph = self._graphs[key] = self._made(
+                state, flat, spec, self._skeletons.pop(key, None)
+            )
+        elif not all(map(Guard.holds, graph.guards)):
+            self._stay_uncompiled(
+                "a tensor that is an attribute of a module was replaced by another"
+            )
+            graph = None
         if graph is None:
             return self._run(self._quantities, batch)
         return graph.run(state, flat, self._quantities)
+
+    def _run_first(self, key: Any, batch: Sequence[Any]) -> Tensor:
+        """Runs the step uncompiled, and notes what the quantities hold after the first of its signature."""
+        loss = self._run(self._quantities, batch)
+        if self._why_not is None and self._graphs[key] is None and key not in self._skeletons:
+            self._skeletons[key] = [
+                {name: skeleton(value) for name, value in vars(q).items()} for q in self._quantities
+            ]
+        return loss
+
+    def _stay_uncompiled(self, reason: str) -> None:
+        self._why_not = reason
+        warnings.warn(
+            f"pergrad.compiled: the step cannot be traced and runs uncompiled ({reason})",
+            stacklevel=5,
+        )
 
     def _wants_graph(self, key: Any) -> bool:
         """Whether to run a graph: from the second call with a signature on, up to `max_graphs` of them."""
@@ -147,7 +177,7 @@ class CompiledStep:
                 warnings.warn(
                     f"pergrad.compiled: {self._max_graphs} different signatures are compiled already, "
                     "further ones run uncompiled: pad batches to fewer shapes, or raise max_graphs",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
             return False
         self._graphs[key] = None
@@ -156,46 +186,51 @@ class CompiledStep:
     def _run(self, quantities: Sequence[Quantity], batch: Sequence[Any]) -> Tensor:
         return run_recorded(self._model, self._loss_fn, batch, quantities, self._options)
 
-    def _made(self, state: list[Tensor], flat: list[Any], spec: Any) -> _CompiledGraph | None:
+    def _made(
+        self,
+        state: list[Tensor],
+        flat: list[Any],
+        spec: Any,
+        skeletons: list[dict[str, Any]] | None,
+    ) -> _CompiledGraph | None:
         """Traces and compiles the step; warns with the reason if either fails, and then does without it."""
         try:
             with nullcontext() if self._backend == "inductor" else without_compiler():
-                graph, template = trace_step(
-                    self._run, self._model, self._quantities, state, flat, spec
+                trace = trace_step(
+                    *(self._run, self._model, self._quantities, state, flat, spec),
+                    loss_fn=self._loss_fn,
+                    skeletons=skeletons,
                 )
         except Exception as error:
-            self._why_not = _reason(error)
-            warnings.warn(
-                f"pergrad.compiled: the step cannot be traced and runs uncompiled ({self._why_not})",
-                stacklevel=3,
-            )
+            self._stay_uncompiled(_reason(error))
             return None
         call: Callable[..., Any]
         if self._backend == "inductor":
             try:
-                call = compile_graph(graph, graph_inputs(state, flat))
+                call = compile_graph(trace.graph, graph_inputs(state, flat))
             except Exception as error:
                 self._backend = "eager"
                 warnings.warn(
                     "pergrad.compiled: the compiler failed, so steps run as with "
                     f'backend="eager" ({_reason(error)})',
-                    stacklevel=3,
+                    stacklevel=4,
                 )
-                return self._made(state, flat, spec)
+                return self._made(state, flat, spec, skeletons)
         else:
-            call = as_python(graph)
+            call = as_python(trace.graph)
         if self._cuda_graphs:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             call = Replayed(call, len(state), self._pool)
-        return _CompiledGraph(call, template)
+        return _CompiledGraph(call, trace.template, trace.guards)
 
 
 @dataclass(frozen=True)
 class _CompiledGraph:
-    """Holds a compiled step for one signature, and the template of its results."""
+    """Holds a compiled step for one signature, the template of its results, and what it depends on."""
 
     call: Callable[..., Any]
     template: Template
+    guards: list[Guard]
 
     def run(self, state: list[Tensor], flat: list[Any], quantities: Sequence[Quantity]) -> Tensor:
         clear(quantities, self.template)

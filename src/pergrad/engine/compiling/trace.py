@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from pergrad.engine.compiling.containers import owned_copy, tensors_in
 from pergrad.engine.compiling.results import Template, take_apart
 from pergrad.engine.compiling.state import graph_inputs
-from pergrad.engine.recording.modules import names_of_tensors
+from pergrad.engine.compiling.surroundings import Surroundings, UnrepeatableError
+from pergrad.engine.recording.modules import submodules
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals
+from pergrad.runtime.eagerness import traceable_callables
 
-__all__ = ["quiet", "trace_step"]
+__all__ = ["Guard", "Trace", "quiet", "trace_step"]
 
 Step = Callable[[Sequence[Quantity], Sequence[Any]], Tensor]  # of quantities and a batch
+
+
+class Trace(NamedTuple):
+    """The graph of a step, a template of its results, and what makes the graph invalid."""
+
+    graph: GraphModule
+    template: Template
+    guards: list[Guard]
 
 
 def trace_step(
@@ -30,33 +41,97 @@ def trace_step(
     state: list[Tensor],
     flat: list[Any],
     spec: Any,
-) -> tuple[GraphModule, Template]:
-    """Traces `step`, which gives the losses and fills quantities: its graph, and a template of the results.
+    *,
+    loss_fn: Any = None,
+    skeletons: Sequence[Mapping[str, Any]] | None = None,
+) -> Trace:
+    """Traces `step`, which gives the losses and fills quantities.
 
     The graph takes the tensors of `graph_inputs(state, flat)`, and returns the losses and the results.
+    Whatever the step changes in the model, in variables of `loss_fn` and in the quantities is undone. Tensors
+    that it assigns to attributes of modules are results. Raises `UnrepeatableError` if it changes anything
+    else, or if quantities are not as `skeletons`, those after another step, describe them.
     """
-    names = names_of_tensors(model)
     tensors_at = [k for k, v in enumerate(flat) if isinstance(v, Tensor)]
-    trained = {name for name, t in zip(names, state, strict=True) if t.requires_grad}
-    template: Template = []
+    template = Template([], [])
+    old: list[Tensor] = []  # what the step replaces by its results
+    surroundings = Surroundings(model, [loss_fn, *map(vars, quantities)])
 
     def traced(*inputs: Tensor) -> list[Tensor]:
-        nonlocal template
-        own = dict(zip(names, inputs, strict=False))
-        for name in trained:
-            own[name] = own[name].detach().requires_grad_()
+        nonlocal template, old
+        own = list(inputs[: len(state)])
+        for k, t in enumerate(state):
+            if t.requires_grad:
+                own[k] = own[k].detach().requires_grad_()
         values = list(flat)
-        for k, t in zip(tensors_at, inputs[len(names) :], strict=True):
+        for k, t in zip(tensors_at, inputs[len(state) :], strict=True):
             values[k] = t
-        filled = [copy.copy(q) for q in quantities]
-        with internals.reparametrize(model, own, tie_weights=True), _unflattened(model):
-            losses = step(filled, internals.pytree.tree_unflatten(values, spec))
-        template, results = take_apart(quantities, filled, own)
+        filled = list(map(_copied, quantities))
+        surroundings.put({id(t): stand_in for t, stand_in in zip(state, own, strict=True)})
+        try:
+            with _unflattened(model):
+                losses = step(filled, internals.pytree.tree_unflatten(values, spec))
+        except BaseException:
+            with suppress(UnrepeatableError):
+                surroundings.restore()
+            raise
+        rebindings = surroundings.restore()
+        template, results = take_apart(quantities, filled, own, rebindings, skeletons)
+        old = list(tensors_in([r.old for r in rebindings]))
+        for quantity, attributes in zip(quantities, template.attributes, strict=True):
+            old += tensors_in([vars(quantity).get(name) for name in attributes])
         return [losses, *results]
 
-    with quiet(), _no_autocast_cache():
+    with quiet(), _no_autocast_cache(), traceable_callables():
         graph: GraphModule = internals.trace(traced)(*graph_inputs(state, flat))
-    return graph, template
+    constants = _constants(graph)
+    _refuse_reads(constants, state, "a parameter or buffer, past the module")
+    _refuse_reads(constants, old, "state that it replaces")
+    return Trace(graph, template, _guards(model, constants))
+
+
+def _copied(quantity: Quantity) -> Quantity:
+    """Copies a quantity and its containers, which the trace would fill with tensors without values."""
+    own = copy.copy(quantity)
+    for name, value in vars(own).items():
+        vars(own)[name] = owned_copy(value)
+    return own
+
+
+def _constants(graph: GraphModule) -> list[Tensor]:
+    """Lists the tensors with values that the graph reads beside its inputs."""
+    found = [getattr(graph, node.target, None) for node in graph.graph.find_nodes(op="get_attr")]
+    return [t for t in found if isinstance(t, Tensor)]
+
+
+def _refuse_reads(constants: Sequence[Tensor], state: Sequence[Tensor], what: str) -> None:
+    known = {id(t) for t in state}
+    for t in constants:
+        if id(t) in known:
+            raise UnrepeatableError(
+                f"the step reads {what}: a tensor of shape {tuple(t.shape)} would keep the value of the trace"
+            )
+
+
+class Guard(NamedTuple):
+    """An attribute of a module whose tensor is a constant of the graph."""
+
+    attributes: dict[str, Any]
+    name: str
+    value: Tensor
+
+    def holds(self) -> bool:
+        return self.attributes.get(self.name) is self.value
+
+
+def _guards(model: nn.Module, constants: Sequence[Tensor]) -> list[Guard]:
+    known = {id(t) for t in constants}
+    return [
+        Guard(vars(module), name, value)
+        for module in (submodules(model) if known else ())
+        for name, value in vars(module).items()
+        if id(value) in known
+    ]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from pergrad.engine.samples.propagation import (
     tensors_in,
 )
 from pergrad.runtime import internals
-from pergrad.runtime.caches import cached
+from pergrad.runtime.caches import CACHES
 
 __all__ = ["Applied", "intercepting_functions"]
 
@@ -31,18 +32,37 @@ _original: classmethod = Function.__dict__["apply"]
 
 
 class Applied:
-    """Represents `function.apply` by one object per class, for lookups and comparisons."""
+    """Represents `function.apply` by one object per class, for lookups and comparisons.
+
+    Caches keep it, so it does not keep the class, which may be local to a function.
+    """
 
     def __init__(self, function: type[Function]) -> None:
-        self.function = function
+        self._function = weakref.ref(function)
         self.__name__, self.__module__ = function.__name__, function.__module__
         self.__qualname__ = function.__qualname__
+
+    @property
+    def function(self) -> type[Function]:
+        found = self._function()
+        assert found is not None, "whoever calls `apply` holds the class"
+        return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _plain(self.function)(*args, **kwargs)
 
 
-_applied = cached("the `apply` of autograd.Functions, by class")(Applied)
+_APPLIED: weakref.WeakKeyDictionary[type[Function], Applied] = weakref.WeakKeyDictionary()
+CACHES.add(
+    __name__, "the `apply` of autograd.Functions, by class", "at most the classes alive", _APPLIED
+)
+
+
+def _applied(function: type[Function]) -> Applied:
+    found = _APPLIED.get(function)
+    if found is None:
+        found = _APPLIED[function] = Applied(function)
+    return found
 
 
 def _plain(function: type[Function]) -> Callable[..., Any]:

@@ -49,6 +49,10 @@ def _unchanged(factor: Factor) -> Factor:
     return factor
 
 
+def _itself(t: Tensor) -> Tensor:
+    return t
+
+
 def explicit_cast(func: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[], Tensor] | None:
     """Returns `w.to(x)` as a call of `w.to(x.device, x.dtype)`, without x's samples; None for other calls."""
     if name_of(func) not in ("to", "type_as"):
@@ -85,8 +89,10 @@ def derive(
         return leaves[id(value)]
 
     args, kwargs = internals.pytree.tree_map(leaf, (args, kwargs))
-    same = lambda t: t  # noqa: E731  # keeps the hooks of a checkpoint out of this small graph
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(same, same):
+    # Hooks of its own keep those of a checkpoint out of this small graph. A node that saves its own output
+    # would hold itself: the saved tensor must not have the node.
+    own_hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, _itself)
+    with torch.enable_grad(), own_hooks:
         result = func(*args, **kwargs)
     own = [
         t for t in internals.pytree.tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad

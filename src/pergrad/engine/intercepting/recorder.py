@@ -281,7 +281,8 @@ class Recorder(TorchFunctionMode):
             if output is not NotImplemented:
                 return output
         rule = RULES.get(key)
-        if rule is not None:
+        # Rules are written for real numbers; autograd conjugates what a complex gradient needs.
+        if rule is not None and not any(t.is_complex() for t in tensors_in(args, kwargs)):
             output = call_with_rule(rule, func, args, kwargs, self.tracker)
             if output is not NotImplemented:
                 self._note(func, args, kwargs, "rule")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pergrad.engine.recording.recording import Recording
 from pergrad.errors import ScopeError
 from pergrad.runtime import internals
+from pergrad.runtime.eagerness import uncompiled
 
 __all__ = ["run_gated"]
 
@@ -59,6 +60,7 @@ class _Gate(torch.autograd.Function):
         return tuple(t.detach() for t in inside.outputs)
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         inside: _Inside | None = ctx.inside
         if inside is None:

@@ -22,6 +22,7 @@ from pergrad.engine.samples.proving import APART, keeps_apart, sources_of
 from pergrad.errors import BatchSizeError, MixedSamplesError, PergradError, ScopeError
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals, is_traced
+from pergrad.runtime.eagerness import running_eagerly
 
 __all__ = ["Recording", "check_module", "check_quantities", "recorded"]
 
@@ -161,7 +162,7 @@ class Recording:
         for p in self._left_out:
             p.requires_grad_(False)
         try:
-            with intercepting_functions(), self._recorder:
+            with running_eagerly(), intercepting_functions(), self._recorder:
                 yield
         finally:
             for p in self._left_out:

@@ -102,11 +102,7 @@ def candidates(t: Tensor, layouts: Sequence[Samples | Owners], scope: Scope) -> 
         if size and size % scope.count == 0:
             times = size // scope.count
             found += [scope.samples(d, 1, times), scope.samples(d, times, 1)]
-    distinct: list[Layout] = []
-    for layout in found:
-        if layout not in distinct:
-            distinct.append(layout)
-    return distinct
+    return [layout for k, layout in enumerate(found) if layout not in found[:k]]
 
 
 def proved(
