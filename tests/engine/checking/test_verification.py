@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import BatchEncoding, GPT2Config, GPT2LMHeadModel
 
 import pergrad
-from pergrad.engine.checking.verification import VerifyReport
+from pergrad.engine.checking.reports import VerifyReport
 from tests.engine.exactness import Formula, numbers, state_of
 from tests.engine.wrong_rule import Scaled, doubled_rule
 

@@ -1,63 +1,20 @@
-"""Compares per-sample gradients with expected ones: a row for each parameter, and a verdict."""
+"""Compares per-sample gradients with expected ones, and names the factor that explains a difference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pergrad.engine.checking.text_tables import text_table
+from pergrad.engine.checking.reports import Verification, VerifyReport
 from pergrad.engine.recording.options import LossReduction
 from pergrad.quantities import Grads
-from pergrad.runtime.tolerances import noise_floor, relative_error, tolerance_of_model
+from pergrad.runtime.tolerances import largest, noise_floor, relative_error, tolerance_of_model
 
-__all__ = ["Verification", "VerifyReport", "compare", "spread_out"]
+__all__ = ["compare", "factor_off", "spread_out"]
 
-
-@dataclass(frozen=True)
-class Verification:
-    """One parameter: how its gradients were computed, and how far off they are."""
-
-    name: str
-    shape: tuple[int, ...]
-    how: str
-    error: float  # the largest relative error against single samples and the ordinary gradient
-    verdict: str  # "ok", "wrong" or "untouched": no sample has a gradient for it
-
-
-@dataclass(frozen=True)
-class VerifyReport:
-    """A row for each recorded parameter, and the problems of the whole model; prints as a table."""
-
-    rows: tuple[Verification, ...]
-    samples: tuple[int, ...]  # the samples that were run alone
-    problems: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems and all(row.verdict != "wrong" for row in self.rows)
-
-    @property
-    def untouched(self) -> tuple[str, ...]:
-        return tuple(row.name for row in self.rows if row.verdict == "untouched")
-
-    def __str__(self) -> str:
-        table = text_table(
-            ["parameter", "shape", "how", "error", "verdict"],
-            [[r.name, str(r.shape), r.how, f"{r.error:.1e}", r.verdict] for r in self.rows],
-        )
-        wrong = sum(row.verdict == "wrong" for row in self.rows)
-        verdict = "all right" if self.ok else f"{wrong} parameters wrong" if wrong else "not right"
-        samples = ", ".join(map(str, self.samples))
-        lines = [
-            table,
-            *(f"problem: {p}" for p in self.problems),
-            *(f"note: {n}" for n in self.notes),
-        ]
-        return "\n".join([*lines, f"{verdict}: {len(self.rows)} parameters, samples {samples}"])
+_CLOSE = 1e-2
 
 
 def compare(
@@ -102,3 +59,32 @@ def spread_out(samples: int, size: int) -> tuple[int, ...]:
     (0, 3, 6, 9)
     """
     return tuple(sorted({round(k * (size - 1) / max(samples - 1, 1)) for k in range(samples)}))
+
+
+def factor_off(found: Tensor, expected: Tensor, size: int) -> str:
+    """Returns the factor that `found` is off by, in words; "" where no single factor explains it.
+
+    >>> factor_off(torch.ones(3), 4 * torch.ones(3), size=4)
+    '1/4, exactly one by the batch size: is the loss a mean? Pass loss_reduction="mean"'
+    >>> factor_off(torch.ones(3), torch.tensor([1.0, 2.0, 3.0]), size=4)
+    ''
+    """
+    if found.shape != expected.shape:
+        return ""
+    wide = torch.promote_types(torch.promote_types(found.dtype, expected.dtype), torch.float64)
+    a, b = found.detach().to(wide).flatten(), expected.detach().to(found.device, wide).flatten()
+    length = float((b.conj() * b).sum().real) if b.numel() else 0.0
+    if not length:
+        return ""
+    factor = float((b.conj() * a).sum().real) / length
+    is_explained = largest(a - factor * b) <= _CLOSE * abs(factor) * largest(b)
+    if not is_explained or factor == 0 or abs(factor - 1) < _CLOSE:
+        return ""
+    if size > 1 and abs(factor * size - 1) < _CLOSE:
+        return (
+            f"1/{size}, exactly one by the batch size: is the loss a mean? "
+            'Pass loss_reduction="mean"'
+        )
+    if size > 1 and abs(factor / size - 1) < _CLOSE:
+        return f'{size}, exactly the batch size: is the loss a sum? Pass loss_reduction="sum"'
+    return f"a factor of {factor:.4g}"

@@ -9,26 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pergrad.engine.checking.snapshots import undisturbed
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.recording.arguments import map_leaves
 from pergrad.engine.recording.options import LossReduction, Options
 from pergrad.engine.recording.running import reduced, run_recorded
 from pergrad.quantities import Grads
 
-__all__ = ["Trial", "undisturbed"]
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Restores the random state and the model's buffers at the end."""
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, saved in buffers:
-                buffer.copy_(saved)
+__all__ = ["Trial"]
 
 
 class Trial:

@@ -8,9 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pergrad.engine.checking.comparison import Verification, VerifyReport, compare, spread_out
+from pergrad.engine.checking.comparison import compare, spread_out
 from pergrad.engine.checking.mixing import mixing
-from pergrad.engine.checking.trial import Trial, undisturbed
+from pergrad.engine.checking.reports import Verification, VerifyReport
+from pergrad.engine.checking.snapshots import undisturbed
+from pergrad.engine.checking.trial import Trial
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.recording.options import LossReduction
 from pergrad.errors import PergradError
