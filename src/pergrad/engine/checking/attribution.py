@@ -69,6 +69,11 @@ class Judge:
         """Returns the largest error that rounding explains."""
         return _TOLERANCE[self.dtype]
 
+    @property
+    def tolerance_of_reports(self) -> float:
+        """Returns the largest error of what is reported for one sample, by two different computations."""
+        return _OF_REPORTS[self.dtype]
+
     def errors(
         self,
         found: Mapping[str, Tensor],
@@ -100,6 +105,7 @@ _TOLERANCE = {
     torch.float16: 0.05,
     torch.bfloat16: 0.1,
 }
+_OF_REPORTS = {torch.float64: 1e-7, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 # A sum below this share of the model's largest one is compared as if it had this size: some gradients are
 # zero but for rounding, such as that of the bias of attention keys.
 _NOISE = {

@@ -69,7 +69,7 @@ class Certificate:
         began, size = time.perf_counter(), self._replay.size
         with undisturbed(self._replay.module):
             sums = self._of_the_step()
-            samples = self._drawn_samples()
+            samples, dtype = self._drawn_samples(), sums.dtype
             alone = {n: self._alone(sums.outputs, n) for n in samples}
             sums.outputs = [replace(o, tensor=o.tensor.detach()) for o in sums.outputs]
             rows = self._rows(sums)
@@ -86,6 +86,7 @@ class Certificate:
             self._replay.forwards,
             self._replay.backwards,
             time.perf_counter() - began,
+            dtype,
         )
 
     # -- attribution
@@ -126,7 +127,8 @@ class Certificate:
         elif own.dtype not in _PRECISE or is_off:
             proof, dtype, precise = self._proved(own)
             noise = _noise(own, precise)
-            limits = {n: max(_REPORTS[own.dtype], noise.get(n, 0.0)) for n in self._names}
+            known = judge.tolerance_of_reports
+            limits = {name: max(known, noise.get(name, 0.0)) for name in self._names}
             is_off = [name for name in is_off if not errors[name] <= limits[name]]
         limit = Judge(dtype).tolerance
         rows = []
@@ -205,7 +207,7 @@ class Certificate:
     def _check_samples(self, own: _Sums, alone: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Compares what the quantities report for some samples with these samples' own gradients."""
         judge = Judge(own.dtype)
-        limit = max(judge.tolerance, _REPORTS[own.dtype])
+        limit = judge.tolerance_of_reports
         for n, gradient in alone.items():
             for quantity in self._quantities:
                 compared = quantity.sample_report(n, gradient)
@@ -245,10 +247,6 @@ class Certificate:
             return meeting(self._replay, self._notes)
         with self._replay.precisely(torch.float32):
             return meeting(self._replay, self._notes)
-
-
-# The largest error of what is reported for one sample, relative to its largest entry.
-_REPORTS = {torch.float64: 1e-7, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 
 
 def _reports_samples(quantity: Quantity) -> bool:

@@ -79,8 +79,12 @@ def certified_run(
     options: Options,
     *,
     seed: int | None = None,
+    mixing: bool = True,
 ) -> tuple[Tensor, CertifyReport]:
-    """Runs a loss function recorded, and certifies the step; returns the losses, detached, and the report."""
+    """Runs a loss function recorded, and certifies the step; returns the losses, detached, and the report.
+
+    `mixing=False` leaves out the exchanges of samples, for a model that has passed them.
+    """
     snapshot, journal = Snapshot(model), Journal()
     attribution = Attribution(generator_of(seed))
     losses = run_recorded(
@@ -89,7 +93,7 @@ def certified_run(
     size = len(attribution.weights)
     replay = LossReplay(model, loss_fn, batch, options, snapshot, size)
     found = Certificate(replay, attribution, quantities, options, journal.rung_of)
-    return losses, found.report(mixing=True)
+    return losses, found.report(mixing=mixing)
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from pergrad.errors import PergradError
 
 __all__ = ["Certified", "CertifyReport", "Verification", "VerifyReport", "text_table"]
@@ -82,6 +84,7 @@ class CertifyReport:
     forwards: int
     backwards: int
     seconds: float
+    dtype: torch.dtype  # the coarsest that the step computed in
 
     @property
     def ok(self) -> bool:
