@@ -41,8 +41,9 @@ def check_graph(
         dtype: the coarsest that the step computed in.
     """
     judge = Judge(dtype)
-    size = len(losses[1])
-    problems = _differences("the losses", [losses[0]], [losses[1]], size, judge)
+    own, other = _tensors(losses[0]), _tensors(losses[1])
+    size = len(other[0])
+    problems = _differences("the losses", own, other, size, judge)
     for found, wanted, names in zip(quantities, certified, attributes, strict=True):
         for name in names:
             own, other = _tensors(vars(found)[name]), _tensors(vars(wanted)[name])
