@@ -59,8 +59,13 @@ def tolerance_of_rerun(dtype: torch.dtype) -> float:
 
 
 def largest(t: Tensor) -> float:
-    """Returns max |t|, and 0 for a tensor without elements."""
-    return float(t.abs().max().item()) if t.numel() else 0.0
+    """Returns max |t|, and 0 for a tensor without elements; NaN if any element is."""
+    if not t.numel():
+        return 0.0
+    if t.is_complex():
+        return float(t.abs().max().item())
+    low, high = torch.aminmax(t.detach())  # one pass, and nothing is written
+    return abs(float(torch.maximum(high, -low).item()))
 
 
 def noise_floor(grads: Mapping[str, Tensor]) -> float:

@@ -80,22 +80,24 @@ class Judge:
         wanted: Mapping[str, Tensor],
         scales: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
-        """Returns the relative error of each parameter; `scales` are sizes known from elsewhere."""
-        most = max(map(largest, wanted.values()), default=0.0)
-        known = scales or {}
+        """Returns the relative error of each parameter; `scales` are the sizes to compare with."""
+        sizes = scales or {name: largest(want) for name, want in wanted.items()}
+        noise = _NOISE[self.dtype] * max(sizes.values(), default=0.0)
         return {
-            name: self.error(found[name], want, most, known.get(name, 0.0))
+            name: _distance(found[name], want, max(sizes[name], noise))
             for name, want in wanted.items()
         }
 
-    def error(self, found: Tensor, wanted: Tensor, terms: float, known: float = 0.0) -> float:
+    def error(self, found: Tensor, wanted: Tensor, terms: float) -> float:
         """Returns max |found - wanted|, relative to the largest entry or the noise of terms that cancel."""
-        if found.shape != wanted.shape:
-            return float("inf")
-        scale = max(largest(wanted), known, _NOISE[self.dtype] * terms)
-        wide = torch.promote_types(wanted.dtype, torch.float64)
-        apart = largest(found.to(wanted.device, wide) - wanted.to(wide))
-        return apart / scale if scale else apart
+        return _distance(found, wanted, max(largest(wanted), _NOISE[self.dtype] * terms))
+
+
+def _distance(found: Tensor, wanted: Tensor, scale: float) -> float:
+    if found.shape != wanted.shape:
+        return float("inf")
+    apart = largest(found.to(wanted.device) - wanted)
+    return apart / scale if scale else apart
 
 
 # The largest error of a sum, relative to its largest entry, that rounding explains.

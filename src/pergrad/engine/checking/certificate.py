@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -39,7 +41,12 @@ class _Sums:
     found: Mapping[str, Tensor]
     wanted: Mapping[str, Tensor]
     dtype: torch.dtype  # the coarsest that the recorded sums came from
-    outputs: Sequence[Output] = field(repr=False, default=())
+    outputs: Sequence[Output]
+
+    @cached_property
+    def sizes(self) -> dict[str, float]:
+        """Returns the largest entry of each ordinary sum."""
+        return {name: largest(g) for name, g in self.wanted.items()}
 
 
 class Certificate:
@@ -68,8 +75,9 @@ class Certificate:
         """Compares all that can be compared; the model and the random state are left as they were."""
         began, size = time.perf_counter(), self._replay.size
         with undisturbed(self._replay.module):
-            sums = self._of_the_step()
-            samples, dtype = self._drawn_samples(), sums.dtype
+            samples = self._drawn_samples()
+            sums = self._of_the_step(retain_graph=bool(samples))
+            dtype = sums.dtype
             alone = {n: self._alone(sums.outputs, n) for n in samples}
             sums.outputs = [replace(o, tensor=o.tensor.detach()) for o in sums.outputs]
             rows = self._rows(sums)
@@ -98,19 +106,21 @@ class Certificate:
         scale = self._options.scale(len(weights))
         return weights * (scale.to(weights) if isinstance(scale, Tensor) else scale)
 
-    def _of_the_step(self) -> _Sums:
+    def _of_the_step(self, *, retain_graph: bool) -> _Sums:
         outputs = self._replay.outputs()
         if not outputs:
             raise PergradError(
                 "no gradient reached an output of the module, so there is nothing to certify: call "
                 "backward() on a loss of its output inside the block"
             )
-        wanted = self._replay.ordinary(outputs, self._weights, self._parameters)
+        wanted = self._replay.ordinary(
+            outputs, self._weights, self._parameters, retain_graph=retain_graph
+        )
         found = self._attribution.result
         dtypes = [*self._attribution.precision.values(), *(g.dtype for g in wanted.values())]
         sums = _Sums(found, wanted, coarsest(map(_real, dtypes)), outputs)
-        for name, want in wanted.items():
-            if not bool(want.isfinite().all()):
+        for name, size in sums.sizes.items():
+            if not isfinite(size):
                 raise PergradError(
                     f"the ordinary gradient of parameter {name!r} is not finite, so nothing can be "
                     "compared with it: certify a batch whose losses and gradients are finite"
@@ -119,11 +129,12 @@ class Certificate:
 
     def _rows(self, own: _Sums) -> list[Certified]:
         judge = Judge(own.dtype)
-        errors = judge.errors(own.found, own.wanted)
+        errors = judge.errors(own.found, own.wanted, own.sizes)
         proof, dtype = errors, own.dtype
         is_off = [name for name in self._names if not errors[name] <= judge.tolerance]
         if own.dtype == torch.float64 and is_off:
-            proof, is_off = judge.errors(own.found, own.wanted, self._rounding(own, judge)), []
+            scales = _larger(own.sizes, self._rounding(own, judge))
+            proof, is_off = judge.errors(own.found, own.wanted, scales), []
         elif own.dtype not in _PRECISE or is_off:
             proof, dtype, precise = self._proved(own)
             noise = _noise(own, precise)
@@ -135,7 +146,7 @@ class Certificate:
         for name in self._names:
             is_ok = proof[name] <= limit and name not in is_off
             error = proof[name] if proof[name] > limit or name not in is_off else errors[name]
-            is_reached = bool(own.wanted[name].any()) or bool(own.found[name].any())
+            is_reached = own.sizes[name] != 0 or largest(own.found[name]) != 0
             verdict = "wrong" if not is_ok else "ok" if is_reached else "untouched"
             shape = tuple(own.wanted[name].shape)
             rows.append(Certified(name, shape, self._how(name) or "-", error, str(dtype), verdict))
@@ -149,9 +160,8 @@ class Certificate:
         for dtype in _PRECISE if own.dtype not in _PRECISE else _PRECISE[1:]:
             precise = self._repeated_in(dtype)
             judge = Judge(precise.dtype)
-            rounding = self._rounding(own, judge)
             # What is zero but for rounding is far smaller now than it was in the step.
-            scales = {name: max(rounding[name], largest(g)) for name, g in own.wanted.items()}
+            scales = _larger(own.sizes, precise.sizes, self._rounding(own, judge))
             errors = judge.errors(precise.found, precise.wanted, scales)
             if all(error <= judge.tolerance for error in errors.values()):
                 break
@@ -226,7 +236,7 @@ class Certificate:
         """Returns the gradient of one sample by plain autograd, with the scale of the recording."""
         weights = torch.zeros_like(self._weights)
         weights[n] = self._weights[n] / self._attribution.weights[n]
-        return self._replay.ordinary(outputs, weights, self._parameters)
+        return self._replay.ordinary(outputs, weights, self._parameters, retain_graph=True)
 
     def _noise_of(self, n: int, gradient: Mapping[str, Tensor], dtype: torch.dtype) -> float:
         """Returns ten times the relative error that plain autograd itself makes for one sample."""
@@ -251,6 +261,11 @@ class Certificate:
 
 def _reports_samples(quantity: Quantity) -> bool:
     return type(quantity).sample_report is not Quantity.sample_report
+
+
+def _larger(*sizes: Mapping[str, float]) -> dict[str, float]:
+    """Returns the largest of several sizes of each parameter."""
+    return {name: max(of_each[name] for of_each in sizes) for name in sizes[0]}
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:

@@ -69,14 +69,23 @@ class Replay(ABC):
             return self.run(given if self.dtype is None else map_leaves(self._cast, given))
 
     def ordinary(
-        self, outputs: Sequence[Output], weights: Tensor, parameters: Mapping[str, Tensor]
+        self,
+        outputs: Sequence[Output],
+        weights: Tensor,
+        parameters: Mapping[str, Tensor],
+        *,
+        retain_graph: bool = False,
     ) -> dict[str, Tensor]:
         """Σ_n weights[n] g_n, as plain autograd gives it."""
         self.backwards += 1
         gradients = [output.weighted(weights) for output in outputs]
         with without_autocast(_device_of(self.module)):
             return pulled_back(
-                [o.tensor for o in outputs], gradients, parameters, self.module.parameters()
+                [output.tensor for output in outputs],
+                gradients,
+                parameters,
+                self.module.parameters(),
+                retain_graph=retain_graph,
             )
 
     @contextmanager
@@ -217,8 +226,10 @@ def pulled_back(
     gradients: Sequence[Tensor],
     parameters: Mapping[str, Tensor],
     others: Iterable[Tensor],
+    *,
+    retain_graph: bool = False,
 ) -> dict[str, Tensor]:
-    """Computes the gradients of parameters, dense, zeros where nothing reaches one; keeps the graph.
+    """Computes the gradients of parameters, dense, zeros where nothing reaches one.
 
     `others` are tensors that the graph may use out of sight; their `.grad` is left as it was too.
     """
@@ -226,10 +237,11 @@ def pulled_back(
     runs_python, leaves_of_graph = _surveyed(tensors)
     found: tuple[Tensor | None, ...]
     if runs_python:
-        found = _accumulated(tensors, gradients, wanted, [*leaves_of_graph, *others])
+        touched = [*wanted, *leaves_of_graph, *others]
+        found = _accumulated(tensors, gradients, wanted, touched, retain_graph)
     else:
         found = torch.autograd.grad(
-            list(tensors), wanted, list(gradients), retain_graph=True, allow_unused=True
+            list(tensors), wanted, list(gradients), retain_graph=retain_graph, allow_unused=True
         )
     return {
         name: torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
@@ -262,15 +274,16 @@ def _accumulated(
     tensors: Sequence[Tensor],
     gradients: Sequence[Tensor],
     wanted: Sequence[Tensor],
-    others: Sequence[Tensor],
+    touched: Sequence[Tensor],
+    retain_graph: bool,
 ) -> tuple[Tensor | None, ...]:
     """Computes gradients by `backward`, and leaves `.grad` as it was."""
-    touched = list({id(p): p for p in (*wanted, *others)}.values())
+    touched = list({id(p): p for p in touched}.values())
     before = [p.grad for p in touched]
     try:
         for p in touched:
             p.grad = None
-        torch.autograd.backward(list(tensors), list(gradients), retain_graph=True)
+        torch.autograd.backward(list(tensors), list(gradients), retain_graph=retain_graph)
         return tuple(p.grad for p in wanted)
     finally:
         for p, g in zip(touched, before, strict=True):
