@@ -319,7 +319,8 @@ def test_gradient_of_the_input_is_untouched() -> None:
 
 def test_a_mean_taken_for_a_sum_is_named() -> None:
     report = quietly(network(), lambda m, x: loss(m, x).mean(), numbers(SIZE, D))
-    assert "off by 1/5, exactly one by the batch size: is the loss a mean?" in report.problems[0]
+    (problem,) = report.problems
+    assert "and 3 others: off by 1/5, exactly one by the batch size: is the loss a mean?" in problem
 
 
 def test_the_factor_of_a_wrong_rule_is_named() -> None:

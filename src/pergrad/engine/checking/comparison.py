@@ -39,7 +39,7 @@ def compare(
         rounding: the size of each parameter's gradient below which it is rounding alone.
         instead: computes a sample's expected gradients in another way, for a second opinion.
     """
-    opinions = dict(expected)
+    others: dict[int, Mapping[str, Tensor | None]] = {}
     floor = noise_floor(found.result)
     rows = []
     factors: dict[str, list[str]] = {}  # in words -> parameters
@@ -55,11 +55,11 @@ def compare(
             return relative_error(g, wanted, least), factor_off(g, wanted, count)
 
         for n in expected:
-            error, why = compared(grads[n], opinions[n][name])
+            error, why = compared(grads[n], expected[n][name])
             if not error <= limit and instead is not None:
-                if opinions[n] is expected[n]:
-                    opinions[n] = instead(n)
-                second = compared(grads[n], opinions[n][name])
+                if n not in others:
+                    others[n] = instead(n)
+                second = compared(grads[n], others[n][name])
                 error, why = second if second[0] <= limit else (error, why)
             if worst == worst and not error <= worst:  # NaN is the worst
                 worst, reason = error, why
