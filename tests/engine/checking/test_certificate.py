@@ -159,6 +159,23 @@ def test_a_quantity_that_reports_no_samples_costs_no_backward_for_them() -> None
     assert report.backwards == 1
 
 
+def _casting(m: Any, x: Tensor) -> Tensor:
+    """Computes some functions in float32, as models of transformers do."""
+    h = m.a(x).float()
+    return m.b((h - h.mean(-1, keepdim=True)).softmax(-1).to(x.dtype)) * m.scaled(x[:, :4])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_float64_model_that_computes_in_float32_inside_is_no_error(seed: int) -> None:
+    torch.manual_seed(seed)
+    parts = {"a": nn.Linear(D, D), "b": nn.Linear(D, 3), "scaled": Scaled()}
+    model, x = Formula(_casting, **parts).double(), numbers(SIZE, D)
+    report = quietly(model, x)
+    assert report.ok, str(report)
+    with planted(0.01, 2):
+        assert not quietly(model, x).ok
+
+
 # -- wrong ones
 
 
@@ -303,3 +320,15 @@ def test_gradients_that_are_not_finite_prove_nothing() -> None:
     x[1] = torch.inf
     with pytest.raises(pergrad.PergradError, match="not finite"):
         quietly(nn.Linear(D, OUT).double(), x)
+
+
+def test_a_step_that_draws_otherwise_when_it_is_repeated_is_refused() -> None:
+    calls: list[int] = []
+
+    def drawn_by_count(m: Any, x: Tensor) -> Tensor:
+        calls.append(1)
+        return m.a(x) * (1 + len(calls))
+
+    model = Formula(drawn_by_count, a=nn.Linear(D, OUT)).double()
+    with pytest.raises(pergrad.PergradError, match="the losses are others than those"):
+        quietly(model, numbers(SIZE, D))

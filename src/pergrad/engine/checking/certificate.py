@@ -27,6 +27,9 @@ from pergrad.runtime.tolerances import largest
 __all__ = ["Certificate", "generator_of"]
 
 _PRECISE = (torch.float32, torch.float64)
+# Errors up to so many times the noise that was seen are excused, if they are no larger than this share of the
+# gradient itself, or of the model's largest one.
+_NOISY, _MOST_NOISE, _MOST_OF_LARGEST = 30, 1e-3, 1e-6
 
 
 def generator_of(seed: int | None) -> torch.Generator:
@@ -113,6 +116,12 @@ class Certificate:
                 "no gradient reached an output of the module, so there is nothing to certify: call "
                 "backward() on a loss of its output inside the block"
             )
+        if not self._replay.is_repeated_by(outputs):
+            raise PergradError(
+                "the step cannot be repeated: with the same random state, the losses are others than those "
+                "that were recorded. The model draws random numbers in another order there: certify it in "
+                "eval mode, or without dropout"
+            )
         wanted = self._replay.ordinary(
             outputs, self._weights, self._parameters, retain_graph=retain_graph
         )
@@ -130,20 +139,21 @@ class Certificate:
     def _rows(self, own: _Sums) -> list[Certified]:
         judge = Judge(own.dtype)
         errors = judge.errors(own.found, own.wanted, own.sizes)
-        proof, dtype = errors, own.dtype
+        proof, dtype, noise_of_proof = errors, own.dtype, dict.fromkeys(self._names, 0.0)
         is_off = [name for name in self._names if not errors[name] <= judge.tolerance]
         if own.dtype == torch.float64 and is_off:
             scales = _larger(own.sizes, self._rounding(own, judge))
             proof, is_off = judge.errors(own.found, own.wanted, scales), []
+            noise_of_proof = self._noise_of_parts(judge, scales)
         elif own.dtype not in _PRECISE or is_off:
-            proof, dtype, precise = self._proved(own)
+            proof, dtype, precise, noise_of_proof = self._proved(own)
             noise = _noise(own, precise)
             known = judge.tolerance_of_reports
             limits = {name: max(known, noise.get(name, 0.0)) for name in self._names}
             is_off = [name for name in is_off if not errors[name] <= limits[name]]
-        limit = Judge(dtype).tolerance
         rows = []
         for name in self._names:
+            limit = max(Judge(dtype).tolerance, noise_of_proof[name])
             is_ok = proof[name] <= limit and name not in is_off
             error = proof[name] if proof[name] > limit or name not in is_off else errors[name]
             is_reached = own.sizes[name] != 0 or largest(own.found[name]) != 0
@@ -155,8 +165,11 @@ class Certificate:
                 self._problems += [f"{name}: the gradients are off by {why}"] if why else []
         return rows
 
-    def _proved(self, own: _Sums) -> tuple[dict[str, float], torch.dtype, _Sums]:
-        """Repeats both sides in float32 and, where that is not enough, in float64."""
+    def _proved(self, own: _Sums) -> tuple[dict[str, float], torch.dtype, _Sums, dict[str, float]]:
+        """Repeats both sides in float32 and, where that is not enough, in float64.
+
+        Returns the errors, the dtype, the sums, and errors that rounding explains.
+        """
         for dtype in _PRECISE if own.dtype not in _PRECISE else _PRECISE[1:]:
             precise = self._repeated_in(dtype)
             judge = Judge(precise.dtype)
@@ -164,8 +177,34 @@ class Certificate:
             scales = _larger(own.sizes, precise.sizes, self._rounding(own, judge))
             errors = judge.errors(precise.found, precise.wanted, scales)
             if all(error <= judge.tolerance for error in errors.values()):
-                break
-        return errors, precise.dtype, precise
+                return errors, precise.dtype, precise, dict.fromkeys(self._names, 0.0)
+        with self._replay.precisely(torch.float64):
+            noise = self._noise_of_parts(judge, scales)
+        return errors, precise.dtype, precise, noise
+
+    def _noise_of_parts(self, judge: Judge, scales: Mapping[str, float]) -> dict[str, float]:
+        """Returns errors that rounding explains: of the ordinary gradient against the sum of two parts.
+
+        A model in float64 may compute some functions in float32.
+        """
+        weights = self._weights
+        part = weights * torch.rand(
+            len(weights), generator=self._attribution.generator, dtype=weights.dtype
+        ).to(weights.device)
+        outputs = self._replay.outputs()
+        whole, one, other = (
+            self._replay.ordinary(outputs, w, self._parameters, retain_graph=True)
+            for w in (weights, part, weights - part)
+        )
+        parts = {name: one[name] + other[name] for name in whole}
+        errors = judge.errors(parts, whole, scales)
+        most = max(scales.values(), default=0.0)
+        return {
+            name: min(
+                _NOISY * error, max(_MOST_NOISE, _MOST_OF_LARGEST * most / (scales[name] or 1))
+            )
+            for name, error in errors.items()
+        }
 
     def _rounding(self, own: _Sums, judge: Judge) -> dict[str, float]:
         """Returns the size at which a gradient that should be zero is compared: rounding of the outputs.

@@ -91,7 +91,8 @@ def certified_run(
         model, loss_fn, batch, [*quantities, attribution], options, journal=journal
     )
     size = len(attribution.weights)
-    replay = LossReplay(model, loss_fn, batch, options, snapshot, size)
+    known = losses if losses.shape == (size,) else None
+    replay = LossReplay(model, loss_fn, batch, options, snapshot, size, losses=known)
     found = Certificate(replay, attribution, quantities, options, journal.rung_of)
     return losses, found.report(mixing=mixing)
 
