@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.engine.intercepting.weights import Derived, Transformed, Weight, carriers_of
+from pergrad.engine.intercepting.weights import (
+    Derived,
+    Transformed,
+    Weight,
+    carriers_of,
+    graph_of_its_own,
+)
 from pergrad.engine.samples.propagation import name_of
 from pergrad.factors import Factor
 from pergrad.runtime import internals
@@ -49,10 +55,6 @@ def _unchanged(factor: Factor) -> Factor:
     return factor
 
 
-def _itself(t: Tensor) -> Tensor:
-    return t
-
-
 def explicit_cast(func: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[], Tensor] | None:
     """Returns `w.to(x)` as a call of `w.to(x.device, x.dtype)`, without x's samples; None for other calls."""
     if name_of(func) not in ("to", "type_as"):
@@ -89,10 +91,7 @@ def derive(
         return leaves[id(value)]
 
     args, kwargs = internals.pytree.tree_map(leaf, (args, kwargs))
-    # Hooks of its own keep those of a checkpoint out of this small graph. A node that saves its own output
-    # would hold itself: the saved tensor must not have the node.
-    own_hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, _itself)
-    with torch.enable_grad(), own_hooks:
+    with torch.enable_grad(), graph_of_its_own():
         result = func(*args, **kwargs)
     own = [
         t for t in internals.pytree.tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad

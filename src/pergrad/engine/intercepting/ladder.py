@@ -14,7 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.engine.intercepting.weights import Weight, quiet_vmap, vjp_of_each
+from pergrad.engine.intercepting.weights import (
+    Weight,
+    graph_of_its_own,
+    quiet_vmap,
+    vjp_of_each,
+)
 from pergrad.engine.samples.layouts import Layout, Owners, Samples, samples_back, samples_first
 from pergrad.engine.samples.proving import note
 from pergrad.factors import Dense
@@ -212,8 +217,7 @@ def run_under_autograd(call: MixedCall, *, keeps_weights: bool = False) -> Graph
     inputs = {k: call.leaves[k].detach() for k in call.inputs}
     for k, t in inputs.items():
         t.requires_grad_(call.leaves[k].requires_grad)
-    same = lambda t: t  # noqa: E731  # keeps the hooks of a checkpoint out of this small graph
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(same, same):
+    with torch.enable_grad(), graph_of_its_own([*weights.values(), *inputs.values()]):
         args, kwargs = call.arguments({**weights, **inputs})
         result = call.func(*args, **kwargs)
     return GraphRun(
@@ -255,8 +259,9 @@ class _MaskedVjp(torch.autograd.Function):
         if reached:
             ys, gs = [t for t, _, _ in reached], [g for _, g, _ in reached]
             wanted = [t for t in run.inputs if t.requires_grad]
-            is_proof = run.weights[0].scope.is_pulling_back
-            with internals.DisableTorchFunction(), run.weights[0].scope.pulling_back():
+            scope = run.weights[0].scope
+            is_proof = scope.is_pulling_back
+            with internals.DisableTorchFunction(), scope.pulling_back(may_reach_weights=True):
                 flow = iter(_gradients(ys, wanted, gs))
                 of_inputs = [next(flow) if t.requires_grad else None for t in run.inputs]
                 if is_proof:

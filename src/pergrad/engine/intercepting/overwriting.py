@@ -40,11 +40,13 @@ class _Through:
 
 
 class Overwriting:
-    """Handles in-place functions for one recorder; `run` computes a function of weights."""
+    """Handles in-place functions for one recorder.
 
-    def __init__(self, tracker: Tracker, run: Run) -> None:
+    `run`, which computes a function of weights, is passed to each call: kept here, it would make a cycle.
+    """
+
+    def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
-        self._run = run
         # The tensor that a view was taken from, and where the view begins in it, by the view's weight.
         self._bases: weakref.WeakKeyDictionary[Weight, tuple[weakref.ref[Tensor], int]] = (
             weakref.WeakKeyDictionary()
@@ -58,19 +60,19 @@ class Overwriting:
         self._bases[weight] = weakref.ref(base), offset
 
     def write(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, run: Run, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
         """Computes the new value of the first argument out of place, then gives it to that argument."""
         target, pure, tracker = args[0], out_of_place(func), self._tracker
         assert pure is not None
         old = tracker.weight_of(target)
         if old is not None and old.is_view:
-            return self._write_through(func, old, args, kwargs)
+            return self._write_through(run, func, old, args, kwargs)
         before = target
         if old is None:  # the backward may need the overwritten value
             before = target.clone()
             tracker.mark(before, tracker.layout(target))
-        result = self._run(pure, (before, *args[1:]), kwargs)
+        result = run(pure, (before, *args[1:]), kwargs)
         weight = tracker.weight_of(result)
         if weight is None:
             layout = tracker.layout(result)
@@ -91,6 +93,7 @@ class Overwriting:
 
     def _write_through(
         self,
+        run: Run,
         func: Callable[..., Any],
         old: Weight,
         args: tuple[Any, ...],
@@ -98,20 +101,20 @@ class Overwriting:
     ) -> Tensor:
         """Writes to a view of a weight: the weight behind it gets a new value, and the view follows."""
         view = args[0]
-        base, offset = self._base_of(func, old)
-        result = self._run(_Through(func, view, offset), (base, *args[1:]), kwargs)
+        base, offset = self._base_of(run, func, old)
+        result = run(_Through(func, view, offset), (base, *args[1:]), kwargs)
         if self._tracker.weight_of(result) is None:
             raise unsupported(func, [old], "the function writes samples through a view of it")
-        self.write(Tensor.copy_, (base, result), {})
-        self._follow(view, base, offset)
+        self.write(run, Tensor.copy_, (base, result), {})
+        self._follow(run, view, base, offset)
         return view
 
-    def refresh(self, func: Callable[..., Any], view: Tensor, old: Weight) -> None:
+    def refresh(self, run: Run, func: Callable[..., Any], view: Tensor, old: Weight) -> None:
         """Gives a view the value that the weight behind it has now."""
-        base, offset = self._base_of(func, old)
-        self._follow(view, base, offset)
+        base, offset = self._base_of(run, func, old)
+        self._follow(run, view, base, offset)
 
-    def _base_of(self, func: Callable[..., Any], old: Weight) -> tuple[Tensor, int]:
+    def _base_of(self, run: Run, func: Callable[..., Any], old: Weight) -> tuple[Tensor, int]:
         """Returns the tensor behind a view, up to date, and where the view begins in it."""
         reference, offset = self._bases.get(old, (_nothing, 0))
         base = reference()
@@ -119,7 +122,7 @@ class Overwriting:
         if base is None or weight is None or id(base) in self._tracker.roots:
             raise unsupported(func, [old], "the function changes a view of it in place")
         if weight.is_stale:
-            self.refresh(func, base, weight)
+            self.refresh(run, func, base, weight)
             weight = self._tracker.weight_of(base)
             assert weight is not None
         value = weight.value
@@ -127,11 +130,11 @@ class Overwriting:
             raise unsupported(func, [old], "the function changes a view of it in place")
         return base, offset
 
-    def _follow(self, view: Tensor, base: Tensor, offset: int) -> None:
+    def _follow(self, run: Run, view: Tensor, base: Tensor, offset: int) -> None:
         start = self._tracker.weight_of(base)
         assert start is not None
         place = int(start.value.storage_offset()) + offset
-        fresh = self._run(Tensor.as_strided, (base, view.shape, view.stride(), place), {})
+        fresh = run(Tensor.as_strided, (base, view.shape, view.stride(), place), {})
         weight = self._tracker.weight_of(fresh)
         assert weight is not None
         view.data = weight.value

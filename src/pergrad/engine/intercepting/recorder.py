@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -113,7 +114,7 @@ class Recorder(TorchFunctionMode):
             self._anchor = torch.zeros((), requires_grad=True)
             for name, p in self._parameters.items():
                 tracker.roots[id(p)] = Root(tracker.scope, name, p, uses, sink, self._anchor)
-        self._overwriting = Overwriting(tracker, self._call_on_weights)
+        self._overwriting = Overwriting(tracker)
         self._begun = True
 
     def wants_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -162,7 +163,7 @@ class Recorder(TorchFunctionMode):
                 continue
             looks_at_weights = True
             if tag.is_stale:  # what it is a view of was overwritten
-                self._overwriting.refresh(func, t, tag)
+                self._overwriting.refresh(self._call_on_weights, func, t, tag)
                 return self.__torch_function__(func, types, args, kwargs)
             if kind is not _ORDINARY:
                 continue
@@ -326,7 +327,7 @@ class Recorder(TorchFunctionMode):
             with self:
                 return without_override_check(func)(*args, **kwargs)
         if out_of_place(func) is not None:
-            return self._overwriting.write(func, args, kwargs)
+            return self._overwriting.write(self._call_on_weights, func, args, kwargs)
         if not has_samples:
             return self._derived(func, args, kwargs)
         return self._mixed(func, args, kwargs)
@@ -407,7 +408,7 @@ class Recorder(TorchFunctionMode):
             self._overwriting.note_view(base, weight)
         t = weight.value.detach()
         if _is_differentiable(t):
-            refuse_ordinary_gradients(t.requires_grad_(), weight.name, self._is_pulling_back)
+            refuse_ordinary_gradients(t.requires_grad_(), weight.name, self._may_reach_weights)
         self.tracker.mark(t, weight)
         return t
 
@@ -432,8 +433,8 @@ class Recorder(TorchFunctionMode):
         self.tracker.mark(output, layout)
         return output
 
-    def _is_pulling_back(self) -> bool:
-        return self.tracker.scope.is_pulling_back
+    def _may_reach_weights(self) -> bool:
+        return self.tracker.scope.may_reach_weights
 
     def _mixed(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -460,7 +461,9 @@ class Recorder(TorchFunctionMode):
         if not is_function:
             for t in run.leaves:
                 tracker.mark(t, tracker.constant)
-        tracker.propagate(func, *run.arguments, run.result, flows=True)
+        scope = tracker.scope
+        with scope.pulling_back(may_reach_weights=True) if is_function else nullcontext():
+            tracker.propagate(func, *run.arguments, run.result, flows=True)
         flat, spec = internals.pytree.tree_flatten(run.result)
         places = [k for k, t in enumerate(flat) if isinstance(t, Tensor) and t.requires_grad]
         plain = [flat[k] for k in places]

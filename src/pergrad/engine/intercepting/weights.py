@@ -29,6 +29,7 @@ __all__ = [
     "Transformed",
     "Weight",
     "carriers_of",
+    "graph_of_its_own",
     "quiet_vmap",
     "refuse_ordinary_gradients",
     "refusing_ordinary_gradients",
@@ -220,6 +221,24 @@ class _PullBack(torch.autograd.Function):
         own, others = pulled[: ctx.parents], pulled[ctx.parents :]
         summed = [None if g is None else g.sum(0) for g in others]
         return None, None, None, None, *own, *summed
+
+
+def _itself(t: Tensor) -> Tensor:
+    return t
+
+
+def graph_of_its_own(kept: Sequence[Tensor] = ()) -> torch.autograd.graph.saved_tensors_hooks:
+    """Keeps the hooks of a checkpoint out of a small graph that the engine makes for itself.
+
+    A node that saves its own output would hold itself: saved tensors must not have the node. Only the tensors
+    `kept` are saved as they are, for a backward that differentiates by them.
+    """
+    own = {id(t) for t in kept}
+
+    def pack(t: Tensor) -> Tensor:
+        return t if id(t) in own else t.detach()
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, _itself)
 
 
 @contextmanager

@@ -155,8 +155,8 @@ class Recording:
         Tracker.unmark(*self._marked, *self._own)
         self._marked.clear()
 
-    def _is_pulling_back(self) -> bool:
-        return self._tracker is not None and self._tracker.scope.is_pulling_back
+    def _may_reach_weights(self) -> bool:
+        return self._tracker is not None and self._tracker.scope.may_reach_weights
 
     @contextmanager
     def intercepting(self) -> Iterator[None]:
@@ -187,7 +187,7 @@ class Recording:
         if self._ledger is not None:
             self._ledger.open()
         try:
-            with refusing_ordinary_gradients(self._weights, self._is_pulling_back):
+            with refusing_ordinary_gradients(self._weights, self._may_reach_weights):
                 yield
         except BaseException:
             if self._ledger is not None:

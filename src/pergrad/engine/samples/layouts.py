@@ -48,17 +48,20 @@ class Scope:
 
     count: int
     is_pulling_back: bool = (
-        False  # while the engine itself runs a backward pass, which is not recorded
+        False  # while the engine itself runs a backward pass: it is not recorded
     )
+    may_reach_weights: bool = False  # whether that pass may compute ordinary gradients of weights
 
     @contextmanager
-    def pulling_back(self) -> Iterator[None]:
+    def pulling_back(self, *, may_reach_weights: bool = False) -> Iterator[None]:
         """Marks a backward pass of the engine itself, for a proof or for a weight without a rule."""
-        was, self.is_pulling_back = self.is_pulling_back, True
+        was = self.is_pulling_back, self.may_reach_weights
+        self.is_pulling_back = True
+        self.may_reach_weights = may_reach_weights or self.may_reach_weights
         try:
             yield
         finally:
-            self.is_pulling_back = was
+            self.is_pulling_back, self.may_reach_weights = was
 
     def samples(self, dim: int, pre: int = 1, post: int = 1) -> Samples:
         return Samples(self, dim, pre, post)

@@ -97,6 +97,7 @@ def _pack(call: Call) -> Sequence[Layout]:
 def _pad(call: Call) -> Sequence[Layout]:
     data, sizes, batch_first = call.args[:3]
     layout = call.layout(data)
+    call.layout(sizes)  # its values decide
     if not isinstance(layout, Samples | Owners):
         return [layout, call.scope.constant()]
     owner = layout.owner_of_each(data.device)[: int(sizes[0])]
