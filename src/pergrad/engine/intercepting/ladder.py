@@ -202,6 +202,7 @@ class GraphRun:
     input_layouts: list[Layout]
     arguments: tuple[tuple[Any, ...], dict[str, Any]]  # all of them
     result: Any  # as the function returned it
+    is_opaque: bool  # a function of the user, whose backward may not be batched
 
 
 def run_under_autograd(call: MixedCall, *, keeps_weights: bool = False) -> GraphRun:
@@ -228,6 +229,7 @@ def run_under_autograd(call: MixedCall, *, keeps_weights: bool = False) -> Graph
         list(call.inputs.values()),
         (args, kwargs),
         result,
+        keeps_weights,
     )
 
 
@@ -267,7 +269,7 @@ class _MaskedVjp(torch.autograd.Function):
                 if is_proof:
                     return None, None, None, *of_weights, *of_inputs
                 each = [_of_each_sample(g, layout) for _, g, layout in reached]
-                found = vjp_of_each(ys, each, run.leaves, run.weights[0].scope.count)
+                found = vjp_of_each(ys, each, run.leaves, scope.count, may_batch=not run.is_opaque)
                 of_weights = [
                     None if g is None else w.take(Dense(g))
                     for w, g in zip(run.weights, found, strict=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -160,7 +159,7 @@ class Tracker:
             if sources is not None and not is_traced(t):
                 if is_packed:
                     return self._promise(t, sources)
-                with suppress(Exception):  # of a backward that cannot run by itself, or may not
+                try:
                     found, _ = proved(t, sources, scope)
                     if found is not None:
                         if is_recomputation:
@@ -168,6 +167,8 @@ class Tracker:
                         return found
                     if is_total(t, sources):
                         return scope.lost("a function out of sight sums over the batch", "total")
+                except Exception as error:  # of a backward that cannot run by itself, or may not
+                    error.__traceback__ = None  # its frames hold the tensors
             reason = (
                 f"a tensor of shape {tuple(t.shape)} was made out of sight of the recorder, by "
                 f"`{_maker_of(t)}` in a scripted function, torch.vmap or the like"

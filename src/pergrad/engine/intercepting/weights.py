@@ -250,28 +250,35 @@ def quiet_vmap() -> Iterator[None]:
 
 
 def vjp_of_each(
-    outputs: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor], count: int
+    outputs: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    count: int,
+    *,
+    may_batch: bool = True,
 ) -> list[Tensor | None]:
     """Computes the vector-Jacobian products of all samples: (n, *output) to (n, *leaf) gradients."""
-    try:
-        with quiet_vmap():
-            found = torch.autograd.grad(
-                outputs,
-                leaves,
-                gradients,
-                is_grads_batched=True,
-                retain_graph=True,
-                allow_unused=True,
-            )
-        return list(found)
-    except RuntimeError:  # a function has no batching rule
-        each = [
-            torch.autograd.grad(
-                outputs, leaves, [g[n] for g in gradients], retain_graph=True, allow_unused=True
-            )
-            for n in range(count)
-        ]
-        return [None if of[0] is None else torch.stack(of) for of in zip(*each, strict=True)]
+    if may_batch:
+        try:
+            with quiet_vmap():
+                found = torch.autograd.grad(
+                    outputs,
+                    leaves,
+                    gradients,
+                    is_grads_batched=True,
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            return list(found)
+        except RuntimeError as error:  # a function has no batching rule
+            error.__traceback__ = None  # its frames hold the tensors
+    each = [
+        torch.autograd.grad(
+            outputs, leaves, [g[n] for g in gradients], retain_graph=True, allow_unused=True
+        )
+        for n in range(count)
+    ]
+    return [None if of[0] is None else torch.stack(of) for of in zip(*each, strict=True)]
 
 
 def carriers_of(

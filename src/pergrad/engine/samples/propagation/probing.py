@@ -98,6 +98,7 @@ def _proved_by_graph(call: Call) -> Found | None:
         try:
             layout, verdict = proved(t, sources, call.scope, hint)
         except Exception as error:  # of a backward that cannot run by itself, or may not
+            error.__traceback__ = None  # its frames hold the tensors
             return f"{_UNKNOWN}: its backward raises {_first_line(error)}", False
         if layout is None and not t.dim() and _is_total_by_values(call, t, sources):
             found.append(call.total())
