@@ -54,9 +54,13 @@ class Truth:
     losses: Tensor  # (B,)
     grads: dict[str, Tensor]  # (B, *shape)
 
-    def ordered(self, order: Tensor) -> Truth:
-        """Returns the truth with rows in another order."""
-        return Truth(self.losses[order], {name: g[order] for name, g in self.grads.items()})
+    def by_sample(self, sample: Tensor) -> Truth:
+        """Returns the truth with a row for each sample, where loss m depends on sample[m] alone."""
+
+        def added(rows: Tensor) -> Tensor:
+            return torch.zeros_like(rows).index_add(0, sample, rows)
+
+        return Truth(added(self.losses), {name: added(g) for name, g in self.grads.items()})
 
     @property
     def finite(self) -> Tensor:

@@ -69,7 +69,9 @@ class _Trial:
     def eager(self) -> Outcome:
         plain, model = self._models()
         certificate = ""
-        for turn, quantities in enumerate((self.program.first, self.program.second)):
+        # Whose gradient is whose is told by the losses, if samples meet or are put in another order.
+        chosen = ("grads", "grads") if self.program.mixes else None
+        for turn, quantities in enumerate(chosen or (self.program.first, self.program.second)):
             self.turn = turn
             for each in (plain, model) if turn else ():
                 self._pass_on(each)
@@ -228,10 +230,10 @@ class _Trial:
         try:
             compare_all(found, lengths, sums, truth)
         except FoundError as wrong:
-            order = self._order(batch) if self.program.mixes else None
-            if order is None:
+            sample = self._sample_of_each_loss(batch) if self.program.mixes else None
+            if sample is None:
                 raise
-            compare_all(found, lengths, sums, truth.ordered(order))
+            compare_all(found, lengths, sums, truth.by_sample(sample))
             if quantities == "grads":  # row n is to be the gradient of losses[n]
                 raise FoundError(
                     "wrong", "the rows are in another order than the losses"
@@ -302,21 +304,34 @@ class _Trial:
         moved = self._moved(batch)
         return bool((moved & ~torch.eye(len(moved), dtype=torch.bool)).any())
 
-    def _order(self, batch: tuple[Tensor, ...]) -> Tensor | None:
-        """Returns the number of each sample's loss, if samples are only put in another order.
+    def _sample_of_each_loss(self, batch: tuple[Tensor, ...]) -> Tensor | None:
+        """Returns the sample that each loss is computed from, if samples are only put in another order.
 
         A sum of losses does not say which of them is whose: there row n is the gradient of sample n.
         """
-        moved = self._moved(batch)
-        is_permutation = bool((moved.sum(0) == 1).all() and (moved.sum(1) == 1).all())
-        return moved.long().argmax(1) if is_permutation else None
+        inputs = [t for t in batch if t.is_floating_point()]
+        given = [t.clone().requires_grad_() if t.is_floating_point() else t for t in batch]
+        leaves = [t for t in given if t.requires_grad]
+        losses = self._losses(tuple(given), with_graph=True)
+        if not inputs or len(losses) != len(inputs[0]):
+            return None
+        rows = []
+        for loss in losses:
+            found = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
+            reached = [g.flatten(1).ne(0).any(1) for g in found if g is not None]
+            if not reached:
+                return None
+            rows.append(torch.stack(reached).any(0))
+        needs = torch.stack(rows)  # (m, n)
+        return needs.long().argmax(1) if bool((needs.sum(1) == 1).all()) else None
 
-    def _losses(self, batch: tuple[Tensor, ...]) -> Tensor:
+    def _losses(self, batch: tuple[Tensor, ...], with_graph: bool = False) -> Tensor:
         model = self._model()
         if self.turn:
             self._pass_on(model)
         torch.default_generator.manual_seed(self.seed + self.turn)
-        return self.loss_fn(model, *batch).detach()
+        losses = self.loss_fn(model, *batch)
+        return losses if with_graph else losses.detach()
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -46,7 +46,6 @@ class UseCounter:
         self._expected: dict[str, int] = {}
         self._to_recompute: dict[str, int] = {}
         self.arrived: dict[str, int] = {}
-        self.is_pulling_back = False  # while the engine itself differentiates by a parameter
 
     def expect(self, weights: Iterable[_Counted]) -> None:
         """Counts one use of each weight.
@@ -59,15 +58,6 @@ class UseCounter:
             for weight in weights:
                 for name in weight.counted:
                     expected[name] = expected.get(name, 0) + 1
-
-    @contextmanager
-    def pulling_back(self) -> Iterator[None]:
-        """Allows ordinary gradients of parameters within, which the engine itself computes."""
-        was, self.is_pulling_back = self.is_pulling_back, True
-        try:
-            yield
-        finally:
-            self.is_pulling_back = was
 
     def expect_in_recomputation(self, names: Iterable[str]) -> None:
         """Counts a use without gradients, which a reentrant checkpoint may repeat in the backward pass."""

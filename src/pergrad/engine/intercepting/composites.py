@@ -20,6 +20,17 @@ def is_composite(func: Callable[..., Any]) -> bool:
     return isinstance(func, types.FunctionType)
 
 
+class _Globals(dict[str, Any]):
+    """Reads the globals of a function as they are now, except for some names."""
+
+    def __init__(self, function: types.FunctionType, changed: dict[str, Any]) -> None:
+        super().__init__(changed)
+        self._now = function.__globals__
+
+    def __missing__(self, name: str) -> Any:
+        return self._now[name]  # the KeyError of a missing name leads on to the builtins
+
+
 @cached("functions of torch without their override check, by function")
 def without_override_check(func: Any) -> Callable[..., Any]:
     """Returns the function with its override check disabled; its inner calls are still intercepted."""
@@ -50,7 +61,7 @@ def _with_globals(func: types.FunctionType, changed: dict[str, Any]) -> Callable
     answers = {name: _never for name in _CHECKS if name in func.__globals__}
     body = types.FunctionType(
         func.__code__,
-        {**func.__globals__, **answers, **changed},
+        _Globals(func, {**answers, **changed}),
         func.__name__,
         func.__defaults__,
         func.__closure__,

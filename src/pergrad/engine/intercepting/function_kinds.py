@@ -7,8 +7,10 @@ from enum import Enum, auto
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from pergrad.engine.intercepting.in_place import writes_in_place
 from pergrad.engine.samples.propagation import name_of
 from pergrad.runtime.caches import cached
 
@@ -36,6 +38,9 @@ _HARMLESS = frozenset(
     """.split()
 )
 
+# Functions that update running statistics.
+_UPDATING = frozenset([F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm])
+
 _BACKWARDS = frozenset([Tensor.backward, torch.autograd.backward, torch.autograd.grad])
 
 
@@ -45,8 +50,10 @@ class Kind(Enum):
     PASSIVE = auto()  # moves no samples and no gradients
     SHAPE = auto()
     SIZE = auto()
+    SET_DATA = auto()  # assigns other memory to a tensor
     BACKWARD = auto()
     HARMLESS = auto()  # no gradient flows to a weight
+    WRITING = auto()  # ordinary, but may write to a buffer of the module
     ORDINARY = auto()
 
 
@@ -66,6 +73,10 @@ def kind_of(func: Callable[..., Any]) -> Kind:
         return Kind.SIZE
     if func in _BACKWARDS:
         return Kind.BACKWARD
+    if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+        return Kind.SET_DATA
     if func.__name__ == "__set__" or name in _PASSIVE:
         return Kind.PASSIVE
-    return Kind.HARMLESS if name in _HARMLESS else Kind.ORDINARY
+    if name in _HARMLESS:
+        return Kind.HARMLESS
+    return Kind.WRITING if func in _UPDATING or writes_in_place(func) else Kind.ORDINARY

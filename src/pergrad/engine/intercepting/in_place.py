@@ -34,6 +34,19 @@ class _Copied:
         return torch.zeros_like(t) + source.to(t.device, t.dtype)
 
 
+class _OnCopy:
+    """Runs an in-place function without an out-of-place form, such as `zero_`, on a copy."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self._func = func
+        self.__name__ = func.__name__[:-1]
+
+    def __call__(self, t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        out = t.clone()
+        self._func(out, *args, **kwargs)
+        return out
+
+
 _SPECIAL: dict[Any, Callable[..., Any]] = {Tensor.__setitem__: _Put(), Tensor.copy_: _Copied()}
 
 
@@ -56,5 +69,5 @@ def out_of_place(func: Callable[..., Any]) -> Callable[..., Any] | None:
     if name.startswith("__i") and name.endswith("__"):
         return getattr(Tensor, f"__{name[3:]}", None)
     if name.endswith("_") and not name.endswith("__"):
-        return getattr(Tensor, name[:-1], None)
+        return getattr(Tensor, name[:-1], None) or _OnCopy(func)
     return None

@@ -66,6 +66,10 @@ def plan_of(
     if not layouts or not _covers(rule, weights, layouts):
         return None
     saves = rule.saves(weights)
+    for name in names:
+        is_needed = name not in weights and (saves is None or name in saves)
+        if is_needed and name not in layouts and _has_rows(bound[name], bound, layouts):
+            return None  # a rule reads it as one argument for all samples
     places = {name: place for place, name in enumerate(bound)}
     kept = {name: places[name] for name in names if saves is None or name in saves}
     stand_ins = {name: ShapeOnly(bound[name].shape) if name in weights else None for name in names}
@@ -95,6 +99,14 @@ def plan_of(
             not isinstance(func, types.FunctionType)
             or (func.__module__ or "").startswith("torch.")  # None for a function defined by exec
         ),
+    )
+
+
+def _has_rows(t: Tensor, bound: Mapping[str, Any], layouts: Mapping[str, Samples | Owners]) -> bool:
+    """Whether a constant has a row for each sample, like an argument with samples."""
+    return any(
+        t.dim() == bound[name].dim() and t.shape[layout.dim] == layout.size > 1
+        for name, layout in layouts.items()
     )
 
 

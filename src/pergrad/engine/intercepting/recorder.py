@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,13 +52,14 @@ from pergrad.engine.samples.propagation import (
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.errors import PergradError, UnsupportedFunctionError
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
+from pergrad.rules.samples import DECLARED
 from pergrad.runtime import internals, is_traced
 from pergrad.runtime.caches import Cache
 
 __all__ = ["Recorder"]
 
-_PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
-_BACKWARD, _ORDINARY = Kind.BACKWARD, Kind.ORDINARY
+_PASSIVE, _SHAPE, _SIZE, _SET_DATA = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE, Kind.SET_DATA
+_BACKWARD, _ORDINARY, _WRITING = Kind.BACKWARD, Kind.ORDINARY, Kind.WRITING
 _AGREED: Cache[bool] = Cache(__name__, "whether vmap of a call gave its values, by signature")
 _REPEATS = frozenset("expand broadcast_to repeat tile".split())
 
@@ -97,6 +98,7 @@ class Recorder(TorchFunctionMode):
         self._parameters = parameters  # keeps the ids valid
         self._journal = journal
         self._begun = False
+        self._saved: dict[int, tuple[Tensor, Tensor]] = {}  # buffers before the first write to them
 
     def begin(self, tracker: Tracker, uses: UseCounter, sink: Sink) -> None:
         """Starts to record; until then, functions run unchanged."""
@@ -135,9 +137,18 @@ class Recorder(TorchFunctionMode):
             return self._size(func(*args, **kwargs), args, kwargs)
         if kind is _BACKWARD:
             return self._backward(func, args, kwargs)
+        if kind is _SET_DATA:
+            weight = self.tracker.weight_of(args[0])
+            func(*args, **kwargs)
+            if weight is not None:
+                weight.value = args[0].detach()
+            return None
 
         tracker = self.tracker
         tensors, tags, signature = tracker.read(func, args, kwargs)
+        if kind is _WRITING:
+            kind = _ORDINARY
+            self._save_buffers(tensors)
         looks_at_weights = False
         for tag in tags:
             if not tag.is_weight:
@@ -228,6 +239,19 @@ class Recorder(TorchFunctionMode):
                 raise _reentrant_checkpoint() from error
             ledger.end_pass()
 
+    def _save_buffers(self, tensors: Iterable[Tensor]) -> None:
+        for t in tensors:
+            if self.tracker.is_own(t) and id(t) not in self._saved and not t.requires_grad:
+                with internals.DisableTorchFunction():
+                    self._saved[id(t)] = t, t.detach().clone()
+
+    def restore_buffers(self) -> None:
+        """Undoes all writes to buffers of the module: a call that is refused has not happened."""
+        with internals.DisableTorchFunction(), torch.no_grad():
+            for t, value in self._saved.values():
+                t.copy_(value)
+        self._saved.clear()
+
     def _size(self, size: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(size, int):
             return self.tracker.tagged(args[0], size)
@@ -279,7 +303,7 @@ class Recorder(TorchFunctionMode):
             with self:
                 output = decomposition(*args, **kwargs)
             if output is not NotImplemented:
-                return output
+                return self._with_own_strides(func, args, kwargs, output)
         rule = RULES.get(key)
         # Rules are written for real numbers; autograd conjugates what a complex gradient needs.
         if rule is not None and not any(t.is_complex() for t in tensors_in(args, kwargs)):
@@ -287,7 +311,7 @@ class Recorder(TorchFunctionMode):
             if output is not NotImplemented:
                 self._note(func, args, kwargs, "rule")
                 return output
-        elif is_composite(func):
+        elif is_composite(func) and func not in DECLARED:
             with self:
                 return without_override_check(func)(*args, **kwargs)
         pure = out_of_place(func)
@@ -296,6 +320,29 @@ class Recorder(TorchFunctionMode):
         if not has_samples:
             return self._derived(func, args, kwargs)
         return self._mixed(func, args, kwargs)
+
+    def _with_own_strides(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """Returns the output with the strides that the function itself gives it: a `view` may need them."""
+        if not isinstance(output, Tensor) or output.is_contiguous() or is_traced(output):
+            return output
+
+        def described(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device="meta"
+            )
+
+        with internals.DisableTorchFunction(), torch.no_grad():
+            given, named = internals.pytree.tree_map(described, (args, kwargs))
+            try:
+                plain = func(*given, **named)
+            except (RuntimeError, NotImplementedError):  # not on meta tensors
+                return output
+        with self:
+            return with_strides_of(output, plain) if plain.shape == output.shape else output
 
     def _has_samples(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether any argument is neither a weight nor a constant."""
@@ -388,7 +435,7 @@ class Recorder(TorchFunctionMode):
         return target
 
     def _is_pulling_back(self) -> bool:
-        return self.uses.is_pulling_back
+        return self.tracker.scope.is_pulling_back
 
     def _mixed(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -415,8 +462,7 @@ class Recorder(TorchFunctionMode):
         if not is_function:
             for t in run.leaves:
                 tracker.mark(t, tracker.constant)
-        with self.uses.pulling_back():  # a proof runs the function's backward
-            tracker.propagate(func, *run.arguments, run.result, flows=True)
+        tracker.propagate(func, *run.arguments, run.result, flows=True)
         flat, spec = internals.pytree.tree_flatten(run.result)
         places = [k for k, t in enumerate(flat) if isinstance(t, Tensor) and t.requires_grad]
         plain = [flat[k] for k in places]

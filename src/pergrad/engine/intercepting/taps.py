@@ -181,6 +181,8 @@ class _Tap(torch.autograd.Function):
         kept = ctx.saved_tensors  # a checkpoint recomputes here, and the recorder must see that
         use: Use = ctx.use
         flow: list[Tensor | None] = [None] * len(use.weights)
+        if use.weights[0].scope.is_pulling_back:
+            return None, None, *flow, *grads
         if torch.is_grad_enabled():
             raise _second_derivatives()
         for g in grads:
@@ -221,6 +223,8 @@ class _Hook:
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
         grad = grads[self._place]
+        if self._use.weights[0].scope.is_pulling_back:
+            return
         if torch.is_grad_enabled():
             raise _second_derivatives()
         if grad is None:
@@ -291,6 +295,7 @@ def tap(
     # Skips the functorch handling of Function.apply, which takes half of a tap's time.
     apply = internals.bind_apply(None, _Tap)
     tapped: tuple[Tensor, ...] = apply(use, kept, *map(_anchor, use.weights), *outputs)
+    is_packed = internals.top_saved_tensors_hooks(False) is not None
     for t, layout in zip(tapped, use.output_layouts, strict=True):
-        note(t, layout)
+        note(t, layout, is_packed=is_packed)
     return tapped

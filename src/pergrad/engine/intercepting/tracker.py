@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -146,11 +147,12 @@ class Tracker:
             # Saved tensors that are packed, as in a checkpoint, must not be unpacked now.
             is_packed = internals.top_saved_tensors_hooks(False) is not None
             if sources is not None and not is_packed and not is_traced(t):
-                found, _ = proved(t, sources, scope)
-                if found is not None:
-                    return found
-                if is_total(t, sources):
-                    return scope.lost("a function out of sight sums over the batch", "total")
+                with suppress(Exception):  # of a backward that cannot run by itself, or may not
+                    found, _ = proved(t, sources, scope)
+                    if found is not None:
+                        return found
+                    if is_total(t, sources):
+                        return scope.lost("a function out of sight sums over the batch", "total")
             made_by = type(t.grad_fn).__name__.removesuffix("0").removesuffix("Backward")
             reason = (
                 f"a tensor of shape {tuple(t.shape)} was made out of sight of the recorder, by "
@@ -158,6 +160,10 @@ class Tracker:
             )
             refuse_gradients(t, functools.partial(refuse_unknown_samples, reason))
         return scope.lost(reason, "unknown")
+
+    def is_own(self, t: Tensor) -> bool:
+        """Whether the tensor is a parameter or a buffer of the module."""
+        return id(t) in self._own
 
     def weight_of(self, t: Tensor) -> Weight | None:
         tag = self.tag(t)

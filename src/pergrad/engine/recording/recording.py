@@ -148,7 +148,7 @@ class Recording:
         self._marked.clear()
 
     def _is_pulling_back(self) -> bool:
-        return self._ledger is not None and self._ledger.uses.is_pulling_back
+        return self._tracker is not None and self._tracker.scope.is_pulling_back
 
     @contextmanager
     def intercepting(self) -> Iterator[None]:
@@ -164,6 +164,9 @@ class Recording:
         try:
             with running_eagerly(), intercepting_functions(), self._recorder:
                 yield
+        except PergradError:
+            self._recorder.restore_buffers()
+            raise
         finally:
             for p in self._left_out:
                 p.requires_grad_(True)

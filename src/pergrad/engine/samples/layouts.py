@@ -6,6 +6,8 @@ recorder, step or thread have no meaning here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar, Literal, TypeAlias
@@ -40,11 +42,23 @@ ROWS: Key = (0, 1, 1)  # one row per sample
 Why: TypeAlias = Literal["total", "cut", "mixed", "unknown"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Scope:
     """Identifies one recording of `count` samples and makes the layouts of its tensors."""
 
     count: int
+    is_pulling_back: bool = (
+        False  # while the engine itself runs a backward pass, which is not recorded
+    )
+
+    @contextmanager
+    def pulling_back(self) -> Iterator[None]:
+        """Marks a backward pass of the engine itself, for a proof or for a weight without a rule."""
+        was, self.is_pulling_back = self.is_pulling_back, True
+        try:
+            yield
+        finally:
+            self.is_pulling_back = was
 
     def samples(self, dim: int, pre: int = 1, post: int = 1) -> Samples:
         return Samples(self, dim, pre, post)
@@ -181,7 +195,7 @@ def after_reshape(layout: Samples | Owners, old: torch.Size, new: torch.Size) ->
     left = 1
     for dim, size in enumerate(new):
         right = prod(new[dim + 1 :])
-        if right and before % left == 0 and after % right == 0:
+        if left and right and before % left == 0 and after % right == 0:
             pre, post = before // left, after // right
             if pre * layout.scope.count * post == size:
                 candidate = layout.scope.samples(dim, pre, post)
@@ -204,6 +218,8 @@ def _owners_after_reshape(layout: Owners, old: torch.Size, new: torch.Size) -> L
     for dim, n in enumerate(new):
         if left == before and n == size:
             return layout.at(dim)
+        if not size or not left:
+            break  # without elements, nothing tells the dimensions apart
         if (
             left == before
             and n
@@ -211,7 +227,7 @@ def _owners_after_reshape(layout: Owners, old: torch.Size, new: torch.Size) -> L
             and prod(old[layout.dim + 1 :]) % (n // size) == 0
         ):
             return Owners(layout.scope, dim, layout.owner.repeat_interleave(n // size))
-        if left == before and 0 < n < size and size % n == 0:
+        if left == before and 1 < n < size and size % n == 0:
             rows = layout.owner.view(n, -1)
             if bool((rows == rows[:, :1]).all()):
                 return Owners(layout.scope, dim, rows[:, 0])

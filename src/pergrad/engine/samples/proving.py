@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from pergrad.engine.samples.layouts import Layout, Owners, Samples, Scope, after_reshape
@@ -60,18 +61,21 @@ def subsets(count: int) -> Tensor:
     return masks if count > 1 else masks[:0]
 
 
-def note(t: Tensor, layout: Layout, shape: torch.Size | None = None) -> None:
+def note(
+    t: Tensor, layout: Layout, shape: torch.Size | None = None, *, is_packed: bool = False
+) -> None:
     """Notes on the autograd node of `t`, the result of a use of a weight, where the samples are.
 
-    The layout is that of `t`, or, if `t` is the base of the result, of the result with its `shape`.
+    The layout is that of `t`, or, if `t` is the base of the result, of the result with its `shape`. Inside of
+    a checkpoint saved tensors are packed, and only the recorder may unpack them.
     """
     node: Any = t.grad_fn
     if node is not None:
-        node.metadata[_KEY, t.output_nr] = layout, shape, t.shape
+        node.metadata[_KEY, t.output_nr] = None if is_packed else layout, shape, t.shape
 
 
 def sources_of(t: Tensor, scope: Scope) -> list[Source] | None:
-    """Finds the uses of weights that `t` depends on, in its graph; None if one has lost its samples."""
+    """Finds the uses of weights that `t` depends on, in its graph; None if one of them cannot be judged."""
     found: list[Source] = []
     seen: set[tuple[Any, int]] = set()
     todo: list[tuple[Any, int]] = [(t.grad_fn, t.output_nr)]
@@ -80,10 +84,11 @@ def sources_of(t: Tensor, scope: Scope) -> list[Source] | None:
         if node is None or (node, place) in seen:
             continue
         seen.add((node, place))
-        layout, shape, held = node.metadata.get((_KEY, place), (None, None, None))
-        if layout is None or layout.scope is not scope:
+        noted = node.metadata.get((_KEY, place))
+        if noted is None or (noted[0] is not None and noted[0].scope is not scope):
             todo += node.next_functions
             continue
+        layout, shape, held = noted
         if shape is not None and isinstance(layout, Samples | Owners):
             layout = after_reshape(layout, shape, held)
         if not isinstance(layout, Samples | Owners):
@@ -139,7 +144,7 @@ def keeps_apart(t: Tensor, layout: Layout, sources: Sequence[Source]) -> Verdict
     owners = [la.owner_of_each(t.device) for _, la in sources]
     reached = [torch.zeros(layout.scope.count, dtype=torch.bool, device=t.device) for _ in sources]
     mine = _spread(layout.owner_of_each(t.device), layout.dim, t.dim())
-    with _undisturbed(t):
+    with _undisturbed(t, layout.scope):
         direction = torch.randn_like(t.detach())
         for mask in subsets(layout.scope.count).to(t.device):
             found: Sequence[Tensor | None] = torch.autograd.grad(
@@ -161,19 +166,35 @@ def is_total(t: Tensor, sources: Sequence[Source]) -> bool:
 
     That is so if the gradient, as a function of the tensors behind, keeps the samples apart.
     """
-    with _undisturbed(t):
-        direction = torch.randn_like(t.detach())
+    if not sources or _leaves_torch(
+        t, {edge.node for edge, _ in sources if isinstance(edge, GradientEdge)}
+    ):
+        return False
+    with _undisturbed(t, sources[0][1].scope):
+        direction = torch.randn_like(t.detach()).requires_grad_()
         behind: Any = [edge for edge, _ in sources]
-        try:
-            found: Sequence[Tensor | None] = torch.autograd.grad(
-                t, behind, direction, retain_graph=True, create_graph=True, allow_unused=True
-            )
-        except RuntimeError:  # a function without a second derivative
-            return False
-    return all(
-        g is None or not g.requires_grad or keeps_apart(g, layout, sources) in APART
-        for g, (_, layout) in zip(found, sources, strict=True)
-    )
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            t, behind, direction, retain_graph=True, create_graph=True, allow_unused=True
+        )
+        return all(
+            g is None or (g.requires_grad and keeps_apart(g, layout, sources) in APART)
+            for g, (_, layout) in zip(found, sources, strict=True)
+        )
+
+
+def _leaves_torch(t: Tensor, ends: set[Any]) -> bool:
+    """Whether a function of Python or of an extension is in the graph: its derivatives prove nothing."""
+    seen: set[Any] = set()
+    todo: list[Any] = [t.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen or node in ends:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction) or "::" in node.name():
+            return True
+        todo += [before for before, _ in node.next_functions]
+    return False
 
 
 def _spread(owner: Tensor, dim: int, rank: int) -> Tensor:
@@ -182,8 +203,12 @@ def _spread(owner: Tensor, dim: int, rank: int) -> Tensor:
 
 
 @contextmanager
-def _undisturbed(t: Tensor) -> Iterator[None]:
-    """Runs a probe that the user's code does not notice: the random state is restored, no mode sees it."""
+def _undisturbed(t: Tensor, scope: Scope) -> Iterator[None]:
+    """Runs a probe that nobody notices: no mode sees it, nothing is recorded, the random state stays."""
     devices = [t.device] if t.is_cuda else []
-    with internals.DisableTorchFunction(), torch.random.fork_rng(devices=devices):
+    with (
+        internals.DisableTorchFunction(),
+        scope.pulling_back(),
+        torch.random.fork_rng(devices=devices),
+    ):
         yield

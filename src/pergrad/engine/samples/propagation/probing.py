@@ -19,7 +19,6 @@ from pergrad.engine.samples.propagation.table import Call, is_own, is_trusted, t
 from pergrad.engine.samples.proving import Source, proved, subsets
 from pergrad.engine.samples.signatures import Signature, describe_hashable, signature_of_call
 from pergrad.engine.samples.sizes import BatchSize
-from pergrad.errors import PergradError
 from pergrad.runtime import is_traced
 from pergrad.runtime.caches import Cache
 
@@ -97,9 +96,7 @@ def _proved_by_graph(call: Call) -> Found | None:
             continue
         try:
             layout, verdict = proved(t, sources, call.scope, hint)
-        except PergradError:  # a tensor behind has lost its samples
-            raise
-        except Exception as error:  # of a backward that cannot run by itself
+        except Exception as error:  # of a backward that cannot run by itself, or may not
             return f"{_UNKNOWN}: its backward raises {_first_line(error)}", False
         if layout is None:
             return _MIXES if verdict == "mixed" else _UNKNOWN, verdict == "mixed"

@@ -21,6 +21,8 @@ __all__: list[str] = []
 def _reshape(call: Call) -> Layout:
     t = call.argument(0, "input", "self")
     layout = call.layout(t)
+    if call.name in ("view_as", "reshape_as"):
+        call.layout(call.argument(1, "other"))  # only its shape matters
     if not isinstance(layout, Samples | Owners):
         return layout
     return after_reshape(layout, t.shape, call.output.shape)
