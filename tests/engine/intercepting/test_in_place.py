@@ -104,9 +104,17 @@ def test_names_that_end_in_two_underscores_are_not_in_place() -> None:
     own = named("nothing_like_it__")
     assert not writes_in_place(own)
     assert out_of_place(own) is None
-    own = named("nothing_like_it_")
-    assert writes_in_place(own)
-    assert out_of_place(own) is None  # no such function of a tensor
+    assert writes_in_place(named("nothing_like_it_"))
+
+
+def test_a_function_without_an_out_of_place_form_runs_on_a_copy() -> None:
+    pure = out_of_place(Tensor.zero_)
+    assert pure is not None
+    assert pure.__name__ == "zero"
+    t = numbers(3)
+    before = t.clone()
+    assert not pure(t).any()
+    assert torch.equal(t, before)
 
 
 def test_the_name_of_a_function_that_is_not_of_torch_says_nothing() -> None:

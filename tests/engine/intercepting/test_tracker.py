@@ -432,9 +432,11 @@ OUT_OF_SIGHT: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
     "sum": ("total", lambda x: x.sum()),
     "sum of squares": ("total", lambda x: x.square().sum(0)),
     "softmax over samples": ("unknown", lambda x: x.softmax(0)),
-    "reversed": ("unknown", lambda x: x.flip(0)),
+    # No row has a place, but each term of a sum of them has one sample.
+    "reversed": ("total", lambda x: x.flip(0)),
     "log-sum-exp": ("unknown", lambda x: x.logsumexp(0)),
-    "both ways": ("unknown", lambda x: torch.diag_embed(x[:, 0])),
+    "both ways": ("total", lambda x: torch.diag_embed(x[:, 0])),
+    "square of the reversed": ("unknown", lambda x: x + x.flip(0).square() * x),
 }
 
 

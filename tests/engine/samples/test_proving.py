@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from pergrad.engine.samples.layouts import Lost, Owners, Samples, Scope
 from pergrad.engine.samples.proving import (
@@ -204,12 +205,27 @@ def test_a_proof_leaves_the_graph_the_gradients_and_the_random_state_alone() -> 
     with Sees():
         assert keeps_apart(y, scope.samples(0), [(x, scope.samples(0))]) == "apart"
     assert torch.autograd.grad not in seen
+    assert not scope.is_pulling_back
     assert not [f for f in seen if "rand" in f.__name__]
     assert torch.equal(torch.get_rng_state(), state)
     assert x.grad is None
     y.sum().backward()
     assert x.grad is not None
     torch.testing.assert_close(x.grad, y.detach())
+
+
+def test_hooks_can_tell_a_proof_from_the_models_own_backward() -> None:
+    x, scope, seen = leaf(N, D), Scope(N), []
+    y = x * 1
+    y.register_hook(lambda _: seen.append(scope.is_pulling_back))
+    z = y.square()
+    assert keeps_apart(z, scope.samples(0), [(x, scope.samples(0))]) == "apart"
+    assert is_total(z.sum(), [(x, scope.samples(0))])
+    assert seen
+    assert all(seen)
+    seen.clear()
+    z.sum().backward()
+    assert seen == [False]
 
 
 # -- layouts that a shape allows, and the one that is proved
@@ -325,21 +341,37 @@ def test_two_sources_that_meet_are_no_total() -> None:
     assert not is_total((x * w.flip(0)).sum(), sources)
 
 
-class OnceDifferentiable(torch.autograd.Function):
+class KeepsNumbers(torch.autograd.Function):
+    """log Σ exp over the batch; its backward has no graph to the input."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.square().sum()
+        ctx.save_for_backward(x.softmax(0))
+        return x.logsumexp(0)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return 2 * grad * ctx.saved_tensors[0]
+        return grad * ctx.saved_tensors[0]
 
 
-def test_a_function_without_a_second_derivative_is_no_proved_total() -> None:
+class OnceDifferentiable(KeepsNumbers):
+    backward = staticmethod(once_differentiable(KeepsNumbers.backward))
+
+
+@pytest.mark.parametrize("function", [KeepsNumbers, OnceDifferentiable])
+def test_a_function_of_python_has_no_second_derivative_to_believe(function: Any) -> None:
     x, scope = leaf(N, D), Scope(N)
-    assert not is_total(OnceDifferentiable.apply(x), [(x, scope.samples(0))])
+    assert not is_total(function.apply(x).sum(), [(x, scope.samples(0))])
+    # Behind the sources it does not matter.
+    use = function.apply(x).expand(N, D) * 1
+    note(use, scope.samples(0))
+    found = sources_of(use.square().sum(), scope)
+    assert found is not None
+    assert is_total(use.square().sum(), found)
+
+
+def test_without_a_source_nothing_is_a_total() -> None:
+    assert not is_total(leaf(N).sum(), [])
 
 
 # -- notes on the graph
@@ -383,6 +415,14 @@ def test_sources_are_places_to_differentiate_by() -> None:
 def test_what_is_behind_a_use_is_not_looked_at() -> None:
     scope = Scope(N)
     assert len(places(noted(scope, noted(scope).exp()), scope)) == 1
+
+
+def test_a_use_with_packed_tensors_is_not_judged() -> None:
+    scope = Scope(N)
+    use = leaf(N, D) * 1
+    note(use, scope.samples(0), is_packed=True)
+    assert sources_of(use.exp(), scope) is None
+    assert sources_of(use.exp(), Scope(N)) is None  # whosever it is
 
 
 def test_notes_of_another_scope_mean_nothing() -> None:

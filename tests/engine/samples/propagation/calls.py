@@ -20,7 +20,9 @@ def of_torch(function: Callable[..., Any], name: str | None = None) -> Callable[
     """A copy of a function that passes for torch's own, whose names say what they do."""
     assert isinstance(function, types.FunctionType)
     own = {**function.__globals__, "__name__": "torch.made_for_a_test"}
-    return types.FunctionType(function.__code__, own, name or function.__name__)
+    return types.FunctionType(
+        function.__code__, own, name or function.__name__, None, function.__closure__
+    )
 
 
 def named(name: str) -> Callable[..., Any]:
