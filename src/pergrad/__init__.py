@@ -3,6 +3,7 @@
 from pergrad.engine import (
     ExpandedWeight,
     call_for_per_sample_grads,
+    certify,
     compiled,
     explain,
     grads,
@@ -42,6 +43,7 @@ __all__ = [
     "Variance",
     "__version__",
     "call_for_per_sample_grads",
+    "certify",
     "compiled",
     "explain",
     "grads",

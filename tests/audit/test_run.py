@@ -172,8 +172,8 @@ def test_rows_of_several_batch_sizes_are_told(tmp_path):
     calls = []
 
     def tired(model, x, y):
-        calls.append(len(x))
-        if len(x) > 20 and len(calls) > 1:
+        calls.append(len(x) > 20)
+        if len(x) > 20 and sum(calls) > 1:
             raise torch.OutOfMemoryError("out of memory")
         return losses(model, x, y)
 
@@ -263,6 +263,43 @@ def test_gradients_that_are_not_finite_do_not_stop_the_audit(tmp_path):
     summary = run_audit(spec, tmp_path)
     assert summary["loss"]["not_finite"] == 1
     assert table(tmp_path)["rank"].to_pylist()[7] == 1
+    assert "not certified" in summary["notes"][0]
+    assert "not finite" in summary["notes"][0]
+
+
+def test_the_gradients_of_the_first_samples_are_certified_and_the_summary_says_so(tmp_path):
+    certificate = run_audit(mlp(), tmp_path)["certificate"]
+    assert certificate["ok"]
+    assert certificate["samples"] == 8
+    assert certificate["parameters"] == len(list(network().parameters()))
+    assert certificate["largest_error"] < 1e-4
+    assert "not certified" not in (tmp_path / "summary.json").read_text()
+
+
+def test_an_audit_without_a_certificate_has_the_same_rows_and_says_so(tmp_path):
+    run_audit(mlp(), tmp_path / "with", AuditOptions(batch_size=16))
+    off = AuditOptions(batch_size=16, certify=False)
+    summary = run_audit(mlp(), tmp_path / "without", off)
+    assert summary["notes"] == ["the gradients of this audit are not certified: certify is off"]
+    assert table(tmp_path / "with").equals(table(tmp_path / "without"))
+
+
+class Centred(nn.Module):
+    """Mixes samples where no gradient flows."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x):
+        h = self.inner(x)
+        return h - h.detach().mean(0)
+
+
+def test_an_audit_of_gradients_that_are_wrong_stops_before_it_begins(tmp_path):
+    with pytest.raises(AuditError, match=r"--no-certify[\s\S]*mixes samples"):
+        run_audit(mlp(model=Centred()), tmp_path)
+    assert not (tmp_path / "audit.json").exists()
 
 
 def test_what_is_known_to_be_wrong_may_lie_outside_of_the_subset(tmp_path):

@@ -1,4 +1,4 @@
-"""A user's function whose rule gives twice the gradient, for `verify` to find."""
+"""A user's function whose rule gives wrong gradients, for `verify` and `certify` to find."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 import pergrad
 from pergrad.rules import RULES
 
-__all__ = ["Scaled", "doubled_rule"]
+__all__ = ["Scaled", "doubled_rule", "planted"]
 
 
 def _scale(x: Tensor, weight: Tensor) -> Tensor:
@@ -24,10 +24,10 @@ def _scale(x: Tensor, weight: Tensor) -> Tensor:
 class Scaled(nn.Module):
     """A linear map, whose rule is right, and a scale."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
-        self.map = nn.Linear(4, 3, dtype=torch.float64)
-        self.scale = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.map = nn.Linear(4, 3, dtype=dtype)
+        self.scale = nn.Parameter(torch.ones(3, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return _scale(self.map(x), self.scale)
@@ -36,10 +36,20 @@ class Scaled(nn.Module):
 @contextmanager
 def doubled_rule() -> Iterator[None]:
     """Within, the scale of `Scaled` has a rule that is off by a factor of 2."""
+    with planted(1.0):
+        yield
+
+
+@contextmanager
+def planted(error: float, sample: int | None = None) -> Iterator[None]:
+    """Within, the rule of the scale of `Scaled` is off by `error`, for all samples or for one."""
 
     @pergrad.implements_per_sample_grads(_scale)
     def rule(grad_output: Tensor, x: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        return {"weight": 2 * (grad_output * x).sum(1)}
+        found = (grad_output * x).sum(1).to(torch.promote_types(x.dtype, torch.float32))
+        off = torch.zeros(len(x), dtype=found.dtype)
+        off[slice(None) if sample is None else sample] = error
+        return {"weight": found * (1 + off)[:, None]}
 
     try:
         yield

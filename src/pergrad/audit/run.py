@@ -27,6 +27,7 @@ from pergrad.errors import AuditError
 
 __all__ = ["run_audit"]
 
+_CERTIFIED = 8  # samples whose gradients are proved before the audit begins
 _PROBED = 2  # samples whose forward measures the activation memory of one
 
 
@@ -97,8 +98,19 @@ def _begun(results: ResultsFolder, task: Task, ranks: Ranks) -> int | None:
     # An audit that failed before its first rows, as by an error in the spec, starts again: nothing is lost.
     size = task.options.batch_size or _found_batch_size(task, ranks)
     size = min(size, len(task.indices))
-    results.begin({"pergrad": pergrad.__version__, "identity": task.identity, "batch_size": size})
+    about = {"pergrad": pergrad.__version__, "identity": task.identity, "batch_size": size}
+    results.begin({**about, "certificate": _certificate(task, size)})
     return size
+
+
+def _certificate(task: Task, batch_size: int) -> dict[str, Any]:
+    """Proves the gradients of the first samples, or says why they are not proved."""
+    if not task.options.certify:
+        return {"ok": False, "reason": "certify is off"}
+    count = min(_CERTIFIED, batch_size)
+    loaded = Loader(task.spec, task.indices, task.options.seed).load(0, count)
+    with drawing_from(task.options.seed, 0):
+        return _gradients(task, _model(task)).certified(loaded.arguments, count)
 
 
 def _model(task: Task) -> nn.Module:

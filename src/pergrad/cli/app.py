@@ -105,6 +105,9 @@ def audit(
     shown: Annotated[
         int, typer.Option(help="Number of suspicious samples in the report.", min=0)
     ] = AuditOptions.shown,
+    certify: Annotated[
+        bool, typer.Option(help="Prove the gradients of the first samples before the audit begins.")
+    ] = AuditOptions.certify,
 ) -> None:
     """Audit a data set by every sample's gradient: suspicious samples, near-duplicates, noise scale.
 
@@ -113,7 +116,7 @@ def audit(
     process computes a part.
     """
     options = AuditOptions(
-        device, batch_size, dtype, subset, seed, sketch_dim, workers, save_every, shown
+        *(device, batch_size, dtype, subset, seed, sketch_dim, workers, save_every, shown, certify)
     )
     keep_freed_memory()
     ranks = ranks_from(os.environ)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from pergrad.engine.checking.certification import certified, certified_run
 from pergrad.engine.checking.step_check import verified
 from pergrad.engine.recording.options import LossReduction, Options, Params
 from pergrad.engine.recording.recording import check_quantities, recorded
 from pergrad.engine.recording.running import run_recorded
+from pergrad.errors import PergradError
 from pergrad.quantities import Grads, Norms, Quantity
 from pergrad.runtime.eagerness import refused_in_compiled_code, uncompiled
 
@@ -36,6 +38,7 @@ def record(
     max_bytes: int | None = None,
     offload: bool = False,
     verify: bool = False,
+    certify: bool = False,
 ) -> Iterator[Any]:
     """Computes quantities of the per-sample gradients of the backward inside the block.
 
@@ -59,6 +62,10 @@ def record(
         verify: compare a few samples with the module run on each alone, and raise an error if they
             differ; for the first step of a job. It holds full gradients, and needs exactly one call of a
             module without dropout.
+        certify: prove this step when the block ends, or raise an error: one ordinary step with random
+            weights of the samples certifies all of them, and a few forward passes find samples that mix;
+            see `pergrad.certify`. The module must return tensors whose samples can be told apart, and
+            the loss must use no parameter outside of it. The loss itself is not certified.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(3, 1)
@@ -71,10 +78,13 @@ def record(
         batch_size, loss_reduction, batch_first, params, sample_weights, max_bytes, offload
     )
     check_quantities(quantities)
+    if verify and certify:
+        raise PergradError("certify=True proves all that verify=True compares: pass one of them")
     check = Grads() if verify else None
+    recording = certified if certify else recorded
     with (
         nullcontext() if check is None else verified(module, check, loss_reduction, batch_first),
-        recorded(module, [*quantities, *([] if check is None else [check])], options),
+        recording(module, [*quantities, *([] if check is None else [check])], options),
     ):
         yield quantities[0] if len(quantities) == 1 else quantities
 
@@ -84,6 +94,7 @@ def grads(
     model: nn.Module,
     loss_fn: Callable[..., Tensor],
     *batch: Any,
+    certify: bool = False,
     **options: Unpack[RecordOptions],
 ) -> dict[str, Tensor]:
     """Returns the gradient of every sample's loss: for each trainable parameter a tensor (B, *shape).
@@ -93,6 +104,7 @@ def grads(
         loss_fn: called as loss_fn(model, *batch); returns the (B,) losses of the samples, or their sum
             or mean, as `loss_reduction` says.
         batch: the arguments of loss_fn after the model.
+        certify: prove the result as `pergrad.certify` does, or raise an error; loss_fn must return (B,).
         options: the options of `pergrad.record` except `verify`; `loss_reduction` applies to a scalar loss.
 
     >>> import torch, pergrad
@@ -105,7 +117,7 @@ def grads(
             [[0., 1.]]])
     """
     quantity = Grads()
-    run_recorded(model, loss_fn, batch, [quantity], Options(**options))
+    _run(model, loss_fn, batch, quantity, Options(**options), certify)
     return quantity.result
 
 
@@ -114,6 +126,7 @@ def norms(
     model: nn.Module,
     loss_fn: Callable[..., Tensor],
     *batch: Any,
+    certify: bool = False,
     **options: Unpack[RecordOptions],
 ) -> Tensor:
     """Returns the L2 norm of the gradient of every sample's loss over all trainable parameters, (B,).
@@ -127,5 +140,20 @@ def norms(
     tensor([5., 1.])
     """
     quantity = Norms()
-    run_recorded(model, loss_fn, batch, [quantity], Options(**options))
+    _run(model, loss_fn, batch, quantity, Options(**options), certify)
     return quantity.result
+
+
+def _run(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: tuple[Any, ...],
+    quantity: Quantity,
+    options: Options,
+    certify: bool,
+) -> None:
+    if certify:
+        _, report = certified_run(model, loss_fn, batch, [quantity], options)
+        report.check()
+    else:
+        run_recorded(model, loss_fn, batch, [quantity], options)

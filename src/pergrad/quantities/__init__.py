@@ -1,6 +1,6 @@
 """Defines the quantities that users record: norms, clipped sums, moments, dots, sketches and more."""
 
-from pergrad.quantities.base import Batch, Quantity, Reduction
+from pergrad.quantities.base import Batch, Quantity, Reduction, SampleReport
 from pergrad.quantities.clipping import ClippedSum
 from pergrad.quantities.dots import Dots, Gram
 from pergrad.quantities.grads import Grads
@@ -20,6 +20,7 @@ __all__ = [
     "Projection",
     "Quantity",
     "Reduction",
+    "SampleReport",
     "SecondMoment",
     "Variance",
 ]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,15 @@ from pergrad.reductions import SampleGradients
 from pergrad.runtime import wide
 from pergrad.runtime.queue import Queue
 
-__all__ = ["Batch", "Quantity", "Reduction", "joined_samples", "or_zeros"]
+__all__ = [
+    "Batch",
+    "Quantity",
+    "Reduction",
+    "SampleReport",
+    "joined_samples",
+    "norms_of",
+    "or_zeros",
+]
 
 R = TypeVar("R")
 V = TypeVar("V")
@@ -52,6 +60,14 @@ class Batch:
         return result.cpu() if self.offload else result
 
 
+class SampleReport(NamedTuple):
+    """Compares what a quantity reports for one sample with what that sample's own gradient gives."""
+
+    found: Tensor
+    expected: Tensor
+    scale: float = 0.0  # the size of the terms of a sum that may cancel
+
+
 class Quantity(ABC):
     """Reduces per-sample gradients as they arrive in the backward pass.
 
@@ -84,6 +100,13 @@ class Quantity(ABC):
 
     def abandon(self) -> None:  # noqa: B027  # some hold nothing
         """Called instead of `end` after an error: frees partial results."""
+
+    def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport | None:
+        """Returns what is reported for one sample, and what its gradient gives, by name of parameter.
+
+        The certificate compares the two. None: nothing is reported for single samples.
+        """
+        return None
 
     def merge(self, other: Any) -> None:
         """Adds the samples of another quantity of this kind; both have ended."""
@@ -179,6 +202,15 @@ class Reduction(Quantity, Generic[R]):
 def joined_samples(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Concatenates (n, ...) and (m, ...) of each parameter to (n + m, ...)."""
     return {name: torch.cat([a[name], b[name]]) for name in a}
+
+
+def norms_of(gradient: Mapping[str, Tensor]) -> Tensor:
+    """Returns the norm of each parameter's gradient, in float64."""
+    found = [
+        torch.linalg.vector_norm(g if g.is_complex() else g.double()).double()
+        for g in gradient.values()
+    ]
+    return torch.stack(found) if found else torch.zeros(0, dtype=torch.float64)
 
 
 def or_zeros(

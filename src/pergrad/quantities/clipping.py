@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from pergrad.errors import PergradError
-from pergrad.quantities.base import Batch, Reduction, or_zeros
+from pergrad.quantities.base import Batch, Reduction, SampleReport, norms_of, or_zeros
 from pergrad.reductions import SampleGradients, SquaredNorms, weighted_sums
 from pergrad.runtime import computed_once, wide
 
@@ -20,6 +20,7 @@ Weighting = Literal["clip", "normalize"] | Callable[[Tensor], Tensor]
 _WEIGHTINGS = ("clip", "normalize")
 Memory = Literal["kept", "low", "high"]
 _MEMORY = get_args(Memory)
+_Weighed: TypeAlias = tuple[list[str], Tensor, Tensor, float]  # names, norms, weights, margin
 
 
 class ClippedSum(Reduction[Any]):
@@ -83,6 +84,7 @@ class ClippedSum(Reduction[Any]):
             )
         if memory not in _MEMORY:
             raise PergradError(f"memory must be one of {_MEMORY}, got {memory!r}")
+        self._weighed: dict[str, _Weighed] = {}  # by pattern
         self._bounds = bounds
         self._weighting = weighting
         self._stability = stability
@@ -167,7 +169,21 @@ class ClippedSum(Reduction[Any]):
             return
         group.squares = found.sum(0)
         norms = group.squares.sqrt()
-        weights = self._weights(norms, group)
+        margin = self._margin(group.rounding)
+        group.weights = computed_once(self._applied(norms, group.bound, margin))
+        group.margin = margin
+
+    def _margin(self, rounding: float) -> float:
+        """Returns how far weights stay below the bound.
+
+        Rounding must push neither a gradient over its bound nor the sum over that of all samples.
+        """
+        margin = (4 + self.batch.size / 2) * torch.finfo(self.batch.dtype).eps
+        return margin + rounding if self.batch.device.type == "cuda" else margin
+
+    def _applied(self, norms: Tensor, bound: float | None, margin: float) -> Tensor:
+        """Computes the weights of samples from their norms; zero for a gradient that is not finite."""
+        weights = self._weights(norms, bound, margin)
         if not isinstance(weights, Tensor) or weights.shape != norms.shape:
             is_tensor = isinstance(weights, Tensor)
             got = f"shape {tuple(weights.shape)}" if is_tensor else type(weights).__name__
@@ -177,17 +193,12 @@ class ClippedSum(Reduction[Any]):
         weights = weights.detach().to(norms)
         # A zero gradient stays zero even if its weight is infinite, as 1 / norm is.
         is_used = norms.isfinite() & ((norms > 0) | weights.isfinite())
-        group.weights = computed_once(weights.where(is_used, 0))
+        return weights.where(is_used, 0)
 
-    def _weights(self, norms: Tensor, group: _Group) -> Tensor:
+    def _weights(self, norms: Tensor, bound: float | None, margin: float) -> Tensor:
         if callable(self._weighting):
             return self._weighting(norms)
-        bound = group.bound
         assert bound is not None
-        # Rounding must push neither a gradient over its bound nor the sum over that of all samples.
-        margin = (4 + self.batch.size / 2) * torch.finfo(self.batch.dtype).eps
-        if self.batch.device.type == "cuda":
-            margin += group.rounding
         safe = (1 - margin) * bound
         if self._weighting == "normalize":
             return safe / (norms + self._stability)
@@ -205,15 +216,40 @@ class ClippedSum(Reduction[Any]):
     def finish(self) -> tuple[dict[str, Tensor], Tensor]:
         batch = self.batch
         squares = torch.zeros(batch.size, dtype=torch.float64, device=batch.device)
-        for group in self._groups.values():
+        self._weighed = {}
+        for pattern, group in self._groups.items():
             self._finish(group)
-            if group.squares is not None:
+            if group.squares is not None and group.weights is not None:
                 squares = squares + group.squares
+                names = [name for name, own in self._group_of.items() if own is group]
+                self._weighed[pattern] = (
+                    names,
+                    group.squares.sqrt(),
+                    group.weights,
+                    group.margin,
+                )
         return or_zeros(self._sums, batch), batch.stored(squares.sqrt().to(batch.dtype))
+
+    def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
+        found = [self.norms[number].double()]
+        expected = [norms_of(gradient).norm()]
+        for pattern, (names, norms, weights, margin) in self._weighed.items():
+            own = norms.clone()
+            own[number] = norms_of({name: gradient[name] for name in names}).norm()
+            wanted = self._applied(own, self._bounds[pattern], margin)
+            for reported, right in ((norms, own), (weights * norms, wanted * own)):
+                found.append(reported[number].double())
+                expected.append(right[number].double())
+        device = found[0].device
+        return SampleReport(
+            torch.stack([t.to(device) for t in found]),
+            torch.stack([t.to(device) for t in expected]),
+        )
 
     def merge(self, other: ClippedSum) -> None:
         sums, norms = self._of_ended(self._result)
         others, more = other._of_ended(other._result)
+        self._weighed = {}  # of one batch alone
         self._result = (
             {name: total + others[name] for name, total in sums.items()},
             torch.cat([norms, more]),
@@ -231,3 +267,4 @@ class _Group:
         self.norms = norms
         self.squares: Tensor | None = None  # of all its parameters
         self.weights: Tensor | None = None
+        self.margin = 0.0  # see `ClippedSum._margin`

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pergrad.errors import PergradError
-from pergrad.quantities.base import Batch, Reduction
+from pergrad.quantities.base import Batch, Reduction, SampleReport, norms_of
 from pergrad.reductions import SampleGradients
 
 __all__ = ["Dots", "Gram"]
@@ -57,6 +57,14 @@ class Dots(Reduction[Tensor]):
 
     def finish(self) -> Tensor:
         return self.batch.stored(self._total.to(self.batch.dtype))
+
+    def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
+        named = {name: gradient[name] for name in self._direction if name in gradient}
+        own = [(g * self._direction[name].to(g)).sum().double() for name, g in named.items()]
+        lengths = norms_of(named) * norms_of({name: self._direction[name] for name in named}).to(
+            norms_of(named)
+        )
+        return SampleReport(self.result[number], sum(own, torch.zeros(())), float(lengths.sum()))
 
     def merge(self, other: Dots) -> None:
         self._result = torch.cat([self.result, other.result])
@@ -117,6 +125,19 @@ class Gram(Reduction[Tensor]):
 
     def finish(self) -> Tensor:
         return self.batch.stored(self._total.to(self.batch.dtype))
+
+    def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
+        if self._against is None:
+            return SampleReport(self.result[number, number], norms_of(gradient).square().sum())
+        named = {name: gradient[name] for name in self._against if name in gradient}
+        stored = {name: self._against[name].to(g).flatten(1) for name, g in named.items()}
+        own = [stored[name] @ g.flatten() for name, g in named.items()]
+        lengths = [stored[name].norm(dim=1).max() * g.norm() for name, g in named.items()]
+        return SampleReport(
+            self.result[number],
+            sum(own, torch.zeros_like(self.result[number])),
+            float(sum(lengths, torch.zeros(()))),
+        )
 
     def merge(self, other: Gram) -> None:
         if self._against is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pergrad.quantities.base import Batch, Reduction, joined_samples
+from pergrad.quantities.base import Batch, Reduction, SampleReport, joined_samples
 from pergrad.reductions import SampleGradients
 
 __all__ = ["Grads"]
@@ -51,6 +52,10 @@ class Grads(Reduction[dict[str, Tensor]]):
             name: sums[name] if name in sums else self.batch.stored(p.new_zeros(size, *p.shape))
             for name, p in self.batch.parameters.items()
         }
+
+    def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
+        found = [self.result[name][number].flatten() for name in gradient]
+        return SampleReport(torch.cat(found), torch.cat([g.flatten() for g in gradient.values()]))
 
     def merge(self, other: Grads) -> None:
         self._result = joined_samples(self.result, other.result)

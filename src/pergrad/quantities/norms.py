@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from pergrad.quantities.base import Batch, Reduction, joined_samples
+from pergrad.quantities.base import Batch, Reduction, SampleReport, joined_samples, norms_of
 from pergrad.reductions import SampleGradients, SquaredNorms
 
 __all__ = ["Norms"]
@@ -63,6 +65,12 @@ class Norms(Reduction[Tensor]):
         each = batch.stored(squares.sqrt().to(batch.dtype))
         self._of_each = [*names, *unreached], each
         return batch.stored(squares.sum(0).sqrt().to(batch.dtype))
+
+    def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
+        each = self.per_param
+        found = torch.stack([self.result[number], *(each[name][number] for name in gradient)])
+        own = norms_of(gradient)
+        return SampleReport(found, torch.cat([own.norm()[None], own]))
 
     def merge(self, other: Norms) -> None:
         joined = joined_samples(self.per_param, other.per_param)

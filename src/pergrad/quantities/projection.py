@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from pergrad.errors import PergradError
-from pergrad.quantities.base import Batch, Reduction
+from pergrad.factors import Dense
+from pergrad.quantities.base import Batch, Reduction, SampleReport
 from pergrad.reductions import CountSketch, SampleGradients, TwoSidedSketch
 
 __all__ = ["Projection"]
@@ -80,6 +82,13 @@ class Projection(Reduction[Tensor]):
 
     def finish(self) -> Tensor:
         return self.batch.stored(self._total)
+
+    def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
+        own = torch.zeros(1, self._dim, dtype=torch.float64)
+        for name, g in gradient.items():
+            alone = SampleGradients([Dense(g[None])], bound=g.nbytes)
+            own = own.to(g.device) + alone.sketch(self._sketch_of(name, g.shape, g.device))
+        return SampleReport(self.result[number], own[0])
 
     def merge(self, other: Projection) -> None:
         self._result = torch.cat([self.result, other.result])

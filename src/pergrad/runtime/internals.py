@@ -108,7 +108,7 @@ def _apply_of(_: None, function: type[torch.autograd.Function]) -> Callable[...,
     return function.apply
 
 
-def _none(_: Tensor) -> None:
+def _none(_: Any) -> None:
     return None
 
 
@@ -301,6 +301,20 @@ ENTRIES: Mapping[str, Entry] = {
         "its iterators are used",
         instead=_own_buffers,
         make=_reader("_buffers", nn.Module),
+    ),
+    "backward_hooks_of": Entry(
+        "torch.nn.Module._backward_hooks",
+        "to notice backward hooks of modules that change gradients",
+        "such hooks are not noticed",
+        instead=_none,
+        make=_reader("_backward_hooks", nn.Module),
+    ),
+    "backward_pre_hooks_of": Entry(
+        "torch.nn.Module._backward_pre_hooks",
+        "to notice backward hooks of modules that change gradients",
+        "such hooks are not noticed",
+        instead=_none,
+        make=_reader("_backward_pre_hooks", nn.Module),
     ),
     "pytree": Entry(
         "torch.utils._pytree",

@@ -148,3 +148,20 @@ def test_gradients_that_others_hold_are_left_as_they_are(few, monkeypatch):
     before = held.clone()
     consumed([Dense(held)])
     assert torch.equal(held, before)
+
+
+def test_the_report_of_a_sample_is_what_its_gradient_gives():
+    model, x = (
+        nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten(), nn.Linear(12, 4)).double(),
+        data(5, 2, 5),
+    )
+    quantity = NormsAndSketch(7, 3)
+    grads = pergrad.Grads()
+    with pergrad.record(model, quantity, grads):
+        model(x).pow(3).sum().backward()
+    for n in range(5):
+        own = {name: rows[n] for name, rows in grads.result.items()}
+        found, expected, _ = quantity.sample_report(n, own)
+        assert_near(found, expected)
+        own["0.weight"] = 2 * own["0.weight"]
+        assert not torch.allclose(found, quantity.sample_report(n, own).expected)

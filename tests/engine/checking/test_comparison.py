@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import pergrad
-from pergrad.engine.checking.comparison import VerifyReport, compare, spread_out
+from pergrad.engine.checking.comparison import compare, factor_off, spread_out
+from pergrad.engine.checking.reports import VerifyReport
 
 SIZE = 5
 
@@ -119,3 +120,25 @@ def test_chosen_samples_are_different_and_reach_from_the_first_to_the_last(
     assert chosen[0] == 0
     if samples > 1:
         assert chosen[-1] == size - 1
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [
+        (1 / SIZE, "is the loss a mean?"),
+        (SIZE, "is the loss a sum?"),
+        (2.5, "factor of 2.5"),
+        (-1, "-1"),
+    ],
+)
+def test_a_factor_that_explains_the_difference_is_named(factor: float, said: str) -> None:
+    expected = torch.randn(7, dtype=torch.float64)
+    assert said in factor_off(factor * expected, expected, SIZE)
+
+
+@pytest.mark.parametrize(
+    "found", [torch.zeros(4), torch.tensor([1.0, 2.0, 3.0, 5.0]), torch.ones(4)]
+)
+def test_no_factor_is_named_where_none_explains_the_difference(found: Tensor) -> None:
+    assert factor_off(found, torch.tensor([1.0, 2.0, 3.0, 4.0]), SIZE) == ""
+    assert factor_off(found, torch.zeros(4), SIZE) == ""

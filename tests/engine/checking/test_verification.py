@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import BatchEncoding, GPT2Config, GPT2LMHeadModel
 
 import pergrad
-from pergrad.engine.checking.verification import VerifyReport
+from pergrad.engine.checking.reports import VerifyReport
 from tests.engine.exactness import Formula, numbers, state_of
 from tests.engine.wrong_rule import Scaled, doubled_rule
 
@@ -312,3 +312,56 @@ def test_gradient_of_the_input_is_untouched() -> None:
     x = numbers(SIZE, D).requires_grad_()
     quietly(network(), loss, x)
     assert x.grad is None
+
+
+# -- reasons, and no false alarms
+
+
+def test_a_mean_taken_for_a_sum_is_named() -> None:
+    report = quietly(network(), lambda m, x: loss(m, x).mean(), numbers(SIZE, D))
+    (problem,) = report.problems
+    assert "and 3 others: off by 1/5, exactly one by the batch size: is the loss a mean?" in problem
+
+
+def test_the_factor_of_a_wrong_rule_is_named() -> None:
+    with doubled_rule():
+        report = quietly(Scaled(), loss, numbers(SIZE, D))
+    assert report.problems == ("scale: off by a factor of 2",)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_gradients_that_are_zero_but_for_rounding_are_no_error(dtype: torch.dtype) -> None:
+    model = Formula(lambda m, x: m.part(x).softmax(-1).sum(-1), part=nn.Linear(D, OUT)).to(dtype)
+    for _ in range(5):
+        report = quietly(model, lambda m, x: m(x), numbers(SIZE, D).to(dtype))
+        assert report.ok, str(report)
+
+
+def test_batch_norm_of_one_sample_with_transposed_gradients_is_no_error() -> None:
+    """Torch's own backward of it is wrong for a sample alone."""
+
+    def rows_first(m: Any, x: Tensor) -> Tensor:  # (n, c, h, w) -> (h, n, w * c) -> (n, h, out)
+        return m.out(m.norm(m.conv(x)).permute(2, 0, 3, 1).flatten(2)).transpose(0, 1)
+
+    model = Formula(
+        rows_first, conv=nn.Conv2d(1, OUT, 1), norm=nn.BatchNorm2d(OUT), out=nn.Linear(5 * OUT, OUT)
+    )
+    report = quietly(model.double().eval(), loss, numbers(SIZE, 1, 4, 5))
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("kind", [AssertionError, pergrad.PergradError, ValueError])
+def test_a_problem_has_a_reason_even_if_the_error_has_no_message(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise kind
+
+    monkeypatch.setattr("pergrad.engine.checking.trial.run_recorded", fail)
+    report = quietly(network(), loss, numbers(SIZE, D))
+    assert report.problems == (f"{kind.__name__}, without a message",)
+
+
+def test_an_error_of_the_model_itself_is_raised() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        quietly(network(), loss, numbers(SIZE, D + 1))

@@ -14,7 +14,8 @@ from pergrad.audit.streaming.losses import loss_of_samples
 from pergrad.audit.streaming.norms_and_sketch import NormsAndSketch
 from pergrad.audit.subject.dtypes import moved, own_dtype
 from pergrad.audit.subject.spec import Spec
-from pergrad.engine import record
+from pergrad.engine import certify, record
+from pergrad.errors import AuditError
 
 __all__ = ["Gradients", "Rows", "joined_rows"]
 
@@ -90,6 +91,42 @@ class Gradients:
             self._by_group(list(quantity.squares), squares).cpu().numpy(),
             quantity.sketch.cpu().numpy(),
         )
+
+    def certified(self, batch: tuple[Any, ...], count: int) -> dict[str, Any]:
+        """Proves gradients, norms and sketches of a batch; returns the facts, or why nothing is proved.
+
+        Raises an error if they are wrong. Errors of the model itself come again in the pass over the data.
+        """
+
+        def losses(model: nn.Module, *arguments: Any) -> Tensor:
+            return loss_of_samples(self._loss, model, arguments, count)
+
+        try:
+            report = certify(
+                self._model,
+                losses,
+                *self.arguments(batch),
+                quantities=[self._quantity],
+                seed=0,
+                quiet=True,
+                batch_size=count,
+                max_bytes=self._max_bytes,
+            )
+        except Exception as error:
+            return {"ok": False, "reason": str(error) or type(error).__name__}
+        if not report.ok:
+            raise AuditError(
+                f"the gradients of the first {count} samples are wrong (pass certify=False, or "
+                f"--no-certify, to audit without a proof):\n{report}"
+            )
+        return {
+            "ok": True,
+            "samples": count,
+            "parameters": len(report.rows),
+            "largest_error": max(row.error for row in report.rows),
+            "proved_in": report.rows[0].precision.removeprefix("torch."),
+            "notes": list(report.notes),
+        }
 
     def _by_group(self, names: list[str], squares: Tensor) -> Tensor:  # (n, groups) float64
         number = torch.tensor([self._group_of[name] for name in names], device=squares.device)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-from pergrad.factors import ByOwner, Convolution, Factor, OuterProduct, RowSum
-from pergrad.quantities import Batch, Quantity
+from pergrad.factors import ByOwner, Convolution, Dense, Factor, OuterProduct, RowSum
+from pergrad.quantities import Batch, Quantity, SampleReport
 from pergrad.reductions import CountSketch, SampleGradients
 from pergrad.reductions.choosing import fourier_is_cheaper
 from pergrad.reductions.tiles import at_once
@@ -94,6 +94,16 @@ class NormsAndSketch(Quantity):
             self._defer(name, factor, pieces)
         else:
             self._norms[name] = self._by_pieces(name, factor, pieces)
+
+    def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
+        norms = [torch.linalg.vector_norm(g.double()) for g in gradient.values()]
+        sketch = torch.zeros(1, self._dim, dtype=torch.float64, device=self.sketch.device)
+        for name, g in gradient.items():
+            alone = SampleGradients([Dense(g[None])], bound=g.nbytes)
+            sketch = sketch + alone.sketch(self._sketches[name])
+        squares = [self.squares[name][number] for name in gradient]
+        found = torch.cat([torch.stack(squares).sqrt(), self.sketch[number].double()])
+        return SampleReport(found, torch.cat([torch.stack(norms), sketch[0]]))
 
     def end(self) -> None:
         self._sketch_small()

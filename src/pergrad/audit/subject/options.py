@@ -30,6 +30,7 @@ class AuditOptions:
         save_every: seconds of work that a crash may lose, rounded up to one batch.
         shown: number of suspicious samples for which the report shows a preview and the samples that push
             them.
+        certify: prove the gradients of the first samples before the audit begins, as `pergrad.certify` does.
     """
 
     device: str | None = None
@@ -41,6 +42,7 @@ class AuditOptions:
     workers: int = 0
     save_every: float = 10.0
     shown: int = 50
+    certify: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("sketch_dim", 1), ("workers", 0), ("shown", 0)):

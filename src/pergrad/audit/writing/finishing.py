@@ -57,6 +57,10 @@ def finish(
         "samples_per_second": len(samples) * ranks.count / streaming,
         "batch_sizes": batch_sizes,
     }
+    certificate = (results.open() or {}).get("certificate", {"ok": False, "reason": "an old audit"})
+    summary["certificate"] = certificate
+    if not certificate["ok"]:
+        notes.append(f"the gradients of this audit are not certified: {certificate['reason']}")
     try:
         if task.spec.known_wrong is not None:
             known = task.spec.known_wrong

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pergrad.engine.checking.text_tables import text_table
+from pergrad.engine.checking.reports import text_table
 from pergrad.engine.intercepting.journal import Journal, Rung
 from pergrad.engine.recording.options import LossReduction, Options
 from pergrad.engine.recording.running import run_recorded

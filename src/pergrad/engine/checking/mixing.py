@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pergrad.engine.checking.comparison import reason_of
 from pergrad.engine.checking.trial import Trial
 from pergrad.engine.recording.arguments import leaves
 from pergrad.errors import PergradError
@@ -34,7 +35,7 @@ def mixing(run: Trial, clean: Mapping[str, Tensor], size: int, notes: list[str])
         try:
             found = run.per_sample(run.batch if spoilt is None else spoilt).result
         except PergradError as error:
-            return [f"with one sample NaN: {error}"]
+            return [f"with one sample NaN: {reason_of(error)}"]
         except (RuntimeError, ValueError):  # the model itself refuses NaN
             notes.append("whether samples mix was not tried: the model fails where one is NaN")
             return []

@@ -9,26 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pergrad.engine.checking.snapshots import undisturbed
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.recording.arguments import map_leaves
 from pergrad.engine.recording.options import LossReduction, Options
 from pergrad.engine.recording.running import reduced, run_recorded
 from pergrad.quantities import Grads
+from pergrad.runtime.tolerances import largest
 
-__all__ = ["Trial", "undisturbed"]
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Restores the random state and the model's buffers at the end."""
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, saved in buffers:
-                buffer.copy_(saved)
+__all__ = ["Trial"]
 
 
 class Trial:
@@ -109,6 +98,31 @@ class Trial:
     def sample(self, n: int, size: int) -> tuple[Any, ...]:
         """Cuts sample n out of the batch."""
         return self._map(size, lambda t, dim: t.narrow(dim, n, 1))
+
+    def alone(self, n: int, size: int) -> dict[str, Tensor]:
+        """Computes the gradient of sample n, run alone."""
+        return self.ordinary(self.sample(n, size))
+
+    def alone_twice(self, n: int, size: int) -> dict[str, Tensor]:
+        """Computes the gradient of sample n, run beside a copy of itself.
+
+        In eval mode, torch's batch norm has a wrong backward for one sample and transposed gradients.
+        """
+        pair = self._map(size, lambda t, dim: t.narrow(dim, n, 1).repeat_interleave(2, dim))
+        copies = 2 if self.reduction == "sum" else 1
+        return {name: g / copies for name, g in self.ordinary(pair).items()}
+
+    def rounding(self) -> dict[str, float]:
+        """Returns the size of gradients that rounding alone explains, for each parameter.
+
+        A relative change of a parameter changes the loss by at most about itself.
+        """
+        with torch.no_grad(), undisturbed(self.model):
+            loss = reduced(self.loss_fn(self.model, *self.batch), self.reduction).abs().item()
+        return {
+            name: 10 * torch.finfo(p.dtype).eps * loss / (largest(p.detach()) or 1.0)
+            for name, p in self.parameters.items()
+        }
 
     def with_copy(self, n: int, size: int) -> tuple[Any, ...] | None:
         """Replaces sample n of the batch by one that differs from it; None where all are equal."""

@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pergrad.engine.checking.comparison import Verification, VerifyReport, compare, spread_out
+from pergrad.engine.checking.comparison import compare, reason_of, spread_out
 from pergrad.engine.checking.mixing import mixing
-from pergrad.engine.checking.trial import Trial, undisturbed
+from pergrad.engine.checking.reports import Verification, VerifyReport
+from pergrad.engine.checking.snapshots import undisturbed
+from pergrad.engine.checking.trial import Trial
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.recording.options import LossReduction
-from pergrad.errors import PergradError
 from pergrad.runtime.eagerness import uncompiled
 
 __all__ = ["Verification", "VerifyReport", "verify"]
@@ -32,10 +33,11 @@ def verify(
 ) -> VerifyReport:
     """Checks the per-sample gradients of one batch, prints a table and returns it; see `report.ok`.
 
-    A few samples are run alone, one forward and backward each, and compared. The sum over all samples is
-    compared with the ordinary gradient of the batch. One sample is made NaN, which must not change the
-    gradients of any other. A model that draws random numbers (dropout) is checked in eval mode, since a
-    sample alone would draw different ones. The model is left as it was.
+    This is the slow, obvious check; `pergrad.certify` proves all samples. A few samples are run alone, one
+    forward and backward each, and compared. The sum over all samples is compared with the ordinary gradient
+    of the batch. One sample is made NaN, which must not change the gradients of any other. A model that draws
+    random numbers (dropout) is checked in eval mode, since a sample alone would draw different ones. The
+    model is left as it was.
 
     Args:
         model: the model.
@@ -66,17 +68,20 @@ def _report(run: Trial, samples: int, notes: list[str]) -> VerifyReport:
         problem = "the model has no parameter that requires grad"
         return VerifyReport((), (), (problem,), tuple(notes))
     journal = Journal()
+    ordinary = run.ordinary(run.batch)
     try:
         found = run.per_sample(run.batch, journal)
-    except PergradError as error:
-        return VerifyReport((), (), (str(error),), tuple(notes))
+    except Exception as error:  # not of the model itself, whose plain run has just worked
+        return VerifyReport((), (), (reason_of(error),), tuple(notes))
     size = len(next(iter(found.result.values())))
     report = compare(
         found,
-        {n: run.ordinary(run.sample(n, size)) for n in spread_out(samples, size)},
-        ordinary=run.ordinary(run.batch),
+        {n: run.alone(n, size) for n in spread_out(samples, size)},
+        ordinary=ordinary,
         loss_reduction=run.reduction,
         how=journal.rung_of,
+        rounding=run.rounding(),
+        instead=lambda n: run.alone_twice(n, size),
     )
-    problems = mixing(run, found.result, size, notes)
-    return replace(report, problems=tuple(problems), notes=tuple(notes))
+    problems = (*report.problems, *mixing(run, found.result, size, notes))
+    return replace(report, problems=problems, notes=tuple(notes))

@@ -16,13 +16,17 @@ from pergrad.runtime import internals
 __all__ = ["compile_graph"]
 
 
-def compile_graph(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-    """Rewrites a graph as the compiler likes it, and compiles it for inputs like these."""
+def compile_graph(
+    graph: GraphModule, inputs: list[Tensor], *, draws_as_eager: bool = False
+) -> Callable[..., Any]:
+    """Rewrites a graph as the compiler likes it, and compiles it for inputs like these.
+
+    With `draws_as_eager`, random functions draw the numbers that they draw uncompiled.
+    """
     rewrite(graph.graph)
     graph.recompile()
     with quiet(), torch.no_grad(), internals.DisableAutocast():
         # Keep the order of the trace: the first reader of a tensor decides on its layout.
-        call: Any = internals.compile_fx(
-            graph, inputs, config_patches={"reorder_for_locality": False}
-        )
+        patches = {"reorder_for_locality": False, "fallback_random": draws_as_eager}
+        call: Any = internals.compile_fx(graph, inputs, config_patches=patches)
     return call

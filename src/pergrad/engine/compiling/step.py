@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
+from pergrad.engine.checking.certification import certified_run
+from pergrad.engine.checking.snapshots import Snapshot, undisturbed
+from pergrad.engine.compiling.certified_graphs import check_graph, copies_of
 from pergrad.engine.compiling.containers import skeleton
 from pergrad.engine.compiling.cuda_graphs import Replayed, check_devices
 from pergrad.engine.compiling.eager_backend import as_python
@@ -48,6 +51,7 @@ def compiled(
     backend: Backend = "inductor",
     max_graphs: int = 8,
     cuda_graphs: bool = False,
+    certify: bool = False,
     **options: Unpack[RecordOptions],
 ) -> CompiledStep:
     """Compiles a step: called as step(*batch), it computes the quantities and returns the loss.
@@ -76,6 +80,10 @@ def compiled(
         cuda_graphs: launch a compiled step as a CUDA graph, from its third call on: for models whose kernels
             are faster than the host launches them. The graph holds the memory of one run for as long as the
             step lives, and results are copied.
+        certify: prove the results as `pergrad.certify` does, or raise an error: of the first call with a
+            signature, and of the graph in its first call. Later calls are not checked. loss_fn must return
+            (B,) losses. Compiled random functions then draw as uncompiled ones do, so that the two can be
+            compared.
         options: those of `pergrad.record` but `verify`.
 
     >>> import torch, pergrad
@@ -90,7 +98,7 @@ def compiled(
     if backend not in get_args(Backend):
         raise PergradError(f"backend must be one of {get_args(Backend)}, got {backend!r}")
     return CompiledStep(
-        model, loss_fn, quantities, Options(**options), backend, max_graphs, cuda_graphs
+        model, loss_fn, quantities, Options(**options), backend, max_graphs, cuda_graphs, certify
     )
 
 
@@ -106,6 +114,7 @@ class CompiledStep:
         backend: Backend,
         max_graphs: int,
         cuda_graphs: bool,
+        certify: bool,
     ) -> None:
         self._model = model
         self._loss_fn = loss_fn
@@ -114,6 +123,8 @@ class CompiledStep:
         self._backend = backend
         self._max_graphs = max_graphs
         self._cuda_graphs = cuda_graphs
+        self._certify = certify
+        self._certified: set[Any] = set()  # signatures whose uncompiled step is certified
         self._pool: Any = None  # the memory of CUDA graphs
         self._states = StateNumbers()
         self._graphs: dict[Any, _CompiledGraph | None] = {}  # by signature; None: seen once
@@ -136,29 +147,61 @@ class CompiledStep:
         if self._cuda_graphs and key not in self._graphs:  # a signature names the devices
             check_devices(graph_inputs(state, flat))
         if self._why_not is not None or not self._wants_graph(key):
-            return self._run_first(key, batch)
+            return self._uncompiled(key, batch)
         graph = self._graphs[key]
         if graph is None:
-            graph = self._graphs[key] = self._made(
-                state, flat, spec, self._skeletons.pop(key, None)
-            )
-        elif not all(map(Guard.holds, graph.guards)):
+            graph = self._made(state, flat, spec, self._skeletons.pop(key, None))
+            if graph is None:
+                return self._uncompiled(key, batch)
+            found = self._first_run(graph, state, flat, batch)
+            self._graphs[key] = graph
+            return found
+        if not all(map(Guard.holds, graph.guards)):
             self._stay_uncompiled(
                 "a tensor that is an attribute of a module was replaced by another"
             )
-            graph = None
-        if graph is None:
-            return self._run(self._quantities, batch)
+            return self._uncompiled(key, batch)
         return graph.run(state, flat, self._quantities)
 
-    def _run_first(self, key: Any, batch: Sequence[Any]) -> Tensor:
-        """Runs the step uncompiled, and notes what the quantities hold after the first of its signature."""
-        loss = self._run(self._quantities, batch)
-        if self._why_not is None and self._graphs[key] is None and key not in self._skeletons:
+    def _uncompiled(self, key: Any, batch: tuple[Any, ...]) -> Tensor:
+        """Runs the step as it is; certifies it if this is the signature's first time."""
+        if not self._certify or key in self._certified:
+            losses = self._run(self._quantities, batch)
+        else:
+            losses, report = certified_run(
+                self._model, self._loss_fn, batch, self._quantities, self._options
+            )
+            report.check()
+            self._certified.add(key)
+        self._note_skeletons(key)
+        return losses
+
+    def _note_skeletons(self, key: Any) -> None:
+        """Notes what the quantities hold after the first step of a signature, for the trace of the second."""
+        is_first = key in self._graphs and self._graphs[key] is None
+        if self._why_not is None and is_first and key not in self._skeletons:
             self._skeletons[key] = [
                 {name: skeleton(value) for name, value in vars(q).items()} for q in self._quantities
             ]
-        return loss
+
+    def _first_run(
+        self, graph: _CompiledGraph, state: list[Tensor], flat: list[Any], batch: tuple[Any, ...]
+    ) -> Tensor:
+        """Runs a new graph; certifies its results by a certified, uncompiled run from the same state."""
+        if not self._certify:
+            return graph.run(state, flat, self._quantities)
+        snapshot, copies = Snapshot(self._model), copies_of(self._quantities)
+        losses = graph.run(state, flat, self._quantities)
+        with undisturbed(self._model):
+            snapshot.restore()
+            expected, report = certified_run(
+                self._model, self._loss_fn, batch, copies, self._options, mixing=False
+            )
+        report.check()
+        check_graph(
+            (losses, expected), self._quantities, copies, graph.template.attributes, report.dtype
+        )
+        return losses
 
     def _stay_uncompiled(self, reason: str) -> None:
         self._why_not = reason
@@ -207,7 +250,8 @@ class CompiledStep:
         call: Callable[..., Any]
         if self._backend == "inductor":
             try:
-                call = compile_graph(trace.graph, graph_inputs(state, flat))
+                inputs = graph_inputs(state, flat)
+                call = compile_graph(trace.graph, inputs, draws_as_eager=self._certify)
             except Exception as error:
                 self._backend = "eager"
                 warnings.warn(

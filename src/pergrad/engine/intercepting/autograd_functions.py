@@ -95,17 +95,21 @@ def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
     keeps = (
         function.__module__ == CheckpointFunction.__module__ and function is not CheckpointFunction
     ) or function.__module__.startswith("pergrad.")
+    is_torchs = function.__module__.startswith(
+        "torch."
+    )  # for backward hooks of modules, for example
     if wants is None or keeps:
         return _plain(function)(*args, **kwargs)
     if not wants(args, kwargs):
         uses = getattr(stack[-1], "uses", None)  # None before the batch size is known
         before = 0 if uses is None else uses.to_recompute
         output = _plain(function)(*args, **kwargs)
+        is_checkpoint = function is CheckpointFunction
         if uses is None or not torch.is_grad_enabled():
             return output
         with internals.pop_mode() as mode:
             # A function that uses weights inside runs them again in its backward, as a checkpoint does.
-            if function is CheckpointFunction or uses.to_recompute > before:
+            if is_checkpoint or is_torchs or uses.to_recompute > before:
                 _refuse_untracked(mode.tracker, output)
             else:
                 mode.tracker.propagate(_applied(function), args, kwargs, output)
@@ -121,7 +125,11 @@ def _refuse_untracked(tracker: Tracker, output: Any) -> None:
     weights alone, give constants instead of errors. Its backward runs them again, in sight.
     """
     for t in tensors_in(output):
-        if not t.requires_grad or not isinstance(tracker.layout(t), Constant):
+        if not t.requires_grad:
+            continue
+        inner = tracker.inner_tag(t)
+        if inner is not None and not inner.is_weight and not isinstance(inner, Constant):
+            tracker.mark(t, inner)
             continue
         if tracker.scope.count == 1 and t.dim():
             tracker.mark(t, tracker.scope.samples(0, 1, t.shape[0]))

@@ -23,7 +23,7 @@ _TENSOR_ATTRIBUTES = frozenset("T mT H mH real imag data".split())
 _PASSIVE = frozenset(
     """
     dim numel nelement element_size stride storage_offset is_contiguous is_floating_point is_complex
-    is_signed data_ptr get_device len hash repr format register_hook ndimension _is_view is_pinned
+    is_signed data_ptr get_device len hash repr format ndimension _is_view is_pinned
     untyped_storage storage reduce_ex is_nonzero retain_grad register_post_accumulate_grad_hook
     is_inference result_type can_cast is_same_size is_tensor allclose equal bool item tolist numpy
     _has_compatible_shallow_copy_type _cudnn_rnn_flatten_weight _set_grad_enabled
@@ -51,6 +51,7 @@ class Kind(Enum):
     SHAPE = auto()
     SIZE = auto()
     SET_DATA = auto()  # assigns other memory to a tensor
+    HOOK = auto()  # registers a backward hook
     BACKWARD = auto()
     HARMLESS = auto()  # no gradient flows to a weight
     WRITING = auto()  # ordinary, but may write to a buffer of the module
@@ -73,6 +74,8 @@ def kind_of(func: Callable[..., Any]) -> Kind:
         return Kind.SIZE
     if func in _BACKWARDS:
         return Kind.BACKWARD
+    if func is Tensor.register_hook:
+        return Kind.HOOK
     if func == Tensor.data.__set__:  # type: ignore[attr-defined]
         return Kind.SET_DATA
     if func.__name__ == "__set__" or name in _PASSIVE:

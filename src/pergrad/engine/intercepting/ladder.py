@@ -115,8 +115,13 @@ def _moved(w: Tensor, layout: Samples, shape: Sequence[int]) -> Tensor:
     return w.reshape(shape[layout.dim], *rest).movedim(0, layout.dim)
 
 
-def by_vmap(call: MixedCall, layouts: Sequence[Layout]) -> list[Tensor] | None:
-    """Maps the function over the samples and returns results with `layouts`; None if vmap cannot."""
+def by_vmap(
+    call: MixedCall, layouts: Sequence[Layout], places: Sequence[int]
+) -> list[Tensor] | None:
+    """Maps the function over the samples and returns results with `layouts`; None if vmap cannot.
+
+    `places` are the numbers of these among all results.
+    """
     if not all(isinstance(la, Samples) for la in layouts):
         return None
     if any(isinstance(la, Owners) for la in call.inputs.values()):
@@ -141,8 +146,8 @@ def by_vmap(call: MixedCall, layouts: Sequence[Layout]) -> list[Tensor] | None:
         with quiet_vmap():
             mapped = internals.pytree.tree_leaves(torch.vmap(one, in_dims=tuple(dims))(*tensors))
         return [
-            samples_back(t, la)
-            for t, la in zip(mapped, layouts, strict=True)
+            samples_back(mapped[place], la)
+            for place, la in zip(places, layouts, strict=True)
             if isinstance(la, Samples)
         ]
     except (RuntimeError, ValueError, TypeError, IndexError):

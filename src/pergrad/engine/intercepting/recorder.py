@@ -19,6 +19,7 @@ from pergrad.engine.intercepting.composites import (
 )
 from pergrad.engine.intercepting.derivation import derive, explicit_cast, transform
 from pergrad.engine.intercepting.function_kinds import Kind, kind_of
+from pergrad.engine.intercepting.hooks import guarded
 from pergrad.engine.intercepting.in_place import out_of_place
 from pergrad.engine.intercepting.journal import Journal, Rung
 from pergrad.engine.intercepting.ladder import (
@@ -41,13 +42,14 @@ from pergrad.engine.intercepting.rule_calls import (
 )
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import Root, Weight, refuse_ordinary_gradients
-from pergrad.engine.samples.layouts import Constant, Lost, samples_back
+from pergrad.engine.samples.layouts import Constant, Lost, Owners, Samples, samples_back
 from pergrad.engine.samples.propagation import (
     ELEMENTWISE,
     mixed_samples,
     name_of,
     sizes_in,
     tensors_in,
+    unknown_samples,
 )
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.errors import PergradError, UnsupportedFunctionError
@@ -58,7 +60,8 @@ from pergrad.runtime.caches import Cache
 
 __all__ = ["Recorder"]
 
-_PASSIVE, _SHAPE, _SIZE, _SET_DATA = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE, Kind.SET_DATA
+_PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
+_SET_DATA, _HOOK = Kind.SET_DATA, Kind.HOOK
 _BACKWARD, _ORDINARY, _WRITING = Kind.BACKWARD, Kind.ORDINARY, Kind.WRITING
 _AGREED: Cache[bool] = Cache(__name__, "whether vmap of a call gave its values, by signature")
 _REPEATS = frozenset("expand broadcast_to repeat tile".split())
@@ -137,6 +140,8 @@ class Recorder(TorchFunctionMode):
             return self._size(func(*args, **kwargs), args, kwargs)
         if kind is _BACKWARD:
             return self._backward(func, args, kwargs)
+        if kind is _HOOK:
+            return self._register_hook(*args, **kwargs)
         if kind is _SET_DATA:
             weight = self.tracker.weight_of(args[0])
             func(*args, **kwargs)
@@ -239,6 +244,12 @@ class Recorder(TorchFunctionMode):
                 raise _reentrant_checkpoint() from error
             ledger.end_pass()
 
+    def _register_hook(self, t: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
+        layout = self.tracker.layout(t)
+        if isinstance(layout, Samples | Owners) and layout.scope.count > 1:
+            hook = guarded(hook, layout)
+        return t.register_hook(hook)
+
     def _save_buffers(self, tensors: Iterable[Tensor]) -> None:
         for t in tensors:
             if self.tracker.is_own(t) and id(t) not in self._saved and not t.requires_grad:
@@ -305,8 +316,7 @@ class Recorder(TorchFunctionMode):
             if output is not NotImplemented:
                 return self._with_own_strides(func, args, kwargs, output)
         rule = RULES.get(key)
-        # Rules are written for real numbers; autograd conjugates what a complex gradient needs.
-        if rule is not None and not any(t.is_complex() for t in tensors_in(args, kwargs)):
+        if rule is not None and self._suits_rules(args, kwargs):
             output = call_with_rule(rule, func, args, kwargs, self.tracker)
             if output is not NotImplemented:
                 self._note(func, args, kwargs, "rule")
@@ -343,6 +353,19 @@ class Recorder(TorchFunctionMode):
                 return output
         with self:
             return with_strides_of(output, plain) if plain.shape == output.shape else output
+
+    def _suits_rules(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the arguments are real, and none is a vector of one sample: rules expect a batch dimension.
+
+        For complex numbers, autograd conjugates what a gradient needs.
+        """
+        for t in tensors_in(args, kwargs):
+            if t.is_complex():
+                return False
+            tag = self.tracker.tag(t) if t.dim() == 1 else None
+            if isinstance(tag, Owners) and tag.is_one:
+                return False
+        return True
 
     def _has_samples(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether any argument is neither a weight nor a constant."""
@@ -466,6 +489,8 @@ class Recorder(TorchFunctionMode):
         flat, spec = internals.pytree.tree_flatten(run.result)
         places = [k for k, t in enumerate(flat) if isinstance(t, Tensor) and t.requires_grad]
         plain = [flat[k] for k in places]
+        if not plain:
+            return run.result
         layouts = [tracker.layout(t) for t in plain]
         lost = next((la for la in layouts if isinstance(la, Lost)), None)
         if any(isinstance(la, Constant) for la in layouts):
@@ -474,8 +499,8 @@ class Recorder(TorchFunctionMode):
             return self._refused(func, call, run.result, lost)
         results: list[Tensor] | None = None
         rung: Rung = "vmap"
-        if not is_function and len(plain) == len(flat):  # a function is run once, whatever it does
-            results = by_vmap(call, layouts)
+        if not is_function:  # a function of the user is run once, whatever it does
+            results = by_vmap(call, layouts, places)
         if results is None or not self._agree(func, args, kwargs, results, plain):
             results, rung = by_masked_vjp(run, plain, layouts), "masked VJP"
         self._note(func, args, kwargs, rung)
@@ -511,6 +536,8 @@ class Recorder(TorchFunctionMode):
         error: Exception
         if lost.why == "mixed":
             error = mixed_samples(lost.reason)
+        elif lost.why == "unknown":
+            error = unknown_samples(lost.reason)
         elif lost.why == "total" and not any(la.has_samples for la in call.inputs.values()):
             error = UnsupportedFunctionError(
                 f"a term of the loss depends only on parameter {' and '.join(w.name for w in weights)}, as "

@@ -13,7 +13,7 @@ from pergrad.engine.intercepting.taps import Use, tap
 from pergrad.engine.intercepting.tracker import TAG, Tracker
 from pergrad.engine.intercepting.weights import Weight
 from pergrad.engine.samples.layouts import Layout, Lost
-from pergrad.engine.samples.propagation import name_of
+from pergrad.engine.samples.propagation import name_of, unknown_samples
 from pergrad.engine.samples.signatures import Signature
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.rules import DECOMPOSITIONS, RULES, Rule
@@ -103,6 +103,8 @@ def call_by_plan(
         outputs = (output,) if isinstance(output, Tensor) else tuple(output)
         layouts = tuple([getattr(t, TAG) for t in outputs])
         for layout in layouts:
+            if isinstance(layout, Lost) and layout.why == "unknown":
+                raise unknown_samples(layout.reason)
             if isinstance(layout, Lost):
                 raise unsupported(func, weights, layout.reason)
     kept = tuple([given[place].detach() for place in plan.kept.values()])

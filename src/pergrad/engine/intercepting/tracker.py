@@ -35,6 +35,7 @@ from pergrad.runtime.caches import Cache
 __all__ = ["TAG", "Tracker"]
 
 TAG = "_pergrad_layout"  # the attribute of a tensor that holds its layout or its weight
+DATA = "_pergrad_data"  # the same, of a tensor that was made while gradients were off
 VERSION = "_pergrad_version"  # the version of the tensor that the tag speaks of, if it is not 0
 
 
@@ -115,6 +116,9 @@ class Tracker:
         """Returns the layout of an untagged tensor: constant for the model's own, else by its shape."""
         if id(t) in self._own:
             return self.constant
+        inner = self.inner_tag(t)
+        if inner is not None and not (t.requires_grad and t.grad_fn is not None):
+            return inner
         if t.requires_grad:
             if t.grad_fn is None:
                 self.strangers[id(t)] = t
@@ -244,7 +248,8 @@ class Tracker:
     # -- writing
 
     def mark(self, t: Tensor, tag: Layout | Weight) -> None:
-        setattr(t, TAG, tag)
+        # Without gradients it may be inside of an autograd.Function, whose result gets another graph.
+        setattr(t, TAG if torch.is_grad_enabled() else DATA, tag)
         version = internals.version_of(t)
         if version:
             setattr(t, VERSION, version)
@@ -260,7 +265,7 @@ class Tracker:
     @staticmethod
     def unmark(*tensors: Tensor) -> None:
         for t in tensors:
-            for name in (TAG, VERSION):
+            for name in (TAG, DATA, VERSION):
                 if hasattr(t, name):
                     delattr(t, name)
 
@@ -323,11 +328,15 @@ class Tracker:
             self.mark(t, layout)
         self._remember(call, output, found, signature)
 
+    def inner_tag(self, t: Tensor) -> Any:
+        """Returns the tag that a tensor got while gradients were off; None if it has none."""
+        tag: Layout | Weight | None = getattr(t, DATA, None)
+        return tag if tag is not None and tag.scope is self.scope else None
+
     def _hint(self, t: Tensor) -> Layout | None:
         """Returns the samples that the functions inside of a call gave its output; None if there are none."""
-        tag: Any = getattr(t, TAG, None)
-        is_known = isinstance(tag, Samples | Owners) and tag.scope is self.scope
-        return tag if is_known else None
+        tag: Any = self.inner_tag(t)
+        return tag if isinstance(tag, Samples | Owners) else None
 
     def _remember(
         self, call: Call, output: Any, found: list[Layout], signature: Signature | None

@@ -15,6 +15,7 @@ from pergrad.errors import PergradError
 from pergrad.runtime import internals
 
 __all__ = [
+    "hooked_modules",
     "names_of_tensors",
     "refuse_hooks",
     "refuse_new_parameters",
@@ -83,6 +84,15 @@ def refuse_hooks(weights: Mapping[str, Tensor]) -> None:
                 f"parameter {name!r} has a hook on its gradient, which would not run: within a recording no "
                 "parameter gets an ordinary gradient; remove the hook, or freeze the parameter"
             )
+
+
+def hooked_modules(module: nn.Module) -> list[nn.Module]:
+    """Lists the modules with backward hooks."""
+    return [
+        m
+        for m in submodules(module)
+        if internals.backward_hooks_of(m) or internals.backward_pre_hooks_of(m)
+    ]
 
 
 def refuse_new_parameters(module: nn.Module, strangers: Mapping[int, Tensor]) -> None:

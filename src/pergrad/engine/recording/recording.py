@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 
 from pergrad.engine.collecting.ledger import Ledger
 from pergrad.engine.intercepting.autograd_functions import intercepting_functions
+from pergrad.engine.intercepting.hooks import guarding_modules
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import refusing_ordinary_gradients
 from pergrad.engine.recording.inputs import batch_size_of, inputs_of, mark_inputs
-from pergrad.engine.recording.modules import refuse_hooks, refuse_new_parameters, survey
+from pergrad.engine.recording.modules import (
+    hooked_modules,
+    refuse_hooks,
+    refuse_new_parameters,
+    survey,
+)
 from pergrad.engine.recording.options import Options
 from pergrad.engine.samples.layouts import ROWS, Lost, Scope
 from pergrad.engine.samples.proving import APART, keeps_apart, sources_of
@@ -64,6 +70,7 @@ class Recording:
         self._left_out: list[Tensor] = []  # trainable parameters that were not asked for
         self._weights, self._own = survey(module)
         refuse_hooks(self._weights)
+        self._hooked = hooked_modules(module)
         if options.params is not None:
             trainable = self._weights
             self._weights = options.chosen(module, trainable)
@@ -162,7 +169,8 @@ class Recording:
         for p in self._left_out:
             p.requires_grad_(False)
         try:
-            with running_eagerly(), intercepting_functions(), self._recorder:
+            hooked = guarding_modules(self._hooked) if self._hooked else nullcontext()
+            with running_eagerly(), hooked, intercepting_functions(), self._recorder:
                 yield
         except PergradError:
             self._recorder.restore_buffers()

@@ -114,9 +114,14 @@ class Owners:
     scope: Scope
     dim: int
     owner: Tensor  # (size of dim,)
+    is_one: bool = False  # whether the whole tensor is known to belong to one sample
 
     def at(self, dim: int) -> Owners:
         return self if dim == self.dim else Owners(self.scope, dim, self.owner)
+
+    def of_one(self, size: int) -> Owners:
+        """Returns the layout of another tensor of the one sample, with that size in front."""
+        return Owners(self.scope, 0, self.owner[:1].expand(size), True)
 
     @property
     def size(self) -> int:

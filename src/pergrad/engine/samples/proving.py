@@ -22,6 +22,7 @@ from torch.autograd.graph import GradientEdge
 from pergrad.engine.samples.layouts import Layout, Owners, Samples, Scope, after_reshape
 from pergrad.runtime import internals
 from pergrad.runtime.caches import cached
+from pergrad.runtime.tolerances import largest, tolerance_of_rerun
 
 __all__ = [
     "Source",
@@ -130,26 +131,35 @@ def proved(
             found.append((allowed, verdict))
     if len(found) == 1:
         return found[0]
-    return None, "mixed" if verdicts <= {"mixed"} else "unknown"
+    return None, "mixed" if verdicts == {"mixed"} else "unknown"
 
 
 def keeps_apart(t: Tensor, layout: Layout, sources: Sequence[Source]) -> Verdict:
     """Says whether the rows of `t`, by this layout, depend on no row of another sample.
 
+    The backward must be linear, too: `g / g.norm()` keeps rows of zeros, and still mixes the samples. It is
     "unknown" if numbers that are not finite hide the answer.
     """
     if not isinstance(layout, Samples | Owners):
         return "unknown"
+    if not sources:
+        return "thin"
     behind: Any = [edge for edge, _ in sources]
     owners = [la.owner_of_each(t.device) for _, la in sources]
     reached = [torch.zeros(layout.scope.count, dtype=torch.bool, device=t.device) for _ in sources]
     mine = _spread(layout.owner_of_each(t.device), layout.dim, t.dim())
     with _undisturbed(t, layout.scope):
         direction = torch.randn_like(t.detach())
-        for mask in subsets(layout.scope.count).to(t.device):
+        masks = subsets(layout.scope.count).to(t.device)
+        whole: Sequence[Tensor | None] = torch.autograd.grad(
+            t, behind, direction, retain_graph=True, allow_unused=True
+        )
+        parts: list[Tensor | None] = [None] * len(whole)
+        for mask in masks:
             found: Sequence[Tensor | None] = torch.autograd.grad(
                 t, behind, direction * mask[mine], retain_graph=True, allow_unused=True
             )
+            parts = [_added(a, b) for a, b in zip(parts, found, strict=True)]
             for g, (_, la), owner, seen in zip(found, sources, owners, reached, strict=True):
                 if g is None:
                     continue
@@ -158,7 +168,21 @@ def keeps_apart(t: Tensor, layout: Layout, sources: Sequence[Source]) -> Verdict
                 if not bool((is_zero | mask[owner]).all()):
                     return "mixed" if bool(g.isfinite().all()) else "unknown"
                 seen[owner[~is_zero]] = True
+        for g, part in zip(whole, parts, strict=True):
+            if g is not None and len(masks) and not _is_near(part, g * (len(masks) // 2)):
+                return "mixed" if bool(g.isfinite().all()) else "unknown"
     return "apart" if all(bool(seen.all()) for seen in reached) else "thin"
+
+
+def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
+
+
+def _is_near(a: Tensor | None, b: Tensor) -> bool:
+    """Whether two sums of the same terms are equal up to rounding; None is zero."""
+    a = torch.zeros_like(b) if a is None else a
+    tolerance = tolerance_of_rerun(b.dtype)
+    return largest(a - b) <= tolerance * max(largest(b), largest(a))
 
 
 def is_total(t: Tensor, sources: Sequence[Source]) -> bool:

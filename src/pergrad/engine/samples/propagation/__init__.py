@@ -75,6 +75,9 @@ def layouts_of_outputs(call: Call) -> list[Layout]:
             return [call.mixed(reason)] * len(call.outputs)
     if not call.has_samples:
         return [declared_samples(call) or layout_by_sizes(call)] * len(call.outputs)
+    one = call.of_one
+    if one is not None:
+        return [one.of_one(t.shape[0]) if t.dim() else call.total() for t in call.outputs]
     handler = handler_of(call.func)
     found = handler(call) if handler is not None else None
     if found is None:

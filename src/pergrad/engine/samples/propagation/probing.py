@@ -21,6 +21,7 @@ from pergrad.engine.samples.signatures import Signature, describe_hashable, sign
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.runtime import is_traced
 from pergrad.runtime.caches import Cache
+from pergrad.runtime.tolerances import largest
 
 __all__ = ["layouts_by_probe"]
 
@@ -98,11 +99,46 @@ def _proved_by_graph(call: Call) -> Found | None:
             layout, verdict = proved(t, sources, call.scope, hint)
         except Exception as error:  # of a backward that cannot run by itself, or may not
             return f"{_UNKNOWN}: its backward raises {_first_line(error)}", False
+        if layout is None and not t.dim() and _is_total_by_values(call, t, sources):
+            found.append(call.total())
+            continue
         if layout is None:
             return _MIXES if verdict == "mixed" else _UNKNOWN, verdict == "mixed"
         is_certain = is_certain and verdict == "apart"
         found.append(layout)
     return found, is_certain
+
+
+def _is_total_by_values(call: Call, t: Tensor, sources: Sequence[Source]) -> bool:
+    """Whether a scalar, such as a loss by an autograd.Function, is a sum over samples.
+
+    That is so if other values in a subset of the samples do not change the gradients of the others.
+    """
+    place = next(k for k, output in enumerate(call.outputs) if output is t)
+    at = [next(k for k, own in enumerate(call.tensors) if own is s) for s, _ in sources]
+
+    def gradients(mask: Tensor | None) -> list[Tensor]:
+        with (
+            torch.enable_grad(),
+            call.scope.pulling_back(),
+            torch.random.fork_rng(devices=_devices(call)),
+        ):
+            args = _with_other_values(call, call.args, mask)
+            kwargs = {k: _with_other_values(call, v, mask) for k, v in call.kwargs.items()}
+            given = tensors_in(args, kwargs)
+            leaves = [given[k].requires_grad_() for k in at]
+            output = tensors_in(call.func(*args, **kwargs))[place]
+            found = torch.autograd.grad(output, leaves, allow_unused=True)
+        return [torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves, strict=True)]
+
+    plain = gradients(None)
+    for mask in subsets(call.scope.count):
+        for a, b, (_, layout) in zip(plain, gradients(mask), sources, strict=True):
+            rows = ~mask.to(a.device)[layout.owner_of_each(a.device)]
+            mine, again = (g.movedim(layout.dim, 0)[rows] for g in (a, b))
+            if not torch.allclose(mine, again, rtol=1e-6, atol=1e-9 * largest(a)):
+                return False
+    return True
 
 
 def _found_by_values(call: Call) -> Found:

@@ -148,7 +148,9 @@ class Call:
         self.layouts = layouts  # of the tensors
         self.hints = hints or [None] * len(outputs)  # layouts of the outputs that are not proved
         # Whether a gradient will flow through the outputs; given if they are computed under no_grad.
-        self.flows = any(t.requires_grad for t in outputs) if flows is None else flows
+        if flows is None:
+            flows = torch.is_grad_enabled() and any(t.requires_grad for t in outputs)
+        self.flows = flows
         self._with_samples = cast(
             list[tuple[Tensor, Samples | Owners]],
             [(t, layout) for t, layout in zip(tensors, layouts, strict=True) if layout.has_samples],
@@ -184,6 +186,18 @@ class Call:
             for t, _ in self._with_samples
         )
 
+    @property
+    def of_one(self) -> Owners | None:
+        """Returns the layout of an argument if all samples among the arguments are the same one."""
+        first: Owners | None = None
+        for _, layout in self._with_samples:
+            if not isinstance(layout, Owners) or not layout.is_one or not len(layout.owner):
+                return None
+            if first is not None and not torch.equal(first.owner[:1], layout.owner[:1]):
+                return None
+            first = first or layout
+        return first
+
     def layout(self, t: Tensor) -> Layout:
         """Returns the layout of one of the arguments."""
         self._looked_at.append(id(t))
@@ -209,7 +223,7 @@ class Call:
         if not part.dim():
             return self.lost("selects one sample") if part.requires_grad else self.scope.constant()
         owner = layout.owner_of_each(part.device)[index]
-        return Owners(self.scope, 0, owner.expand(part.shape[0]))
+        return Owners(self.scope, 0, owner.expand(part.shape[0]), True)
 
     def _single_sample(self) -> Layout:
         return self.scope.samples(0, 1, self.output.shape[0])
@@ -263,7 +277,8 @@ class Call:
 def refuse_gradients(t: Tensor, refuse: Callable[[Tensor], None]) -> None:
     """Calls `refuse`, which raises, when a gradient reaches `t`."""
     # Reading `grad_fn` renews the graph of a view of a tensor that was written to; torch crashes without.
-    if t.requires_grad and (t.grad_fn is not None or t.is_leaf):
+    # Inside of an autograd.Function a result has no graph yet, and would lose the hook.
+    if t.requires_grad and torch.is_grad_enabled() and (t.grad_fn is not None or t.is_leaf):
         t.register_hook(refuse)
 
 

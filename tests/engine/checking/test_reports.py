@@ -2,7 +2,7 @@
 
 import pytest
 
-from pergrad.engine.checking.text_tables import text_table
+from pergrad.engine.checking.reports import text_table
 
 HEADER = ["name", "size", "what it is"]
 ROWS = [["a", "100000", ""], ["a long name", "2", "x"], ["", "", "y"]]

@@ -1,0 +1,118 @@
+"""Proves attribution: Σ_n r_n g_n as recorded is the ordinary gradient of Σ_n r_n ℓ_n, for random r.
+
+One wrong gradient of one sample makes the two differ, whatever the others are, except with probability zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pergrad.quantities.base import Batch, Reduction, or_zeros
+from pergrad.reductions import SampleGradients
+from pergrad.runtime.tolerances import largest
+
+__all__ = ["Attribution", "Judge", "coarsest", "random_weights"]
+
+
+class Attribution(Reduction[dict[str, Tensor]]):
+    """Σ_n r_n g_n of every parameter, for random weights r; `.precision` are the dtypes it came from."""
+
+    is_linear = True
+
+    def __init__(self, generator: torch.Generator, weights: Tensor | None = None) -> None:
+        self.generator = generator
+        self._given = weights
+        self.weights = torch.empty(0, dtype=torch.float64)
+
+    def begin(self, batch: Batch) -> None:
+        super().begin(batch)
+        self.parameters = dict(batch.parameters)
+        self.precision: dict[str, torch.dtype] = {}
+        weights = random_weights(batch.size, self.generator) if self._given is None else self._given
+        self.weights = weights.to(batch.device)
+
+    def clear(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+
+    def consume(self, name: str, gradients: SampleGradients) -> None:
+        self.precision[name] = gradients.dtype
+        found = gradients.weighted_sum(self.weights)
+        self._sums[name] = self._sums[name] + found if name in self._sums else found
+
+    def finish(self) -> dict[str, Tensor]:
+        return or_zeros(self._sums, self.batch)
+
+
+def random_weights(size: int, generator: torch.Generator) -> Tensor:
+    """Draws weights of either sign between 1 and 2: none is close to zero, where a sample could hide."""
+    drawn = torch.rand(size, generator=generator, dtype=torch.float64) * 2 - 1
+    return drawn + drawn.sign().where(drawn != 0, 1)
+
+
+def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """Returns the dtype that rounds most."""
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Says how far two sums of each parameter are apart, relative to the larger of sum and noise."""
+
+    dtype: torch.dtype  # that the sums are computed in
+
+    @property
+    def tolerance(self) -> float:
+        """Returns the largest error that rounding explains."""
+        return _TOLERANCE[self.dtype]
+
+    @property
+    def tolerance_of_reports(self) -> float:
+        """Returns the largest error of what is reported for one sample, by two different computations."""
+        return _OF_REPORTS[self.dtype]
+
+    def errors(
+        self,
+        found: Mapping[str, Tensor],
+        wanted: Mapping[str, Tensor],
+        scales: Mapping[str, float] | None = None,
+    ) -> dict[str, float]:
+        """Returns the relative error of each parameter; `scales` are the sizes to compare with."""
+        sizes = scales or {name: largest(want) for name, want in wanted.items()}
+        noise = _NOISE[self.dtype] * max(sizes.values(), default=0.0)
+        return {
+            name: _distance(found[name], want, max(sizes[name], noise))
+            for name, want in wanted.items()
+        }
+
+    def error(self, found: Tensor, wanted: Tensor, terms: float) -> float:
+        """Returns max |found - wanted|, relative to the largest entry or the noise of terms that cancel."""
+        return _distance(found, wanted, max(largest(wanted), _NOISE[self.dtype] * terms))
+
+
+def _distance(found: Tensor, wanted: Tensor, scale: float) -> float:
+    if found.shape != wanted.shape:
+        return float("inf")
+    apart = largest(found.to(wanted.device) - wanted)
+    return apart / scale if scale else apart
+
+
+# The largest error of a sum, relative to its largest entry, that rounding explains.
+_TOLERANCE = {
+    torch.float64: 1e-8,
+    torch.float32: 1e-4,
+    torch.float16: 0.05,
+    torch.bfloat16: 0.1,
+}
+_OF_REPORTS = {torch.float64: 1e-7, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
+# A sum below this share of the model's largest one is compared as if it had this size: some gradients are
+# zero but for rounding, such as that of the bias of attention keys.
+_NOISE = {
+    torch.float64: 1e-8,
+    torch.float32: 1e-3,
+    torch.float16: 0.02,
+    torch.bfloat16: 0.1,
+}

@@ -1,0 +1,320 @@
+"""The certificate: proves the per-sample gradients of a step by one ordinary step with random weights."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.checking.attribution import Attribution, Judge, coarsest
+from pergrad.engine.checking.comparison import factor_off
+from pergrad.engine.checking.exchanging import meeting
+from pergrad.engine.checking.replays import Output, Replay
+from pergrad.engine.checking.reports import Certified, CertifyReport
+from pergrad.engine.checking.snapshots import undisturbed
+from pergrad.engine.recording.options import Options
+from pergrad.engine.recording.recording import recorded
+from pergrad.errors import PergradError
+from pergrad.quantities import Quantity
+from pergrad.runtime.tolerances import largest
+
+__all__ = ["Certificate", "generator_of"]
+
+_PRECISE = (torch.float32, torch.float64)
+# Errors up to so many times the noise that was seen are excused, if they are no larger than this share of the
+# gradient itself, or of the model's largest one.
+_NOISY, _MOST_NOISE, _MOST_OF_LARGEST = 30, 1e-3, 1e-6
+
+
+def generator_of(seed: int | None) -> torch.Generator:
+    """Returns the source of the random weights; it is not torch's own, which the model draws from."""
+    return torch.Generator().manual_seed(secrets.randbits(32) if seed is None else seed)
+
+
+@dataclass
+class _Sums:
+    """Σ_n r_n g_n of each parameter in one precision: recorded and ordinary."""
+
+    found: Mapping[str, Tensor]
+    wanted: Mapping[str, Tensor]
+    dtype: torch.dtype  # the coarsest that the recorded sums came from
+    outputs: Sequence[Output]
+
+    @cached_property
+    def sizes(self) -> dict[str, float]:
+        """Returns the largest entry of each ordinary sum."""
+        return {name: largest(g) for name, g in self.wanted.items()}
+
+
+class Certificate:
+    """Certifies one recorded step, given a replay of it and its recorded, randomly weighted sums."""
+
+    def __init__(
+        self,
+        replay: Replay,
+        attribution: Attribution,
+        quantities: Sequence[Quantity],
+        options: Options,
+        how: Callable[[str], str | None],
+    ) -> None:
+        self._replay = replay
+        self._attribution = attribution
+        self._quantities = quantities
+        self._options = options
+        self._how = how
+        self._names = list(attribution.result)
+        own = dict(replay.module.named_parameters())
+        self._parameters = {name: own[name] for name in self._names}
+        self._problems: list[str] = []
+        self._notes: list[str] = []
+
+    def report(self, *, mixing: bool) -> CertifyReport:
+        """Compares all that can be compared; the model and the random state are left as they were."""
+        began, size = time.perf_counter(), self._replay.size
+        with undisturbed(self._replay.module):
+            samples = self._drawn_samples()
+            sums = self._of_the_step(retain_graph=bool(samples))
+            dtype = sums.dtype
+            alone = {n: self._alone(sums.outputs, n) for n in samples}
+            sums.outputs = [replace(o, tensor=o.tensor.detach()) for o in sums.outputs]
+            rows = self._rows(sums)
+            self._check_samples(sums, alone)
+            del sums, alone
+            if mixing:
+                self._problems += self._meeting()
+        return CertifyReport(
+            tuple(rows),
+            size,
+            samples,
+            tuple(self._problems),
+            tuple(self._notes),
+            self._replay.forwards,
+            self._replay.backwards,
+            time.perf_counter() - began,
+            dtype,
+        )
+
+    # -- attribution
+
+    @property
+    def _weights(self) -> Tensor:
+        """Returns r_n times the scale that the recording applied to sample n."""
+        weights = self._attribution.weights
+        scale = self._options.scale(len(weights))
+        return weights * (scale.to(weights) if isinstance(scale, Tensor) else scale)
+
+    def _of_the_step(self, *, retain_graph: bool) -> _Sums:
+        outputs = self._replay.outputs()
+        if not outputs:
+            raise PergradError(
+                "no gradient reached an output of the module, so there is nothing to certify: call "
+                "backward() on a loss of its output inside the block"
+            )
+        if not self._replay.is_repeated_by(outputs):
+            raise PergradError(
+                "the step cannot be repeated: with the same random state, the losses are others than those "
+                "that were recorded. The model draws random numbers in another order there: certify it in "
+                "eval mode, or without dropout"
+            )
+        wanted = self._replay.ordinary(
+            outputs, self._weights, self._parameters, retain_graph=retain_graph
+        )
+        found = self._attribution.result
+        dtypes = [*self._attribution.precision.values(), *(g.dtype for g in wanted.values())]
+        sums = _Sums(found, wanted, coarsest(map(_real, dtypes)), outputs)
+        for name, size in sums.sizes.items():
+            if not isfinite(size):
+                raise PergradError(
+                    f"the ordinary gradient of parameter {name!r} is not finite, so nothing can be "
+                    "compared with it: certify a batch whose losses and gradients are finite"
+                )
+        return sums
+
+    def _rows(self, own: _Sums) -> list[Certified]:
+        judge = Judge(own.dtype)
+        errors = judge.errors(own.found, own.wanted, own.sizes)
+        proof, dtype, noise_of_proof = errors, own.dtype, dict.fromkeys(self._names, 0.0)
+        is_off = [name for name in self._names if not errors[name] <= judge.tolerance]
+        if own.dtype == torch.float64 and is_off:
+            scales = _larger(own.sizes, self._rounding(own, judge))
+            proof, is_off = judge.errors(own.found, own.wanted, scales), []
+            noise_of_proof = self._noise_of_parts(judge, scales)
+        elif own.dtype not in _PRECISE or is_off:
+            proof, dtype, precise, noise_of_proof = self._proved(own)
+            noise = _noise(own, precise)
+            known = judge.tolerance_of_reports
+            limits = {name: max(known, noise.get(name, 0.0)) for name in self._names}
+            is_off = [name for name in is_off if not errors[name] <= limits[name]]
+        rows = []
+        for name in self._names:
+            limit = max(Judge(dtype).tolerance, noise_of_proof[name])
+            is_ok = proof[name] <= limit and name not in is_off
+            error = proof[name] if proof[name] > limit or name not in is_off else errors[name]
+            is_reached = own.sizes[name] != 0 or largest(own.found[name]) != 0
+            verdict = "wrong" if not is_ok else "ok" if is_reached else "untouched"
+            shape = tuple(own.wanted[name].shape)
+            rows.append(Certified(name, shape, self._how(name) or "-", error, str(dtype), verdict))
+            if not is_ok:
+                why = factor_off(own.found[name], own.wanted[name], self._replay.size)
+                self._problems += [f"{name}: the gradients are off by {why}"] if why else []
+        return rows
+
+    def _proved(self, own: _Sums) -> tuple[dict[str, float], torch.dtype, _Sums, dict[str, float]]:
+        """Repeats both sides in float32 and, where that is not enough, in float64.
+
+        Returns the errors, the dtype, the sums, and errors that rounding explains.
+        """
+        for dtype in _PRECISE if own.dtype not in _PRECISE else _PRECISE[1:]:
+            precise = self._repeated_in(dtype)
+            judge = Judge(precise.dtype)
+            # What is zero but for rounding is far smaller now than it was in the step.
+            scales = _larger(own.sizes, precise.sizes, self._rounding(own, judge))
+            errors = judge.errors(precise.found, precise.wanted, scales)
+            if all(error <= judge.tolerance for error in errors.values()):
+                return errors, precise.dtype, precise, dict.fromkeys(self._names, 0.0)
+        with self._replay.precisely(torch.float64):
+            noise = self._noise_of_parts(judge, scales)
+        return errors, precise.dtype, precise, noise
+
+    def _noise_of_parts(self, judge: Judge, scales: Mapping[str, float]) -> dict[str, float]:
+        """Returns errors that rounding explains: of the ordinary gradient against the sum of two parts.
+
+        A model in float64 may compute some functions in float32.
+        """
+        weights = self._weights
+        part = weights * torch.rand(
+            len(weights), generator=self._attribution.generator, dtype=weights.dtype
+        ).to(weights.device)
+        outputs = self._replay.outputs()
+        whole, one, other = (
+            self._replay.ordinary(outputs, w, self._parameters, retain_graph=True)
+            for w in (weights, part, weights - part)
+        )
+        parts = {name: one[name] + other[name] for name in whole}
+        errors = judge.errors(parts, whole, scales)
+        most = max(scales.values(), default=0.0)
+        return {
+            name: min(
+                _NOISY * error, max(_MOST_NOISE, _MOST_OF_LARGEST * most / (scales[name] or 1))
+            )
+            for name, error in errors.items()
+        }
+
+    def _rounding(self, own: _Sums, judge: Judge) -> dict[str, float]:
+        """Returns the size at which a gradient that should be zero is compared: rounding of the outputs.
+
+        A relative change of a parameter changes the outputs by at most about themselves.
+        """
+        total = sum(float((o.tensor * o.gradient).abs().double().sum()) for o in own.outputs)
+        total *= float(self._weights.abs().max())
+        share = torch.finfo(judge.dtype).eps / judge.tolerance
+        return {name: share * total / (largest(p) or 1.0) for name, p in self._parameters.items()}
+
+    def _repeated_in(self, dtype: torch.dtype) -> _Sums:
+        """Records the step once more in another precision, autocast off, and repeats it plainly."""
+        replay, again = self._replay, Attribution(generator_of(0), self._attribution.weights)
+        try:
+            with replay.precisely(dtype):
+                with recorded(replay.module, [again], self._options):
+                    outputs = replay.outputs()
+                    torch.autograd.backward(
+                        [o.tensor for o in outputs], [o.gradient for o in outputs]
+                    )
+                outputs = replay.outputs()
+                wanted = replay.ordinary(outputs, self._weights, self._parameters)
+        except PergradError:
+            raise
+        except Exception as error:
+            raise PergradError(
+                f"the step cannot be repeated in {dtype}, so a wrong sample cannot be told from rounding: "
+                f"{type(error).__name__}: {error}. Cast inside the model by `.to(x.dtype)`, not to a "
+                "fixed dtype, or certify the model in float32"
+            ) from error
+        seen = coarsest(map(_real, [dtype, *again.precision.values()]))
+        if seen not in _PRECISE:
+            raise PergradError(
+                f"the model computes in {seen} although it was cast to {dtype} and autocast is off, so a "
+                "wrong sample cannot be told from rounding: certify it without its own casts"
+            )
+        return _Sums(again.result, wanted, seen, outputs)
+
+    # -- single samples
+
+    def _drawn_samples(self) -> tuple[int, ...]:
+        if not any(_reports_samples(quantity) for quantity in self._quantities):
+            return ()
+        size = self._replay.size
+        drawn = torch.randperm(size, generator=self._attribution.generator)[:2]
+        return tuple(sorted(drawn.tolist()))
+
+    def _check_samples(self, own: _Sums, alone: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Compares what the quantities report for some samples with these samples' own gradients."""
+        judge = Judge(own.dtype)
+        limit = judge.tolerance_of_reports
+        for n, gradient in alone.items():
+            for quantity in self._quantities:
+                compared = quantity.sample_report(n, gradient)
+                if compared is None:
+                    continue
+                error = judge.error(compared.found, compared.expected, compared.scale)
+                if error <= limit or error <= self._noise_of(n, gradient, own.dtype):
+                    continue
+                why = factor_off(compared.found, compared.expected, self._replay.size)
+                self._problems.append(
+                    f"{type(quantity).__name__} of sample {n} is off by {error:.1e}"
+                    + (f": by {why}" if why else "")
+                )
+
+    def _alone(self, outputs: Sequence[Output], n: int) -> dict[str, Tensor]:
+        """Returns the gradient of one sample by plain autograd, with the scale of the recording."""
+        weights = torch.zeros_like(self._weights)
+        weights[n] = self._weights[n] / self._attribution.weights[n]
+        return self._replay.ordinary(outputs, weights, self._parameters, retain_graph=True)
+
+    def _noise_of(self, n: int, gradient: Mapping[str, Tensor], dtype: torch.dtype) -> float:
+        """Returns ten times the relative error that plain autograd itself makes for one sample."""
+        if dtype == torch.float64:
+            return 0.0
+        with self._replay.precisely(torch.float64):
+            exact = self._alone(self._replay.outputs(), n)
+        apart = sum(float((exact[name] - g).norm()) ** 2 for name, g in gradient.items())
+        size = sum(float(g.norm()) ** 2 for g in gradient.values())
+        return 10 * (apart / size) ** 0.5 if size else 0.0
+
+    # -- mixing
+
+    def _meeting(self) -> list[str]:
+        dtype = coarsest(map(_real, (p.dtype for p in self._parameters.values())))
+        seen = coarsest(map(_real, [dtype, *self._attribution.precision.values()]))
+        if seen in _PRECISE:
+            return meeting(self._replay, self._notes)
+        with self._replay.precisely(torch.float32):
+            return meeting(self._replay, self._notes)
+
+
+def _reports_samples(quantity: Quantity) -> bool:
+    return type(quantity).sample_report is not Quantity.sample_report
+
+
+def _larger(*sizes: Mapping[str, float]) -> dict[str, float]:
+    """Returns the largest of several sizes of each parameter."""
+    return {name: max(of_each[name] for of_each in sizes) for name in sizes[0]}
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return dtype.to_real() if dtype.is_complex else dtype
+
+
+def _noise(own: _Sums, precise: _Sums) -> dict[str, float]:
+    """Returns ten times the relative error of the ordinary gradient itself, if both runs are the same one."""
+    for a, b in zip(own.outputs, precise.outputs, strict=True):
+        if not torch.allclose(a.tensor.to(b.tensor), b.tensor, rtol=1e-2, atol=1e-3):
+            return {}  # they drew other random numbers
+    judge = Judge(own.dtype)
+    return {name: 10 * e for name, e in judge.errors(own.wanted, precise.wanted).items()}

@@ -1,0 +1,120 @@
+"""`certify`, and the certificate of one step: `record`, `grads` and `norms` with certify=True."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from pergrad.engine.checking.attribution import Attribution
+from pergrad.engine.checking.certificate import Certificate, generator_of
+from pergrad.engine.checking.replays import LossReplay, ModuleReplay
+from pergrad.engine.checking.reports import CertifyReport
+from pergrad.engine.checking.snapshots import Snapshot
+from pergrad.engine.checking.watched_calls import WatchedCalls
+from pergrad.engine.intercepting.journal import Journal
+from pergrad.engine.recording.options import Options
+from pergrad.engine.recording.recording import check_module, recorded
+from pergrad.engine.recording.running import run_recorded
+from pergrad.errors import PergradError
+from pergrad.quantities import Norms, Quantity
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pergrad.engine.recording.options import RecordOptions
+
+__all__ = ["certified", "certified_run", "certify"]
+
+
+def certify(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    *batch: Any,
+    quantities: Sequence[Quantity] | None = None,
+    seed: int | None = None,
+    quiet: bool = False,
+    **options: Unpack[RecordOptions],
+) -> CertifyReport:
+    """Proves the per-sample gradients of one batch, prints a table and returns it; see `report.ok`.
+
+    For random weights r_n, the ordinary gradient of Σ_n r_n ℓ_n must be Σ_n r_n g_n: one ordinary step
+    certifies every sample of every parameter. A step in half precision is repeated in float32, where one
+    wrong sample cannot hide in rounding. Two random samples' reported numbers are compared with their own
+    gradients. In a few forward passes samples are exchanged, which must not change the losses of the others.
+    Dropout and checkpoints may stay on. The model is left as it was.
+
+    Raises an error, with the reason, where this proves nothing: for example if loss_fn returns a scalar.
+
+    Args:
+        model: the model.
+        loss_fn: called as loss_fn(model, *batch); returns the (B,) losses of the samples.
+        batch: the arguments of loss_fn after the model; tensors with B samples in it are exchanged.
+        quantities: what to compute and to check by single samples; by default a `Norms`.
+        seed: of the random weights and samples; by default another one in each call.
+        quiet: do not print.
+        options: the options of `pergrad.record` except `verify` and `certify`.
+
+    >>> import torch, pergrad
+    >>> model = torch.nn.Linear(2, 1).double()
+    >>> x = torch.randn(3, 2, dtype=torch.float64)
+    >>> pergrad.certify(model, lambda model, x: model(x).sum(1), x, quiet=True).ok
+    True
+    """
+    check_module(model)
+    chosen = [Norms()] if quantities is None else list(quantities)
+    _, report = certified_run(model, loss_fn, batch, chosen, Options(**options), seed=seed)
+    if not quiet:
+        print(report)
+    return report
+
+
+def certified_run(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: tuple[Any, ...],
+    quantities: Sequence[Quantity],
+    options: Options,
+    *,
+    seed: int | None = None,
+    mixing: bool = True,
+) -> tuple[Tensor, CertifyReport]:
+    """Runs a loss function recorded, and certifies the step; returns the losses, detached, and the report.
+
+    `mixing=False` leaves out the exchanges of samples, for a model that has passed them.
+    """
+    snapshot, journal = Snapshot(model), Journal()
+    attribution = Attribution(generator_of(seed))
+    losses = run_recorded(
+        model, loss_fn, batch, [*quantities, attribution], options, journal=journal
+    )
+    size = len(attribution.weights)
+    known = losses if losses.shape == (size,) else None
+    replay = LossReplay(model, loss_fn, batch, options, snapshot, size, losses=known)
+    found = Certificate(replay, attribution, quantities, options, journal.rung_of)
+    return losses, found.report(mixing=mixing)
+
+
+@contextmanager
+def certified(
+    module: nn.Module, quantities: Sequence[Quantity], options: Options
+) -> Iterator[None]:
+    """Records the block within as `recorded` does; at its end certifies the step, or raises."""
+    watched = WatchedCalls(module)
+    attribution = Attribution(generator_of(None))
+    with (
+        watched.watched(),
+        recorded(module, [*quantities, attribution], options, journal=watched),
+    ):
+        yield
+    for name, function in watched.used_outside.items():
+        raise PergradError(
+            f"certify=True cannot repeat this step: parameter {name!r} is used outside of the module's "
+            f"forward, by `{function}`. Use pergrad.certify with a loss function that computes all of it, "
+            "or move that use into the module"
+        )
+    replay = ModuleReplay(watched, options, len(attribution.weights))
+    found = Certificate(replay, attribution, quantities, options, watched.rung_of)
+    found.report(mixing=True).check()

@@ -1,0 +1,59 @@
+"""Repeats a run as it was: keeps the random state and the buffers that it began with."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Snapshot", "random_state", "undisturbed"]
+
+
+def random_state() -> list[Tensor]:
+    """Returns torch's random state, on the CPU and on every GPU that is in use."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states += torch.cuda.get_rng_state_all()
+    return states
+
+
+class Snapshot:
+    """Holds the random state and the buffers of a module, to run it again from there."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._states = random_state()
+        self._python = random.getstate()
+        self._numpy = _numpy_random().get_state() if _numpy_random() else None
+        self._buffers = [(b, b.detach().clone()) for b in module.buffers()]
+
+    def restore(self) -> None:
+        """Sets random state and buffers to what they were."""
+        torch.set_rng_state(self._states[0])
+        if len(self._states) > 1:
+            torch.cuda.set_rng_state_all(self._states[1:])
+        random.setstate(self._python)
+        if self._numpy is not None:
+            _numpy_random().set_state(self._numpy)
+        with torch.no_grad():
+            for buffer, saved in self._buffers:
+                buffer.copy_(saved)
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[Snapshot]:
+    """Restores the random state and the module's buffers at the end."""
+    snapshot = Snapshot(module)
+    try:
+        yield snapshot
+    finally:
+        snapshot.restore()
+
+
+def _numpy_random() -> Any:
+    """Returns numpy's random module where it is loaded; pergrad itself needs torch alone."""
+    return getattr(sys.modules.get("numpy"), "random", None)

@@ -1,0 +1,83 @@
+"""Guards hooks of the user: one that changes a gradient must treat each sample by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pergrad.engine.samples.layouts import Owners, Samples
+from pergrad.engine.samples.proving import subsets
+from pergrad.errors import MixedSamplesError, UnsupportedFunctionError
+from pergrad.runtime import internals
+
+__all__ = ["guarded", "guarding_modules"]
+
+Hook = Callable[[Tensor], Tensor | None]
+
+
+def guarded(hook: Hook, layout: Samples | Owners) -> Hook:
+    """Returns the hook with a check that what it returns for a sample depends on that sample alone.
+
+    A hook that returns None only looks, and needs no check. Proofs do not call hooks.
+    """
+
+    def call(gradient: Tensor) -> Tensor | None:
+        if layout.scope.is_pulling_back:
+            return None
+        changed = hook(gradient)
+        if changed is not None and not _treats_each_alone(hook, gradient, changed, layout):
+            raise MixedSamplesError(
+                f"a hook on a tensor of shape {tuple(gradient.shape)} combines the gradients of several "
+                "samples, so no sample has a gradient of its own; let it change each row by itself, or "
+                "remove it"
+            )
+        return changed
+
+    return call
+
+
+def _treats_each_alone(
+    hook: Hook, gradient: Tensor, changed: Tensor, layout: Samples | Owners
+) -> bool:
+    """Whether the hook gives each sample's rows whatever the others are, and zero for zero."""
+    shape = [-1 if d == layout.dim else 1 for d in range(gradient.dim())]
+    owner = layout.owner_of_each(gradient.device).view(shape)
+    with torch.no_grad():
+        for mask in subsets(layout.scope.count).to(gradient.device):
+            rows = mask[owner]
+            alone = hook(gradient * rows)
+            if alone is None or not torch.equal(alone, changed * rows):
+                return False
+    return True
+
+
+@contextmanager
+def guarding_modules(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Makes it an error, within, if a backward hook of a module changes a gradient."""
+    saved: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    for module in modules:
+        for hooks in (internals.backward_hooks_of(module), internals.backward_pre_hooks_of(module)):
+            if hooks:
+                saved.append((hooks, dict(hooks)))
+                for key, hook in saved[-1][1].items():
+                    hooks[key] = _looking_only(hook)
+    try:
+        yield
+    finally:
+        for hooks, before in saved:
+            hooks.update({key: hook for key, hook in before.items() if key in hooks})
+
+
+def _looking_only(hook: Callable[..., Any]) -> Callable[..., None]:
+    def call(*args: Any) -> None:
+        if hook(*args) is not None:
+            raise UnsupportedFunctionError(
+                f"a backward hook of {type(args[0]).__name__} changes gradients, which a recording cannot "
+                "follow; let it return None, or remove it"
+            )
+
+    return call

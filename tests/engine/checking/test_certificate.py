@@ -1,0 +1,334 @@
+"""The certificate finds every planted error, in any precision, and raises no alarm on right answers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
+
+import pergrad
+from pergrad.engine.checking.reports import CertifyReport
+from pergrad.quantities import Quantity
+from pergrad.runtime import internals
+from tests.engine.exactness import Formula, numbers, state_of
+from tests.engine.wrong_rule import Scaled, doubled_rule, planted
+
+SIZE, T, D, OUT, WORDS = 5, 6, 8, 3, 11
+
+
+def loss(model: Callable[..., Any], *batch: Any) -> Tensor:
+    return (model(*batch) + 0.5).pow(2).flatten(1).sum(1)
+
+
+def quietly(model: nn.Module, *batch: Any, **options: Any) -> CertifyReport:
+    return pergrad.certify(model, loss, *batch, quiet=True, **options)
+
+
+def every_quantity() -> list[Quantity]:
+    return [
+        *(pergrad.Norms(), pergrad.Grads(), pergrad.Gram(), pergrad.Projection(16)),
+        *(pergrad.ClippedSum(1.0), pergrad.ClippedSum({"0*": 1.0, "*": 0.5}, memory="high")),
+        *(pergrad.SecondMoment(), pergrad.Variance(), pergrad.NoiseScale()),
+        pergrad.Projection(16, method="two_sided"),
+    ]
+
+
+# -- right answers
+
+
+def transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(D, 2, 16, dropout=0.2, batch_first=True)
+    return nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Linear(D, OUT))
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Unflatten(1, (1, T)), nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU()),
+        *(nn.Dropout2d(0.3), nn.Conv2d(4, 4, 3, stride=2), nn.BatchNorm2d(4).eval(), nn.Flatten()),
+    )
+
+
+def tied() -> nn.Module:
+    a, b = nn.Linear(D, D), nn.Linear(D, D)
+    b.weight = a.weight
+    return nn.Sequential(a, nn.Tanh(), nn.Dropout(), b)
+
+
+def frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, OUT))
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+def checkpointed(use_reentrant: bool) -> nn.Module:
+    inner = nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Dropout(), nn.Linear(D, D))
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.out(checkpoint(m.inner, m.first(x), use_reentrant=use_reentrant))
+
+    return Formula(forward, first=nn.Linear(D, D), inner=inner, out=nn.Linear(D, OUT))
+
+
+RIGHT: dict[str, Callable[[], nn.Module]] = {
+    "transformer": transformer,
+    "convolutions": convolutions,
+    "lstm": lambda: Formula(
+        lambda m, x: m.a(x)[0], a=nn.LSTM(D, D, 2, batch_first=True, dropout=0.3)
+    ),
+    "tied": tied,
+    "frozen": frozen,
+    "checkpoint": lambda: checkpointed(False),
+    "reentrant checkpoint": lambda: checkpointed(True),
+    "spectral norm": lambda: spectral_norm(nn.Linear(D, OUT)),
+    "weight norm": lambda: weight_norm(nn.Linear(D, OUT)),
+    "unused": lambda: Formula(lambda m, x: m.a(x), a=nn.Linear(D, OUT), b=nn.Linear(D, OUT)),
+}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_answers_raise_no_alarm_in_any_dtype(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = RIGHT[name]().to(dtype), numbers(SIZE, T, D).to(dtype)
+    before, values = state_of(model), [t.clone() for t in (*model.parameters(), *model.buffers())]
+    report = quietly(model, x)
+    assert report.ok, str(report)
+    assert report.notes == ()
+    proved = {row.precision for row in report.rows}
+    assert proved <= {"torch.float64"} if dtype == torch.float64 else proved <= {"torch.float32"}
+    assert state_of(model) == before
+    if name != "spectral norm":  # a step of its power iteration is part of the recorded run
+        now = [*model.parameters(), *model.buffers()]
+        assert all(torch.equal(a, b) for a, b in zip(now, values, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_answers_raise_no_alarm_under_autocast(name: str, dtype: torch.dtype) -> None:
+    if name == "lstm" and dtype == torch.float16:
+        pytest.skip("torch has no float16 LSTM under autocast on this device")
+    torch.manual_seed(0)
+    model, x = RIGHT[name](), numbers(SIZE, T, D).float()
+    with torch.autocast("cpu", dtype):
+        report = quietly(model, x)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"loss_reduction": "mean"}, {"params": "2.*"}, {"offload": True}]
+)
+def test_every_quantity_is_checked_by_samples_with_any_option(options: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, OUT)).double()
+    names = (
+        ["2.weight", "2.bias"] if "params" in options else [n for n, _ in model.named_parameters()]
+    )
+    dots = pergrad.Dots({names[0]: torch.randn_like(dict(model.named_parameters())[names[0]])})
+    report = quietly(model, numbers(SIZE, D), quantities=[*every_quantity(), dots], **options)
+    assert report.ok, str(report)
+    assert [row.name for row in report.rows] == names
+    assert len(report.samples) == 2
+
+
+def test_weights_of_samples_are_part_of_the_proof() -> None:
+    model, weights = nn.Linear(D, OUT).double(), torch.rand(SIZE).double()
+    assert quietly(model, numbers(SIZE, D), sample_weights=weights, quantities=every_quantity()).ok
+
+
+def test_gradients_that_are_zero_but_for_rounding_are_no_error() -> None:
+    def constant(m: Any, x: Tensor) -> Tensor:
+        return m.a(x).softmax(-1).sum(-1)
+
+    for dtype in DTYPES:
+        model, x = Formula(constant, a=nn.Linear(D, OUT)).to(dtype), numbers(SIZE, D).to(dtype)
+        report = pergrad.certify(model, lambda m, x: m(x), x, quiet=True)
+        assert report.ok, f"{dtype}: {report}"
+
+
+def test_a_quantity_that_reports_no_samples_costs_no_backward_for_them() -> None:
+    report = quietly(
+        nn.Linear(D, OUT).double(), numbers(SIZE, D), quantities=[pergrad.SecondMoment()]
+    )
+    assert report.ok
+    assert report.samples == ()
+    assert report.backwards == 1
+
+
+def _casting(m: Any, x: Tensor) -> Tensor:
+    """Computes some functions in float32, as models of transformers do."""
+    h = m.a(x).float()
+    return m.b((h - h.mean(-1, keepdim=True)).softmax(-1).to(x.dtype)) * m.scaled(x[:, :4])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_float64_model_that_computes_in_float32_inside_is_no_error(seed: int) -> None:
+    torch.manual_seed(seed)
+    parts = {"a": nn.Linear(D, D), "b": nn.Linear(D, 3), "scaled": Scaled()}
+    model, x = Formula(_casting, **parts).double(), numbers(SIZE, D)
+    report = quietly(model, x)
+    assert report.ok, str(report)
+    with planted(0.01, 2):
+        assert not quietly(model, x).ok
+
+
+# -- wrong ones
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sample", [0, 100, 255])
+def test_one_wrong_sample_of_256_is_found_in_any_dtype(sample: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(sample)
+    model, x = Scaled(dtype), numbers(256, 4).to(dtype)
+    assert quietly(model, x, quantities=[]).ok
+    with planted(1.0, sample):
+        report = quietly(model, x, quantities=[])
+    assert {row.name: row.verdict for row in report.rows} == {
+        "scale": "wrong",
+        "map.weight": "ok",
+        "map.bias": "ok",
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_one_wrong_sample_of_256_is_found_under_autocast(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = Scaled(torch.float32), numbers(256, 4).float()
+    with torch.autocast("cpu", dtype):
+        assert quietly(model, x, quantities=[]).ok
+        with planted(1.0, 17):
+            assert not quietly(model, x, quantities=[]).ok
+
+
+# The smallest errors that docs/howto/certify.md promises to find: of all samples, and of one of 256 whose
+# gradient is of the usual size.
+FOUND = {torch.float64: (3e-8, 1e-5), torch.float32: (3e-4, 0.1)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["all samples", "one sample"])
+def test_an_error_of_the_promised_size_is_found(kind: str, dtype: torch.dtype) -> None:
+    error = FOUND.get(dtype, FOUND[torch.float32])[kind == "one sample"]
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model, x = Scaled(dtype), numbers(256, 4).to(dtype)
+        usual = pergrad.norms(model, loss, x).sort().indices[200]  # larger than most
+        with planted(error, None if kind == "all samples" else int(usual)):
+            assert not quietly(model, x, quantities=[], seed=seed).ok
+
+
+def test_the_factor_that_explains_an_error_is_named() -> None:
+    with doubled_rule():
+        report = quietly(Scaled(), numbers(SIZE, 4))
+    assert "scale: the gradients are off by a factor of 2" in report.problems
+    assert "1 parameters wrong" in str(report)
+
+
+class OffNorms(pergrad.Norms):
+    """Norms of which one is off by a per cent."""
+
+    wrong = 3
+
+    def finish(self) -> Tensor:
+        found = super().finish()
+        found[self.wrong] *= 1.01
+        return found
+
+
+def test_wrong_reports_of_drawn_samples_are_found() -> None:
+    model, x = nn.Linear(D, OUT).double(), numbers(SIZE, D)
+    reports = [quietly(model, x, quantities=[OffNorms()], seed=seed) for seed in range(10)]
+    assert {report.ok for report in reports} == {True, False}
+    assert all(report.ok is (3 not in report.samples) for report in reports)
+    assert all(
+        "OffNorms of sample 3 is off by 1.0e-02" in r.problems[0] for r in reports if not r.ok
+    )
+
+
+def _made_out_of_sight(m: Any, x: Tensor) -> Tensor:
+    """The parameters of `a` get no gradient by the engine: a tensor that it did not see made."""
+    with internals.DisableTorchFunction():
+        h = m.a(x)
+    return m.b(h)
+
+
+def _detached_mean(m: Any, x: Tensor) -> Tensor:
+    h = m.b(m.a(x))
+    return h - h.detach().mean(0)
+
+
+class _Centre(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g - g.mean(0)
+
+
+WRONG: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "made out of sight": _made_out_of_sight,
+    "a detached mean": _detached_mean,
+    "a function that mixes": lambda m, x: m.b(_Centre.apply(m.a(x))),
+    "a product over the batch": lambda m, x: torch.tensordot(
+        torch.arange(25.0, dtype=x.dtype).view(5, 5), m.b(m.a(x)), 1
+    ),
+    "another order": lambda m, x: m.b(m.a(x))[torch.arange(len(x)).flip(0)],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_plain_autograd_sees_otherwise_is_refused_or_found(name: str) -> None:
+    model = Formula(WRONG[name], a=nn.Linear(D, D), b=nn.Linear(D, OUT)).double()
+    try:
+        report = quietly(model, numbers(SIZE, D))
+    except pergrad.PergradError:
+        return
+    assert not report.ok
+
+
+# -- what cannot be certified
+
+
+def fixed_dtype(m: Any, x: Tensor) -> Tensor:
+    return F.linear(m.a(x).to(torch.bfloat16), m.b.weight)
+
+
+def own_autocast(m: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return m.b(m.a(x))
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [(fixed_dtype, "cannot be repeated in torch.float32"), (own_autocast, "although it was cast")],
+)
+def test_a_model_that_stays_in_half_precision_is_refused(forward: Any, message: str) -> None:
+    model = Formula(forward, a=nn.Linear(D, D), b=nn.Linear(D, OUT)).bfloat16()
+    with pytest.raises(pergrad.PergradError, match=message):
+        quietly(model, numbers(SIZE, D).bfloat16())
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+def test_gradients_that_are_not_finite_prove_nothing() -> None:
+    x = numbers(SIZE, D)
+    x[1] = torch.inf
+    with pytest.raises(pergrad.PergradError, match="not finite"):
+        quietly(nn.Linear(D, OUT).double(), x)
+
+
+def test_a_step_that_draws_otherwise_when_it_is_repeated_is_refused() -> None:
+    calls: list[int] = []
+
+    def drawn_by_count(m: Any, x: Tensor) -> Tensor:
+        calls.append(1)
+        return m.a(x) * (1 + len(calls))
+
+    model = Formula(drawn_by_count, a=nn.Linear(D, OUT)).double()
+    with pytest.raises(pergrad.PergradError, match="the losses are others than those"):
+        quietly(model, numbers(SIZE, D))

@@ -1,0 +1,116 @@
+"""A replay gives the same outputs and ordinary gradients again, in any precision, and leaves nothing."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from pergrad.engine.checking.replays import LossReplay, Replay, pulled_back
+from pergrad.engine.checking.snapshots import Snapshot
+from pergrad.engine.recording.options import Options
+from pergrad.errors import PergradError
+from pergrad.testing import assert_near, loop_grads
+from tests.engine.exactness import Formula, numbers, state_of
+
+SIZE, D, OUT = 5, 4, 3
+
+
+def loss(model: Any, x: Tensor) -> Tensor:
+    return model(x).pow(3).sum(1)
+
+
+def replay_of(model: nn.Module, x: Tensor, **options: Any) -> Replay:
+    return LossReplay(model, loss, (x,), Options(**options), Snapshot(model), SIZE)
+
+
+def test_runs_draw_the_same_numbers() -> None:
+    model = nn.Sequential(nn.Linear(D, OUT), nn.Dropout()).double()
+    replay = replay_of(model, numbers(SIZE, D))
+    first, second = replay.outputs(), replay.outputs()
+    assert torch.equal(first[0].tensor, second[0].tensor)
+    assert replay.forwards == 2
+
+
+@pytest.mark.parametrize("loss_reduction", ["sum", "mean"])
+def test_ordinary_gradients_are_weighted_sums_of_the_loop(loss_reduction: Any) -> None:
+    model, x, weights = nn.Linear(D, OUT).double(), numbers(SIZE, D), numbers(SIZE)
+    replay = replay_of(model, x, loss_reduction=loss_reduction)
+    found = replay.ordinary(replay.outputs(), weights, dict(model.named_parameters()))
+    expected = loop_grads(model, lambda m, x: loss(m, x).sum(), x)
+    divisor = SIZE if loss_reduction == "mean" else 1
+    for name, rows in expected.items():
+        assert_near(found[name], torch.einsum("n,n...->...", weights, rows) / divisor, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_precise_run_casts_all_and_puts_the_parameters_back(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(D, OUT), nn.BatchNorm1d(OUT)).eval().bfloat16()
+    tensors = [*model.parameters(), *model.buffers()]
+    before = [(t.data_ptr(), t.dtype, t.clone()) for t in tensors]
+    marks = state_of(model)
+    replay = replay_of(model, numbers(SIZE, D).bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        with replay.precisely(dtype):
+            outputs = replay.outputs()
+            assert outputs[0].tensor.dtype == outputs[0].gradient.dtype == dtype
+            found = replay.ordinary(outputs, torch.ones(SIZE), dict(model.named_parameters()))
+            assert {g.dtype for g in found.values()} == {dtype}
+        assert torch.is_autocast_enabled("cpu")
+    for t, (address, dtype_before, values) in zip(tensors, before, strict=True):
+        assert (t.data_ptr(), t.dtype) == (address, dtype_before)
+        assert torch.equal(t, values)
+    assert state_of(model) == marks
+
+
+def test_parameters_are_put_back_after_an_error() -> None:
+    model = nn.Linear(D, OUT).bfloat16()
+    replay = replay_of(model, numbers(SIZE, D))
+    with pytest.raises(ZeroDivisionError), replay.precisely(torch.float64):
+        _ = 1 / 0
+    assert model.weight.dtype == torch.bfloat16
+    assert replay.dtype is None
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (Tensor.sum, "returns a scalar"),
+        (lambda t: t[:2], r"got \(2,\)"),
+        (lambda t: None, "NoneType"),
+    ],
+)
+def test_losses_must_be_one_for_each_sample(returned: Any, message: str) -> None:
+    model, x = nn.Linear(D, OUT).double(), numbers(SIZE, D)
+    replay = LossReplay(
+        model, lambda m, x: returned(loss(m, x)), (x,), Options(), Snapshot(model), SIZE
+    )
+    with pytest.raises(PergradError, match=message):
+        replay.outputs()
+
+
+def test_a_reentrant_checkpoint_is_pulled_back_and_grad_is_left() -> None:
+    model: Any = Formula(
+        lambda m, x: checkpoint(m.a, x, use_reentrant=True), a=nn.Linear(D, OUT)
+    ).double()
+    model.a.weight.grad = kept = torch.ones_like(model.a.weight)
+    x = numbers(SIZE, D).requires_grad_()
+    replay = replay_of(model, x)
+    named = {"a.weight": model.a.weight}
+    found = replay.ordinary(replay.outputs(), torch.ones(SIZE), named)
+    assert model.a.weight.grad is kept
+    assert model.a.bias.grad is None
+    assert x.grad is None
+    expected = torch.autograd.grad(model.a(x.detach()).pow(3).sum(), model.a.weight)[0]
+    assert_near(found["a.weight"], expected, "a.weight")
+
+
+def test_unreached_parameters_have_zeros_and_sparse_gradients_are_dense() -> None:
+    table, unused = nn.Embedding(7, 2, sparse=True).double(), nn.Parameter(numbers(2))
+    out = table(torch.arange(3)).sum()
+    named = {"table": table.weight, "unused": unused}
+    found = pulled_back([out], [torch.ones_like(out)], named, list(named.values()))
+    assert not found["table"].is_sparse
+    assert found["table"].any()
+    assert not found["unused"].any()
