@@ -365,6 +365,7 @@ EXPANDED = frozenset(
 def no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves weights that meet samples nothing above vmap; no plan is there, as all caches are empty."""
     monkeypatch.setattr(recorder, "RULES", {})
+    monkeypatch.setattr(recorder, "DECLARED", {})  # functions of this package are seen through
     monkeypatch.setattr(recorder, "by_broadcast", lambda *_: None)
 
 
