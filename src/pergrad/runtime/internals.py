@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from operator import attrgetter
 from typing import Any
@@ -71,6 +71,9 @@ class _Hooks:
 
     def __setitem__(self, key: int, hook: Callable[[Tensor], None]) -> None:
         self._handles[id(self._tensor), key] = self._tensor.register_hook(hook)
+
+    def __iter__(self) -> Iterator[int]:
+        return (key for own, key in self._handles if own == id(self._tensor))
 
     def pop(self, key: int, default: None) -> None:
         handle = self._handles.pop((id(self._tensor), key), default)
@@ -213,8 +216,7 @@ ENTRIES: Mapping[str, Entry] = {
     "top_saved_tensors_hooks": Entry(
         "torch._C._autograd._top_saved_tensors_default_hooks",
         "to see whether saved tensors are packed, as in a checkpoint",
-        "each call gets an autograd node of its own, as in a checkpoint",
-        instead=_yes,
+        _ERROR,
     ),
     "bind_apply": Entry(
         "torch._C._FunctionBase.apply",
@@ -250,8 +252,8 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "hooks_of": Entry(
         "torch.Tensor._backward_hooks",
-        "to hook many tensors at once",
-        "tensors are hooked one by one",
+        "to hook many tensors at once, and to notice hooks of the user",
+        "tensors are hooked one by one, and hooks of the user are not noticed",
         instead=_Hooks,
         make=_reader("_backward_hooks", _tensor),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Protocol
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pergrad.errors import ScopeError
-from pergrad.factors import Factor
+from pergrad.factors import Dense, Factor
 from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import gradients_of
 from pergrad.runtime import internals, is_traced, without_autocast
@@ -91,6 +91,7 @@ class Ledger:
         scale: Tensor | float = 1.0,
         max_bytes: int | None = None,
         offload: bool = False,
+        hooks: Mapping[str, Sequence[Callable[[Tensor], Tensor | None]]] | None = None,
     ) -> None:
         first = next(iter(parameters.values()), None)
         self._device = torch.device("cpu") if first is None else first.device
@@ -103,6 +104,7 @@ class Ledger:
         # Per sample: the divisor of a mean loss times the user's sample weight.
         self._scale = scale
         self._batch = Batch(batch_size, parameters, offload, self.queue)
+        self._hooks = hooks or {}  # of the user, on the gradients of parameters
         self._pass = 0
         self._reduced: set[str] = set()
         self._factors: dict[str, list[Factor]] = {}
@@ -137,6 +139,9 @@ class Ledger:
     def _reduce(self, name: str) -> None:
         parameter = self._batch.parameters[name]
         gradients = gradients_of(parameter, self._factors.pop(name), self._scale, self.queue.bound)
+        if name in self._hooks:
+            changed = _changed_by(self._hooks[name], gradients.materialize(parameter.dtype))
+            gradients = gradients_of(parameter, [Dense(changed)], 1.0, self.queue.bound)
         for quantity in self._quantities:
             if self._pass < self.passes - quantity.passes:
                 continue
@@ -210,6 +215,17 @@ class Ledger:
         self.uses.arrived.clear()
         self._factors.clear()
         self._reduced.clear()
+
+
+def _changed_by(hooks: Sequence[Callable[[Tensor], Tensor | None]], grads: Tensor) -> Tensor:
+    """Gives each sample's gradient to the user's hooks, as a backward pass of that sample alone does."""
+    rows = []
+    for g in grads.unbind(0):
+        for hook in hooks:
+            changed = hook(g)
+            g = g if changed is None else changed
+        rows.append(g)
+    return torch.stack(rows)
 
 
 def _priority(quantity: Quantity) -> int:

@@ -94,7 +94,7 @@ def call_by_plan(
             (output,),
             (tracker.layouts.get(plan.output) or tracker.layout_for(plan.output),),
         )
-        setattr(output, TAG, layouts[0])
+        tracker.mark(output, layouts[0])
     else:
         # A gradient is going to flow to the weights, also where none flows to the other arguments.
         if not tracker.recall(signature, output, flows=True):
@@ -112,7 +112,7 @@ def call_by_plan(
     if tapped is outputs:
         return output
     for t, layout in zip(tapped, layouts, strict=True):
-        setattr(t, TAG, layout)
+        tracker.mark(t, layout)
     return tapped[0] if isinstance(output, Tensor) else type(output)(tapped)
 
 

@@ -295,7 +295,10 @@ def tap(
     # Skips the functorch handling of Function.apply, which takes half of a tap's time.
     apply = internals.bind_apply(None, _Tap)
     tapped: tuple[Tensor, ...] = apply(use, kept, *map(_anchor, use.weights), *outputs)
-    is_packed = internals.top_saved_tensors_hooks(False) is not None
+    is_packed = (
+        internals.top_saved_tensors_hooks(False) is not None
+        and internals.current_graph_task_id() == -1
+    )
     for t, layout in zip(tapped, use.output_layouts, strict=True):
         note(t, layout, is_packed=is_packed)
     return tapped

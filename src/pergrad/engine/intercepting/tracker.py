@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
@@ -23,10 +23,11 @@ from pergrad.engine.samples.propagation import (
     refuse_gradients,
     refuse_unknown_samples,
     tensors_in,
+    unknown_samples,
 )
 from pergrad.engine.samples.propagation.elementwise import aligned
 from pergrad.engine.samples.propagation.indexing import layout_after_write
-from pergrad.engine.samples.proving import is_total, proved, sources_of
+from pergrad.engine.samples.proving import Source, candidates, is_total, proved, sources_of
 from pergrad.engine.samples.signatures import PLAIN, Signature, describe
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.runtime import internals, is_traced
@@ -67,6 +68,10 @@ def _is_by_shape(call: Call) -> bool:
     return is_alone or handler is aligned or call.name == "embedding"
 
 
+def _maker_of(t: Tensor) -> str:
+    return type(t.grad_fn).__name__.removesuffix("0").removesuffix("Backward")
+
+
 class Tracker:
     """Tracks the layouts of one scope, whose inputs have their samples in dimension `batch_dim`."""
 
@@ -80,6 +85,7 @@ class Tracker:
         self.strangers: dict[
             int, Tensor
         ] = {}  # leaves with a gradient that are not of the model, by id
+        self._promises: list[tuple[torch.Size, str, Layout]] = []  # layouts that are not proved yet
         self.layouts: dict[Key, Layout] = {
             self.constant.key: self.constant
         }  # by key, as `layout_for`
@@ -143,27 +149,56 @@ class Tracker:
         """
         scope = self.scope
         with internals.DisableTorchFunction():
-            sources = sources_of(t, scope)
+            sources, is_packed = sources_of(t, scope)
             if sources == []:
                 return None
             if scope.count == 1 and t.dim():
                 return scope.samples(0, 1, t.shape[0])
-            # Saved tensors that are packed, as in a checkpoint, must not be unpacked now.
-            is_packed = internals.top_saved_tensors_hooks(False) is not None
-            if sources is not None and not is_packed and not is_traced(t):
+            is_recomputation = internals.current_graph_task_id() != -1
+            if is_packed and is_recomputation:
+                return None  # an argument of the checkpoint: only the layouts of the forward matter
+            if sources is not None and not is_traced(t):
+                if is_packed:
+                    return self._promise(t, sources)
                 with suppress(Exception):  # of a backward that cannot run by itself, or may not
                     found, _ = proved(t, sources, scope)
                     if found is not None:
+                        if is_recomputation:
+                            self._redeem(t, found)
                         return found
                     if is_total(t, sources):
                         return scope.lost("a function out of sight sums over the batch", "total")
-            made_by = type(t.grad_fn).__name__.removesuffix("0").removesuffix("Backward")
             reason = (
                 f"a tensor of shape {tuple(t.shape)} was made out of sight of the recorder, by "
-                f"`{made_by}` in a scripted function, torch.vmap or the like"
+                f"`{_maker_of(t)}` in a scripted function, torch.vmap or the like"
             )
             refuse_gradients(t, functools.partial(refuse_unknown_samples, reason))
         return scope.lost(reason, "unknown")
+
+    def _promise(self, t: Tensor, sources: Sequence[Source]) -> Layout | None:
+        """Guesses the layout of a tensor inside of a checkpoint; its recomputation has to prove it.
+
+        The graph cannot be used now: its saved tensors are packed.
+        """
+        allowed = candidates(t, [layout for _, layout in sources], self.scope)
+        if not allowed:
+            return None
+        self._promises.append((t.shape, _maker_of(t), allowed[0]))
+        return allowed[0]
+
+    def _redeem(self, t: Tensor, found: Layout) -> None:
+        promise = t.shape, _maker_of(t), found
+        if promise in self._promises:
+            self._promises.remove(promise)
+
+    def check_promises(self) -> None:
+        """Raises an error if the layout of a tensor inside of a checkpoint was not proved."""
+        if self._promises:
+            shape, maker, _ = self._promises[0]
+            raise unknown_samples(
+                f"a tensor of shape {tuple(shape)} was made out of sight of the recorder, by `{maker}` in "
+                "a checkpoint whose recomputation does not prove its samples"
+            )
 
     def is_own(self, t: Tensor) -> bool:
         """Whether the tensor is a parameter or a buffer of the module."""
@@ -249,7 +284,12 @@ class Tracker:
 
     def mark(self, t: Tensor, tag: Layout | Weight) -> None:
         # Without gradients it may be inside of an autograd.Function, whose result gets another graph.
-        setattr(t, TAG if torch.is_grad_enabled() else DATA, tag)
+        if torch.is_grad_enabled():
+            setattr(t, TAG, tag)
+        else:
+            setattr(t, DATA, tag)
+            if t.is_inference():
+                return  # it has no version
         version = internals.version_of(t)
         if version:
             setattr(t, VERSION, version)

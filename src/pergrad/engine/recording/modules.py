@@ -6,7 +6,8 @@ long as launching a hundred kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
@@ -16,13 +17,16 @@ from pergrad.runtime import internals
 
 __all__ = [
     "hooked_modules",
+    "hooks_of_parameters",
     "names_of_tensors",
-    "refuse_hooks",
     "refuse_new_parameters",
     "submodules",
     "survey",
     "tensors_of",
 ]
+
+
+Hook: TypeAlias = Callable[[Tensor], Tensor | None]
 
 
 def submodules(module: nn.Module, names: list[str] | None = None) -> list[nn.Module]:
@@ -73,17 +77,24 @@ def names_of_tensors(module: nn.Module) -> list[str]:
     return list(names.values())
 
 
-def refuse_hooks(weights: Mapping[str, Tensor]) -> None:
-    """Raises an error for a parameter with hooks: they would not run, since it gets no ordinary gradient."""
+def hooks_of_parameters(weights: Mapping[str, Tensor]) -> dict[str, list[Hook]]:
+    """Finds the hooks of the user on the gradients of parameters, by name.
+
+    Raises an error for a hook that runs after a gradient is accumulated: within a recording none is.
+    """
+    found: dict[str, list[Hook]] = {}
     for name, p in weights.items():
-        # Keys of this package's own hooks are negative.
         hooks = internals.hooks_of(p)
-        is_hooked = bool(hooks) and any(key >= 0 for key in hooks)
-        if is_hooked or internals.post_accumulate_hooks_of(p):
+        if hooks:
+            own = [hooks[key] for key in hooks if key >= 0]  # those of this package are negative
+            if own:
+                found[name] = own
+        if internals.post_accumulate_hooks_of(p):
             raise PergradError(
-                f"parameter {name!r} has a hook on its gradient, which would not run: within a recording no "
-                "parameter gets an ordinary gradient; remove the hook, or freeze the parameter"
+                f"parameter {name!r} has a hook that runs after its gradient is accumulated, and would not "
+                "run: within a recording no parameter gets a `.grad`; remove the hook, or freeze the parameter"
             )
+    return found
 
 
 def hooked_modules(module: nn.Module) -> list[nn.Module]:

@@ -18,7 +18,7 @@ from pergrad.engine.intercepting.weights import refusing_ordinary_gradients
 from pergrad.engine.recording.inputs import batch_size_of, inputs_of, mark_inputs
 from pergrad.engine.recording.modules import (
     hooked_modules,
-    refuse_hooks,
+    hooks_of_parameters,
     refuse_new_parameters,
     survey,
 )
@@ -69,7 +69,7 @@ class Recording:
         self._module = module
         self._left_out: list[Tensor] = []  # trainable parameters that were not asked for
         self._weights, self._own = survey(module)
-        refuse_hooks(self._weights)
+        self._parameter_hooks = hooks_of_parameters(self._weights)
         self._hooked = hooked_modules(module)
         if options.params is not None:
             trainable = self._weights
@@ -93,6 +93,7 @@ class Recording:
             scale=options.scale(size),
             max_bytes=options.max_bytes,
             offload=options.offload,
+            hooks=self._parameter_hooks,
         )
         self._tracker = Tracker(Scope(size), options.batch_dim, self._own)
         if self._is_collecting:
@@ -130,8 +131,8 @@ class Recording:
                 return
             if isinstance(layout, Lost) and layout.why in ("mixed", "unknown"):
                 return  # the backward raises with the reason
-            sources = sources_of(losses, scope)
-            is_judged = sources is not None and not is_traced(losses)
+            sources, is_packed = sources_of(losses, scope)
+            is_judged = sources is not None and not is_packed and not is_traced(losses)
             if is_judged and keeps_apart(losses, scope.samples(0), sources or ()) in APART:
                 return
         raise MixedSamplesError(
@@ -194,9 +195,11 @@ class Recording:
             raise
         finally:
             self._is_collecting = False
-        if self._tracker is not None and self._tracker.strangers:
+        if self._tracker is not None:
             try:
-                refuse_new_parameters(self._module, self._tracker.strangers)
+                self._tracker.check_promises()
+                if self._tracker.strangers:
+                    refuse_new_parameters(self._module, self._tracker.strangers)
             except PergradError:
                 if self._ledger is not None:
                     self._ledger.abandon()

@@ -72,11 +72,15 @@ def note(
     """
     node: Any = t.grad_fn
     if node is not None:
-        node.metadata[_KEY, t.output_nr] = None if is_packed else layout, shape, t.shape
+        node.metadata[_KEY, t.output_nr] = layout, shape, t.shape, is_packed
 
 
-def sources_of(t: Tensor, scope: Scope) -> list[Source] | None:
-    """Finds the uses of weights that `t` depends on, in its graph; None if one of them cannot be judged."""
+def sources_of(t: Tensor, scope: Scope) -> tuple[list[Source] | None, bool]:
+    """Finds the uses of weights that `t` depends on, and whether a checkpoint has packed one of them.
+
+    None if one of them has lost its samples.
+    """
+    any_packed = False
     found: list[Source] = []
     seen: set[tuple[Any, int]] = set()
     todo: list[tuple[Any, int]] = [(t.grad_fn, t.output_nr)]
@@ -86,16 +90,17 @@ def sources_of(t: Tensor, scope: Scope) -> list[Source] | None:
             continue
         seen.add((node, place))
         noted = node.metadata.get((_KEY, place))
-        if noted is None or (noted[0] is not None and noted[0].scope is not scope):
+        if noted is None or noted[0].scope is not scope:
             todo += node.next_functions
             continue
-        layout, shape, held = noted
+        layout, shape, held, is_packed = noted
+        any_packed = any_packed or is_packed
         if shape is not None and isinstance(layout, Samples | Owners):
             layout = after_reshape(layout, shape, held)
         if not isinstance(layout, Samples | Owners):
-            return None
+            return None, any_packed
         found.append((GradientEdge(node, place), layout))
-    return found
+    return found, any_packed
 
 
 def candidates(t: Tensor, layouts: Sequence[Samples | Owners], scope: Scope) -> list[Layout]:
@@ -129,7 +134,7 @@ def proved(
         verdicts.add(verdict)
         if verdict in APART:
             found.append((allowed, verdict))
-    if len(found) == 1:
+    if len(found) == 1 or (found and not t.numel()):  # without elements, any of them is right
         return found[0]
     return None, "mixed" if verdicts == {"mixed"} else "unknown"
 
@@ -215,7 +220,7 @@ def _leaves_torch(t: Tensor, ends: set[Any]) -> bool:
         if node is None or node in seen or node in ends:
             continue
         seen.add(node)
-        if isinstance(node, BackwardCFunction) or "::" in node.name():
+        if isinstance(node, BackwardCFunction) or "CppNode" in node.name():
             return True
         todo += [before for before, _ in node.next_functions]
     return False
