@@ -403,7 +403,7 @@ def test_samples_that_meet_behind_a_view_are_an_error_once_a_gradient_flows() ->
     tracker.mark(row, tracker.scope.samples(0))
     with torch.no_grad():
         assert tracker.layout(base) == tracker.scope.samples(1)
-    row.copy_(x.cumsum(0))  # out of sight
+    row.copy_(x.softmax(0))  # out of sight
     found = tracker.layout(base)
     assert isinstance(found, Lost)
     assert found.why == "unknown"
@@ -472,22 +472,53 @@ def test_nothing_is_judged_without_a_use_of_a_weight_behind() -> None:
     assert tracker.layout(x.softmax(0)) == tracker.scope.samples(0)  # by its shape
 
 
-def test_tensors_that_a_checkpoint_packs_are_not_judged_but_refused() -> None:
-    tracker, packed = tracker_of(), []
-    x = use(tracker, N, 3)
+def packed_use(tracker: Tracker, *shape: int) -> Tensor:
+    """A use inside of a checkpoint, whose saved tensors are packed."""
+    t = numbers(*shape).requires_grad_() * 1
+    note(t, tracker.scope.samples(0), is_packed=True)
+    tracker.mark(t, tracker.scope.samples(0))
+    return t
 
-    def pack(t: Tensor) -> Tensor:
-        packed.append(t)
-        return t
 
-    def unpack(t: Tensor) -> Tensor:
-        raise AssertionError("a proof must not unpack")
+def test_a_layout_inside_of_a_checkpoint_is_a_promise_that_must_be_kept() -> None:
+    tracker = tracker_of()
+    tracker.check_promises()
+    y = packed_use(tracker, N, 3).exp()
+    assert tracker.layout(y) == tracker.scope.samples(0)
+    with pytest.raises(MixedSamplesError, match=r"\(4, 3\) .* by `Exp` in a checkpoint"):
+        tracker.check_promises()
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        found = tracker.layout(x.exp())
-    assert packed
-    assert isinstance(found, Lost)
-    assert found.why == "unknown"
+
+class Recomputes(torch.autograd.Function):
+    """Looks at a tensor within a backward pass, as a recomputation does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, look: Callable[[], None]) -> Tensor:
+        ctx.look = look
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        with torch.enable_grad():
+            ctx.look()
+        return grad, None
+
+
+@pytest.mark.parametrize(
+    ("function", "is_kept"),
+    [(torch.exp, True), (lambda x: x.softmax(0), False), (lambda x: x.softmax(1), True)],
+    ids=["rows", "over samples", "over columns"],
+)
+def test_a_recomputation_keeps_promises_that_it_proves(function: Any, is_kept: bool) -> None:
+    tracker = tracker_of()
+    tracker.layout(function(packed_use(tracker, N, 3)))
+    x = numbers(1).requires_grad_()
+    Recomputes.apply(x, lambda: tracker.layout(function(use(tracker, N, 3)))).sum().backward()
+    if is_kept:
+        tracker.check_promises()
+    else:
+        with pytest.raises(MixedSamplesError, match="does not prove"):
+            tracker.check_promises()
 
 
 def test_leaves_with_a_gradient_that_are_not_of_the_model_are_strangers() -> None:

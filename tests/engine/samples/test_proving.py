@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from pergrad.engine.samples.layouts import Lost, Owners, Samples, Scope
 from pergrad.engine.samples.proving import (
+    Source,
     candidates,
     is_total,
     keeps_apart,
@@ -129,6 +130,37 @@ def test_numbers_that_are_not_finite_hide_the_answer(bad: float) -> None:
     own = torch.tensor([1, bad, 1], dtype=x.dtype).unsqueeze(1)
     assert verdict(lambda x: x * own, x) in ("apart", "thin", "unknown")
     assert verdict(lambda x: (x * own).softmax(0)) in ("mixed", "unknown")
+
+
+class Normalised(torch.autograd.Function):
+    """Keeps rows of zeros, and is not linear: the gradient of each sample depends on all."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad / grad.norm()
+
+
+def test_a_backward_that_is_not_linear_mixes_the_samples() -> None:
+    assert verdict(Normalised.apply) == "mixed"
+    x, scope = leaf(2, D), Scope(2)
+    assert keeps_apart(Normalised.apply(x), scope.samples(0), [(x, scope.samples(0))]) == "mixed"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounding_is_not_taken_for_a_backward_that_is_not_linear(dtype: torch.dtype) -> None:
+    for count in (2, 7, 33):
+        scope, x = Scope(count), leaf(count, 50, dtype=dtype)
+        w = torch.randn(50, 50, generator=torch.Generator().manual_seed(1)).to(dtype)
+        y = (x @ w).tanh() @ w
+        assert keeps_apart(y, scope.samples(0), [(x, scope.samples(0))]) == "apart"
+
+
+def test_without_a_source_nothing_is_shown() -> None:
+    assert keeps_apart(leaf(N, D) * 1, Scope(N).samples(0), []) == "thin"
 
 
 def test_a_layout_without_samples_is_not_judged() -> None:
@@ -298,6 +330,16 @@ def test_mixed_samples_and_not_finite_ones_have_no_layout() -> None:
     assert prove(lambda x: hidden @ x, leaf(N, D))[:2] == (None, "unknown")
 
 
+def test_without_elements_any_layout_is_right() -> None:
+    layout, said, scope = prove(lambda x: x[:, :0] * 1, leaf(N, N))
+    assert layout == scope.samples(0)
+    assert said == "thin"
+
+
+def test_without_a_candidate_the_samples_are_unknown_and_not_mixed() -> None:
+    assert prove(lambda x: torch.cat([x, x[:1]]), leaf(N, D))[:2] == (None, "unknown")
+
+
 def test_a_result_without_a_place_for_samples_has_no_layout() -> None:
     layout, _, _ = prove(lambda x: x.sum(), leaf(N, D))
     assert layout is None
@@ -365,7 +407,7 @@ def test_a_function_of_python_has_no_second_derivative_to_believe(function: Any)
     # Behind the sources it does not matter.
     use = function.apply(x).expand(N, D) * 1
     note(use, scope.samples(0))
-    found = sources_of(use.square().sum(), scope)
+    found = found_behind(use.square().sum(), scope)
     assert found is not None
     assert is_total(use.square().sum(), found)
 
@@ -384,8 +426,15 @@ def noted(scope: Scope, x: Tensor | None = None) -> Tensor:
     return use
 
 
-def places(t: Tensor, scope: Scope) -> list[Samples]:
-    found = sources_of(t, scope)
+def found_behind(t: Tensor, scope: Scope) -> list[Source] | None:
+    """The uses behind a tensor, none of which is packed."""
+    found, is_packed = sources_of(t, scope)
+    assert not is_packed
+    return found
+
+
+def places(t: Tensor, scope: Scope) -> list[Samples | Owners]:
+    found = found_behind(t, scope)
     assert found is not None
     return [layout for _, layout in found]
 
@@ -395,15 +444,15 @@ def test_uses_are_found_behind_any_functions_once_each() -> None:
     a, b = noted(scope), noted(scope)
     assert places((a.exp() @ b.t()).sum() + a.sum(), scope) == [scope.samples(0)] * 2
     assert places(a, scope) == [scope.samples(0)]
-    assert sources_of(leaf(N, D).exp(), scope) == []
-    assert sources_of(torch.zeros(2), scope) == []
+    assert found_behind(leaf(N, D).exp(), scope) == []
+    assert found_behind(torch.zeros(2), scope) == []
 
 
 def test_sources_are_places_to_differentiate_by() -> None:
     scope = Scope(N)
     a = noted(scope)
     y = a.sin().t().reshape(-1)
-    found = sources_of(y, scope)
+    found = found_behind(y, scope)
     assert found is not None
     layout, said = proved(y, found, scope)
     assert (layout, said) == (scope.samples(0, D, 1), "apart")
@@ -417,17 +466,20 @@ def test_what_is_behind_a_use_is_not_looked_at() -> None:
     assert len(places(noted(scope, noted(scope).exp()), scope)) == 1
 
 
-def test_a_use_with_packed_tensors_is_not_judged() -> None:
+def test_a_use_with_packed_tensors_says_so() -> None:
     scope = Scope(N)
     use = leaf(N, D) * 1
     note(use, scope.samples(0), is_packed=True)
-    assert sources_of(use.exp(), scope) is None
-    assert sources_of(use.exp(), Scope(N)) is None  # whosever it is
+    found, is_packed = sources_of(use.exp() + noted(scope), scope)
+    assert is_packed
+    assert found is not None
+    assert [layout for _, layout in found] == [scope.samples(0)] * 2
+    assert sources_of(use.exp(), Scope(N)) == ([], False)
 
 
 def test_notes_of_another_scope_mean_nothing() -> None:
     scope = Scope(N)
-    assert sources_of(noted(Scope(N)).exp(), scope) == []
+    assert found_behind(noted(Scope(N)).exp(), scope) == []
     # ... and do not hide what is behind them.
     inner = noted(scope)
     outer = inner * 1
@@ -448,7 +500,7 @@ def test_a_use_that_has_lost_its_samples_leaves_nothing_to_prove() -> None:
     scope = Scope(N)
     use = leaf(N, D).exp()
     note(use, scope.lost("any reason"))
-    assert sources_of(use.sin() + noted(scope), scope) is None
+    assert found_behind(use.sin() + noted(scope), scope) is None
 
 
 def test_uses_are_found_through_views_and_writes_in_place() -> None:
@@ -463,10 +515,10 @@ def test_uses_are_found_through_views_and_writes_in_place() -> None:
     other = noted(scope)
     buffer[0] += other
     assert len(places(buffer, scope)) == 2
-    layout, said = proved(buffer, sources_of(buffer, scope) or [], scope)
+    layout, said = proved(buffer, found_behind(buffer, scope) or [], scope)
     assert (layout, said) == (scope.samples(1), "apart")
     buffer[1] = buffer[1].flip(0)
-    assert proved(buffer, sources_of(buffer, scope) or [], scope) == (None, "mixed")
+    assert proved(buffer, found_behind(buffer, scope) or [], scope) == (None, "mixed")
 
 
 def test_a_note_on_a_base_speaks_of_its_result() -> None:
@@ -476,13 +528,13 @@ def test_a_note_on_a_base_speaks_of_its_result() -> None:
     assert places(base.view(N, 2, D), scope) == [scope.samples(0, 1, 2)]
     lost = leaf(5, D).exp()
     note(lost, scope.samples(1), torch.Size([2, N, 5, D]))
-    assert sources_of(lost.sin(), scope) is None
+    assert found_behind(lost.sin(), scope) is None
 
 
 def test_a_note_on_a_leaf_is_none() -> None:
     scope, x = Scope(N), leaf(N, D)
     note(x, scope.samples(0))
-    assert sources_of(x * 2, scope) == []
+    assert found_behind(x * 2, scope) == []
 
 
 def test_a_lost_layout_is_no_layout_for_a_source() -> None:
