@@ -153,7 +153,11 @@ def compare_after_refusal(before: dict[str, tuple[Any, Any]], model: nn.Module) 
     after = dict(_state(model))
     for name, (_, value) in before.items():
         owner = name.removesuffix(".grad")
-        kept = isinstance(after.get(owner), nn.Parameter) and after[owner] is before[owner][0]
+        kept = (
+            owner in before
+            and isinstance(after.get(owner), nn.Parameter)
+            and after[owner] is before[owner][0]
+        )
         kept = kept or name.endswith("num_batches_tracked")
         if kept and not _is_same(value, after.get(name)):
             raise FoundError("state", f"{name} has changed although the call was refused")

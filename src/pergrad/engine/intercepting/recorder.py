@@ -33,6 +33,7 @@ from pergrad.engine.intercepting.ladder import (
     same_values,
     with_strides_of,
 )
+from pergrad.engine.intercepting.overwriting import Overwriting
 from pergrad.engine.intercepting.rule_calls import (
     cached_plan,
     call_by_plan,
@@ -112,6 +113,7 @@ class Recorder(TorchFunctionMode):
             self._anchor = torch.zeros((), requires_grad=True)
             for name, p in self._parameters.items():
                 tracker.roots[id(p)] = Root(tracker.scope, name, p, uses, sink, self._anchor)
+        self._overwriting = Overwriting(tracker, self._call_on_weights)
         self._begun = True
 
     def wants_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -155,14 +157,13 @@ class Recorder(TorchFunctionMode):
             kind = _ORDINARY
             self._save_buffers(tensors)
         looks_at_weights = False
-        for tag in tags:
+        for t, tag in zip(tensors, tags, strict=True):
             if not tag.is_weight:
                 continue
             looks_at_weights = True
-            if tag.is_stale:
-                raise unsupported(
-                    func, [tag], "it was overwritten in place after this view of it was taken"
-                )
+            if tag.is_stale:  # what it is a view of was overwritten
+                self._overwriting.refresh(func, t, tag)
+                return self.__torch_function__(func, types, args, kwargs)
             if kind is not _ORDINARY:
                 continue
             if torch.is_grad_enabled():
@@ -324,9 +325,8 @@ class Recorder(TorchFunctionMode):
         elif is_composite(func) and func not in DECLARED:
             with self:
                 return without_override_check(func)(*args, **kwargs)
-        pure = out_of_place(func)
-        if pure is not None:
-            return self._in_place(pure, args, kwargs)
+        if out_of_place(func) is not None:
+            return self._overwriting.write(func, args, kwargs)
         if not has_samples:
             return self._derived(func, args, kwargs)
         return self._mixed(func, args, kwargs)
@@ -385,21 +385,26 @@ class Recorder(TorchFunctionMode):
             if sum(isinstance(t, Tensor) for t in tensors_in(args, kwargs)) == 1:
                 lazy = transform(func, first, args, kwargs)
                 if lazy is not None:
-                    return self._as_weight(lazy)
+                    return self._as_weight(lazy, args[0])
         result, weights = derive(func, args, kwargs, self.tracker.weight_of)
 
         def marked(t: Any) -> Any:
             if not isinstance(t, Tensor):
                 return t
             if id(t) in weights:
-                return self._as_weight(weights[id(t)])
+                return self._as_weight(weights[id(t)], args[0] if first is not None else None)
             self.tracker.mark(t, self.tracker.constant)
             return t
 
         return internals.pytree.tree_map(marked, result)
 
-    def _as_weight(self, weight: Weight) -> Tensor:
-        """Returns a tensor tagged as the weight, for the model; an ordinary gradient for it is an error."""
+    def _as_weight(self, weight: Weight, base: Tensor | None) -> Tensor:
+        """Returns a tensor tagged as the weight, for the model; an ordinary gradient for it is an error.
+
+        `base` is the tensor that it is a view of, if it is one.
+        """
+        if base is not None and weight.is_view:
+            self._overwriting.note_view(base, weight)
         t = weight.value.detach()
         if _is_differentiable(t):
             refuse_ordinary_gradients(t.requires_grad_(), weight.name, self._is_pulling_back)
@@ -426,36 +431,6 @@ class Recorder(TorchFunctionMode):
         output = samples_back(each, layout)
         self.tracker.mark(output, layout)
         return output
-
-    def _in_place(
-        self, pure: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Computes the new value out of place, then copies it to the target."""
-        target = args[0]
-        before = target
-        if self.tracker.weight_of(target) is None:  # the backward may need the overwritten value
-            before = target.clone()
-            self.tracker.mark(before, self.tracker.layout(target))
-        result = self._call_on_weights(pure, (before, *args[1:]), kwargs)
-        weight = self.tracker.weight_of(result)
-        if weight is None:
-            layout = self.tracker.layout(result)
-            target.copy_(result)
-            self.tracker.mark(target, layout)
-            return target
-        old = self.tracker.weight_of(target)
-        is_view = internals.base_of(target) is not None or (old is not None and old.is_view)
-        if id(target) in self.tracker.roots or is_view:
-            where = "a view" if is_view else "a parameter"
-            raise unsupported(pure, [weight], f"the function changes {where} in place")
-        if old is None:
-            with torch.no_grad():
-                target.copy_(weight.value)
-        else:  # graphs that use its old value have saved that memory
-            target.data = weight.value.to(target.dtype)
-            old.write()
-        self.tracker.mark(target, weight)
-        return target
 
     def _is_pulling_back(self) -> bool:
         return self.tracker.scope.is_pulling_back

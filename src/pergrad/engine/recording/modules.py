@@ -92,7 +92,7 @@ def hooks_of_parameters(weights: Mapping[str, Tensor]) -> dict[str, list[Hook]]:
         if internals.post_accumulate_hooks_of(p):
             raise PergradError(
                 f"parameter {name!r} has a hook that runs after its gradient is accumulated, and would not "
-                "run: within a recording no parameter gets a `.grad`; remove the hook, or freeze the parameter"
+                "run: within a recording no parameter gets a `.grad`; remove it, or freeze the parameter"
             )
     return found
 

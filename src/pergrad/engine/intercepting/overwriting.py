@@ -1,0 +1,138 @@
+"""Writes to weights in place: the new value is a weight of its own, and views of the old one follow it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.intercepting.in_place import out_of_place
+from pergrad.engine.intercepting.rule_calls import unsupported
+from pergrad.engine.intercepting.tracker import Tracker
+from pergrad.engine.intercepting.weights import Weight
+from pergrad.runtime import internals
+
+__all__ = ["Overwriting"]
+
+Run = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+def _nothing() -> None:
+    return None
+
+
+class _Through:
+    """Runs an in-place function on a view of a copy of its first argument, and returns the copy."""
+
+    __name__ = "written_through_view"
+
+    def __init__(self, func: Callable[..., Any], view: Tensor, offset: int) -> None:
+        self._func = func
+        self._geometry = view.shape, view.stride(), offset
+
+    def __call__(self, t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        out = t.clone()
+        self._func(out.as_strided(*self._geometry), *args, **kwargs)
+        return out
+
+
+class Overwriting:
+    """Handles in-place functions for one recorder; `run` computes a function of weights."""
+
+    def __init__(self, tracker: Tracker, run: Run) -> None:
+        self._tracker = tracker
+        self._run = run
+        # The tensor that a view was taken from, and where the view begins in it, by the view's weight.
+        self._bases: weakref.WeakKeyDictionary[Weight, tuple[weakref.ref[Tensor], int]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def note_view(self, base: Tensor, weight: Weight) -> None:
+        """Notes that the value of a weight is a view of a tensor, which is a weight."""
+        behind = self._tracker.weight_of(base)
+        assert behind is not None
+        offset = int(weight.value.storage_offset()) - int(behind.value.storage_offset())
+        self._bases[weight] = weakref.ref(base), offset
+
+    def write(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        """Computes the new value of the first argument out of place, then gives it to that argument."""
+        target, pure, tracker = args[0], out_of_place(func), self._tracker
+        assert pure is not None
+        old = tracker.weight_of(target)
+        if old is not None and old.is_view:
+            return self._write_through(func, old, args, kwargs)
+        before = target
+        if old is None:  # the backward may need the overwritten value
+            before = target.clone()
+            tracker.mark(before, tracker.layout(target))
+        result = self._run(pure, (before, *args[1:]), kwargs)
+        weight = tracker.weight_of(result)
+        if weight is None:
+            layout = tracker.layout(result)
+            target.copy_(result)
+            tracker.mark(target, layout)
+            return target
+        if id(target) in tracker.roots or internals.base_of(target) is not None:
+            where = "a parameter" if id(target) in tracker.roots else "a view"
+            raise unsupported(pure, [weight], f"the function changes {where} in place")
+        if old is None:
+            with torch.no_grad():
+                target.copy_(weight.value)
+        else:  # graphs that use its old value have saved that memory
+            target.data = weight.value.to(target.dtype)
+            old.write()
+        tracker.mark(target, weight)
+        return target
+
+    def _write_through(
+        self,
+        func: Callable[..., Any],
+        old: Weight,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        """Writes to a view of a weight: the weight behind it gets a new value, and the view follows."""
+        view = args[0]
+        base, offset = self._base_of(func, old)
+        result = self._run(_Through(func, view, offset), (base, *args[1:]), kwargs)
+        if self._tracker.weight_of(result) is None:
+            raise unsupported(func, [old], "the function writes samples through a view of it")
+        self.write(Tensor.copy_, (base, result), {})
+        self._follow(view, base, offset)
+        return view
+
+    def refresh(self, func: Callable[..., Any], view: Tensor, old: Weight) -> None:
+        """Gives a view the value that the weight behind it has now."""
+        base, offset = self._base_of(func, old)
+        self._follow(view, base, offset)
+
+    def _base_of(self, func: Callable[..., Any], old: Weight) -> tuple[Tensor, int]:
+        """Returns the tensor behind a view, up to date, and where the view begins in it."""
+        reference, offset = self._bases.get(old, (_nothing, 0))
+        base = reference()
+        weight = None if base is None else self._tracker.weight_of(base)
+        if base is None or weight is None or id(base) in self._tracker.roots:
+            raise unsupported(func, [old], "the function changes a view of it in place")
+        if weight.is_stale:
+            self.refresh(func, base, weight)
+            weight = self._tracker.weight_of(base)
+            assert weight is not None
+        value = weight.value
+        if value.clone().stride() != value.stride():
+            raise unsupported(func, [old], "the function changes a view of it in place")
+        return base, offset
+
+    def _follow(self, view: Tensor, base: Tensor, offset: int) -> None:
+        start = self._tracker.weight_of(base)
+        assert start is not None
+        place = int(start.value.storage_offset()) + offset
+        fresh = self._run(Tensor.as_strided, (base, view.shape, view.stride(), place), {})
+        weight = self._tracker.weight_of(fresh)
+        assert weight is not None
+        view.data = weight.value
+        self._tracker.mark(view, weight)
