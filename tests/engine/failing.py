@@ -8,8 +8,12 @@ from torch import Tensor, nn
 __all__ = ["FailsBetween"]
 
 
+def _fail(_: Tensor) -> None:
+    raise KeyError("in the backward")
+
+
 class Fails(torch.autograd.Function):
-    """Fails in the backward."""
+    """Fails in its own backward, also when the engine tries that."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -17,7 +21,7 @@ class Fails(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        raise KeyError("in the backward")
+        raise KeyError("in the function")
 
 
 class FailsBetween(nn.Module):
@@ -33,5 +37,7 @@ class FailsBetween(nn.Module):
         if self.fails == "forward":
             raise KeyError("in the forward")
         if self.fails == "backward":
+            hidden.register_hook(_fail)
+        if self.fails == "function":
             hidden = Fails.apply(hidden)
         return self.last(hidden)

@@ -322,6 +322,67 @@ def test_hooks_are_called_until_they_are_taken_off(way: Any) -> None:
     assert len(seen) == 1
 
 
+def test_the_keys_of_hooks_are_listed() -> None:
+    x = torch.ones(2, requires_grad=True)
+    handle = x.register_hook(lambda _: None)
+    assert list(internals.hooks_of(x)) == [handle.id]
+    public = internals.ENTRIES["hooks_of"].instead
+    assert public is not None
+    assert list(public(x)) == []  # those of others are not seen
+    public(x)[-3] = lambda _: None
+    assert list(public(x)) == [-3]
+    assert list(public(x.clone())) == []
+    public(x).pop(-3, None)
+    assert list(public(x)) == []
+
+
+def test_hooks_that_wait_for_a_gradient_are_seen_until_they_are_taken_off() -> None:
+    x = torch.ones(2, requires_grad=True)
+    assert not internals.post_accumulate_hooks_of(x)
+    handle = x.register_post_accumulate_grad_hook(lambda _: None)
+    assert internals.post_accumulate_hooks_of(x)
+    handle.remove()
+    assert not internals.post_accumulate_hooks_of(x)
+
+
+def test_backward_hooks_of_modules_are_seen_and_may_be_replaced() -> None:
+    layer, seen = nn.Linear(2, 2), []
+    assert not internals.backward_hooks_of(layer)
+    assert not internals.backward_pre_hooks_of(layer)
+    layer.register_full_backward_hook(lambda *_: seen.append("after"))
+    layer.register_full_backward_pre_hook(lambda *_: seen.append("before"))
+    for hooks in (internals.backward_hooks_of(layer), internals.backward_pre_hooks_of(layer)):
+        (key,) = hooks
+        own = hooks[key]
+        hooks[key] = lambda *args, own=own: (seen.append("guarded"), own(*args))[0]
+    layer(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    assert seen == ["guarded", "before", "guarded", "after"]
+
+
+@pytest.mark.parametrize(
+    "alias", ["post_accumulate_hooks_of", "backward_hooks_of", "backward_pre_hooks_of"]
+)
+def test_without_its_name_no_hook_is_noticed(alias: str) -> None:
+    public = internals.ENTRIES[alias].instead
+    assert public is not None
+    assert public(nn.Linear(2, 2)) is None
+
+
+def test_tensors_inside_of_a_transformation_are_told_apart() -> None:
+    seen: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append(internals.is_transformed(x))
+        return x.sum()
+
+    x = torch.ones(3, 2)
+    look(x)
+    torch.vmap(look)(x)
+    torch.func.grad(look)(x)
+    look(x)
+    assert seen == [False, True, True, False]
+
+
 @ways("copy_each")
 def test_tensors_are_copied(way: Any) -> None:
     targets = [torch.zeros(2, dtype=torch.bfloat16), torch.zeros(3)]

@@ -215,7 +215,7 @@ def test_what_has_waited_may_not_have_changed() -> None:
 
 @pytest.mark.usefixtures("_all_wait")
 def test_after_an_error_nothing_that_waited_is_left() -> None:
-    class Fails(torch.autograd.Function):
+    class Reads(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
             numbers = np.zeros(x.shape, dtype=np.float32)  # there as long as a tensor reads them
@@ -224,7 +224,10 @@ def test_after_an_error_nothing_that_waited_is_left() -> None:
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Tensor:
-            raise KeyError
+            return grad * 1
+
+    def fails(_: Tensor) -> None:
+        raise KeyError
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -232,7 +235,9 @@ def test_after_an_error_nothing_that_waited_is_left() -> None:
             self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.last(Fails.apply(self.first(x)))  # type: ignore[no-any-return]
+            hidden = self.first(x)
+            hidden.register_hook(fails)
+            return self.last(Reads.apply(hidden))  # type: ignore[no-any-return]
 
     def step() -> None:
         model = Model()

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 import pergrad
 from pergrad.engine.intercepting.autograd_functions import _applied, _refuse_untracked
 from pergrad.engine.intercepting.tracker import Tracker
-from pergrad.engine.samples.layouts import Constant, Lost, Scope
+from pergrad.engine.samples.layouts import Constant, Layout, Lost, Scope
 from pergrad.errors import PergradError
 from tests.engine.exactness import Case, Formula, assert_exact, numbers, state_of, total
 
@@ -232,9 +232,77 @@ def test_function_that_leaves_torch_and_mixes_samples_is_refused() -> None:
 
 def test_function_whose_samples_cannot_be_told_says_why_and_what_to_do() -> None:
     model = Formula(lambda m, x: ForFourOnly.apply(x, m.w), w=numbers(D))
-    message = r"ForFourOnly.*'w'.*samples cannot be told.*one more sample.*Register a rule"
+    message = r"ForFourOnly.*samples cannot be told.*one more sample.*ValueError.*(Keep|Register)"
     with pytest.raises(PergradError, match=message):
         pergrad.grads(model, lambda m, x: total(m(x)), numbers(4, T, D))
+
+
+class Normalised(torch.autograd.Function):
+    """The backward divides by the norm of all gradients: each sample's depends on the others."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad / grad.norm()
+
+
+class Centred(Normalised):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad - grad.mean(0)
+
+
+class BatchLogSumExp(torch.autograd.Function):
+    """A loss over the batch, whose backward has no graph to the input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x.softmax(0))
+        return x.logsumexp(0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.saved_tensors[0]
+
+
+# Taken before any recording, as at the top of a module: its calls are out of sight.
+EARLIER = {f: f.apply for f in (Sine, Normalised, Centred, BatchLogSumExp)}
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["in sight", "out of sight"])
+@pytest.mark.parametrize("function", [Normalised, Centred, BatchLogSumExp])
+def test_a_backward_that_mixes_samples_is_refused(function: Any, is_seen: bool) -> None:
+    model = Formula(
+        lambda m, x: (function.apply if is_seen else EARLIER[function])(x * m.w), w=numbers(D)
+    )
+    before = state_of(model)
+    with pytest.raises(PergradError), pergrad.record(model, pergrad.Grads()):
+        model(numbers(3, D)).sum().backward()
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize("size", [T, 3, 1])
+def test_an_apply_that_was_taken_earlier_is_followed(size: int) -> None:
+    assert_exact(formula(lambda m, x: EARLIER[Sine](x * m.w) @ m.v, w=(D,), v=(D, 2)), size)
+
+
+def test_hooks_of_the_user_see_the_gradient_once() -> None:
+    seen: list[Tensor] = []
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        hidden = x * m.w
+        hidden.register_hook(seen.append)
+        return Reversed.apply(Sine.apply(hidden), 0.5)
+
+    model, x = Formula(forward, w=numbers(D)), numbers(3, D)
+    pergrad.grads(model, lambda m, x: total(m(x)), x)
+    (found,) = seen
+    seen.clear()
+    total(model(x)).sum().backward()
+    torch.testing.assert_close(found, seen[0])
 
 
 class Hidden(torch.autograd.Function):
@@ -336,10 +404,16 @@ def of_a_checkpoint(*shape: int) -> Tensor:
     return numbers(*shape).requires_grad_()
 
 
+def mark_inside(tracker: Tracker, t: Tensor, layout: Layout) -> None:
+    """Tags a tensor as the functions inside of the checkpoint do, where gradients are off."""
+    with torch.no_grad():
+        tracker.mark(t, layout)
+
+
 def test_all_that_leaves_a_checkpoint_belongs_to_the_only_sample() -> None:
     tracker = Tracker(Scope(1), 0, ())
     left = of_a_checkpoint(3, 2)
-    tracker.mark(left, tracker.constant)
+    mark_inside(tracker, left, tracker.constant)
     _refuse_untracked(tracker, (left, 7))
     assert tracker.layout(left) == tracker.scope.samples(0, 1, 3)
 
@@ -347,7 +421,7 @@ def test_all_that_leaves_a_checkpoint_belongs_to_the_only_sample() -> None:
 def test_a_number_that_leaves_a_checkpoint_of_one_sample_is_refused() -> None:
     tracker = Tracker(Scope(1), 0, ())
     left = of_a_checkpoint()
-    tracker.mark(left, tracker.constant)
+    mark_inside(tracker, left, tracker.constant)
     _refuse_untracked(tracker, left)
     assert isinstance(tracker.layout(left), Lost)
 
@@ -355,9 +429,9 @@ def test_a_number_that_leaves_a_checkpoint_of_one_sample_is_refused() -> None:
 def test_what_leaves_a_checkpoint_without_samples_is_refused_once_it_is_differentiated() -> None:
     tracker = Tracker(Scope(4), 0, ())
     known, free, left, other = of_a_checkpoint(4), numbers(2), *(of_a_checkpoint(2) for _ in "ab")
-    tracker.mark(known, tracker.scope.samples(0))
+    mark_inside(tracker, known, tracker.scope.samples(0))
     for t in (free, left, other):
-        tracker.mark(t, tracker.constant)
+        mark_inside(tracker, t, tracker.constant)
     _refuse_untracked(tracker, [known, free, left, other])  # each by itself
     assert tracker.layout(known) == tracker.scope.samples(0)
     assert isinstance(tracker.layout(free), Constant)

@@ -16,7 +16,7 @@ from tests.engine.exactness import Formula, numbers
 
 PASSIVE = """
     dim numel nelement element_size stride storage_offset is_contiguous is_floating_point is_complex
-    is_signed data_ptr get_device __len__ __hash__ __repr__ __format__ register_hook ndimension _is_view
+    is_signed data_ptr get_device __len__ __hash__ __repr__ __format__ ndimension _is_view
     is_pinned untyped_storage storage __reduce_ex__ is_nonzero retain_grad
     register_post_accumulate_grad_hook is_inference is_same_size allclose equal __bool__ item tolist numpy
 """.split()
@@ -25,9 +25,9 @@ HARMLESS = """
 """.split()
 LIKE = "zeros_like ones_like empty_like rand_like randn_like full_like".split()
 ORDINARY = """
-    add add_ __add__ __iadd__ __radd__ matmul sum view clone to float t transpose unbind chunk __getitem__
-    __setitem__ copy_ expand zero_ fill_ normal_ sigmoid
+    add __add__ __radd__ matmul sum view clone to float t transpose unbind chunk __getitem__ expand sigmoid
 """.split()
+WRITING = "add_ __iadd__ __setitem__ copy_ zero_ fill_ normal_".split()
 
 
 def getter(attribute: str) -> Callable[..., Any]:
@@ -59,6 +59,32 @@ def test_what_computes_or_moves_numbers_is_ordinary(name: str) -> None:
     assert kind_of(getattr(Tensor, name)) is Kind.ORDINARY
 
 
+@pytest.mark.parametrize("name", WRITING)
+def test_what_writes_in_place_may_write_to_a_buffer(name: str) -> None:
+    assert kind_of(getattr(Tensor, name)) is Kind.WRITING
+
+
+@pytest.mark.parametrize(
+    "func", [F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm]
+)
+def test_what_updates_statistics_writes_to_buffers(func: Callable[..., Any]) -> None:
+    assert kind_of(func) is Kind.WRITING
+
+
+def test_the_name_of_a_foreign_function_makes_it_nothing_else() -> None:
+    for name in ("size", "dim", "detach", "add_", "register_hook", "backward"):
+
+        def foreign(x: Tensor) -> Tensor:
+            return x * 2
+
+        foreign.__name__ = foreign.__qualname__ = name
+        assert kind_of(foreign) is Kind.ORDINARY
+
+
+def test_registering_a_hook_is_told_apart() -> None:
+    assert kind_of(Tensor.register_hook) is Kind.HOOK
+
+
 @pytest.mark.parametrize("func", [F.linear, F.layer_norm, torch.cat, torch.einsum])
 def test_functions_of_torch_are_ordinary(func: Callable[..., Any]) -> None:
     assert kind_of(func) is Kind.ORDINARY
@@ -86,9 +112,13 @@ def test_shape_and_size_are_told_apart_from_everything_else() -> None:
     assert kind_of(Tensor.size) is Kind.SIZE
 
 
-@pytest.mark.parametrize("attribute", ["data", "grad", "requires_grad"])
+@pytest.mark.parametrize("attribute", ["grad", "requires_grad"])
 def test_setting_an_attribute_is_passive(attribute: str) -> None:
     assert kind_of(getattr(Tensor, attribute).__set__) is Kind.PASSIVE
+
+
+def test_setting_the_data_is_told_apart() -> None:
+    assert kind_of(Tensor.data.__set__) is Kind.SET_DATA  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("func", [Tensor.backward, torch.autograd.backward, torch.autograd.grad])

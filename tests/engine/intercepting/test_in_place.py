@@ -12,6 +12,7 @@ import pergrad
 from pergrad.engine.intercepting.in_place import out_of_place, writes_in_place
 from pergrad.errors import PergradError
 from tests.engine.exactness import Case, Formula, assert_exact, numbers, of
+from tests.engine.samples.propagation.calls import named, of_torch
 
 WRITES = (
     "add_ mul_ relu_ clamp_ zero_ copy_ masked_fill_ index_add_ __iadd__ __isub__ __imul__".split()
@@ -100,14 +101,30 @@ def test_operators_fall_back_on_the_operator_that_writes_nothing(func: Callable[
 
 
 def test_names_that_end_in_two_underscores_are_not_in_place() -> None:
-    def nothing_like_it__() -> None: ...
+    own = named("nothing_like_it__")
+    assert not writes_in_place(own)
+    assert out_of_place(own) is None
+    assert writes_in_place(named("nothing_like_it_"))
 
-    def nothing_like_it_() -> None: ...
 
-    assert not writes_in_place(nothing_like_it__)
-    assert out_of_place(nothing_like_it__) is None
-    assert writes_in_place(nothing_like_it_)
-    assert out_of_place(nothing_like_it_) is None  # no such function of a tensor
+def test_a_function_without_an_out_of_place_form_runs_on_a_copy() -> None:
+    pure = out_of_place(Tensor.zero_)
+    assert pure is not None
+    assert pure.__name__ == "zero"
+    t = numbers(3)
+    before = t.clone()
+    assert not pure(t).any()
+    assert torch.equal(t, before)
+
+
+def test_the_name_of_a_function_that_is_not_of_torch_says_nothing() -> None:
+    def add_(x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    assert not writes_in_place(add_)
+    assert out_of_place(add_) is None
+    assert writes_in_place(of_torch(add_))
+    assert out_of_place(of_torch(add_)) is not None
 
 
 # -- the gradients through them

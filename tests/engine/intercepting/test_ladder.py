@@ -8,11 +8,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pergrad.engine.collecting.grad_samples import GradSampleSink
+from pergrad.engine.collecting.ledger import UseCounter
 from pergrad.engine.intercepting import recorder
 from pergrad.engine.intercepting.journal import Journal, Rung
-from pergrad.engine.intercepting.ladder import refused, same_values
+from pergrad.engine.intercepting.ladder import (
+    MixedCall,
+    refused,
+    run_under_autograd,
+    same_values,
+    with_strides_of,
+)
+from pergrad.engine.intercepting.weights import Derived
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.running import run_recorded
+from pergrad.engine.samples.layouts import Scope
 from pergrad.quantities import Grads
 from pergrad.runtime.tolerances import tolerance_of_rerun
 from pergrad.testing import loop_grads
@@ -365,6 +375,7 @@ EXPANDED = frozenset(
 def no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves weights that meet samples nothing above vmap; no plan is there, as all caches are empty."""
     monkeypatch.setattr(recorder, "RULES", {})
+    monkeypatch.setattr(recorder, "DECLARED", {})  # functions of this package are seen through
     monkeypatch.setattr(recorder, "by_broadcast", lambda *_: None)
 
 
@@ -453,3 +464,90 @@ def test_what_is_refused_has_the_values_and_raises_in_the_backward() -> None:
     assert all(torch.equal(a, b) and a.requires_grad for a, b in zip(found, outputs, strict=True))
     with pytest.raises(KeyError, match="refused"):
         found[1].sum().backward()
+
+
+# -- one run in a graph of its own
+
+
+def mixed_call(func: Callable[..., Any], x: Tensor, w: Tensor) -> MixedCall:
+    scope = Scope(len(x))
+    weight = Derived(scope, ("w",), w, UseCounter(), GradSampleSink({}, 1), torch.zeros(()))
+    return MixedCall(
+        func,
+        (x, w),
+        {"scale": 2.0},
+        lambda t: weight if t is w else None,
+        lambda t: scope.samples(0),
+    )
+
+
+def scaled(x: Tensor, w: Tensor, *, scale: float) -> tuple[Tensor, int]:
+    return x * w * scale, 7
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("flows", [True, False])
+def test_a_run_has_a_graph_apart_from_the_models(keeps: bool, flows: bool) -> None:
+    source, w = numbers(3, D).requires_grad_(flows), numbers(D).requires_grad_()
+    x = source * 1
+    call = mixed_call(scaled, x, w)
+    with torch.no_grad():  # whatever surrounds it
+        run = run_under_autograd(call, keeps_weights=keeps)
+    assert isinstance(run.result, tuple)
+    assert run.result[1] == 7
+    assert run.arguments[1] == {"scale": 2.0}
+    assert run.given == [x]
+    (given,), (leaf,) = run.inputs, run.leaves
+    assert given is not x
+    assert given.grad_fn is None
+    assert given.requires_grad is flows
+    assert (leaf is w) is keeps
+    assert leaf.requires_grad
+    assert run.arguments[0] == (given, leaf)
+    (found,) = torch.autograd.grad(run.result[0].sum(), [leaf])
+    torch.testing.assert_close(found, 2 * x.detach().sum(0))
+    assert source.grad is None
+
+
+def test_a_run_keeps_the_hooks_of_a_checkpoint_out() -> None:
+    packed: list[Tensor] = []
+
+    def pack(t: Tensor) -> Tensor:
+        packed.append(t)
+        return t
+
+    call = mixed_call(scaled, numbers(3, D), numbers(D))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        run_under_autograd(call)
+    assert not packed
+
+
+# -- strides
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        torch.zeros(2, 3, 4),
+        torch.zeros(4, 3, 2).permute(2, 1, 0),
+        torch.zeros(3, 2, 4).transpose(0, 1),
+        torch.zeros(2, 4, 3).mT,
+        torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        torch.zeros(0, 3).t(),
+        torch.zeros(()),
+    ],
+    ids=lambda t: f"{tuple(t.shape)} {t.stride()}",
+)
+def test_a_result_gets_the_strides_of_the_plain_one(plain: Tensor) -> None:
+    t = numbers(*plain.shape).requires_grad_()
+    for own in (t, t.mT.contiguous().mT if t.dim() > 1 else t):
+        found = with_strides_of(own, plain)
+        assert torch.equal(found, t)
+        if plain.numel():
+            assert found.stride() == plain.stride()
+        found.sum().backward()
+
+
+def test_a_result_with_the_right_strides_is_left_alone() -> None:
+    t = numbers(2, 3)
+    assert with_strides_of(t, torch.zeros(2, 3)) is t

@@ -16,6 +16,7 @@ from pergrad.errors import PergradError, UnsupportedFunctionError
 from pergrad.rules import DECOMPOSITIONS, RULES
 from pergrad.testing import assert_near, loop_grads
 from tests.engine.exactness import Formula, numbers
+from tests.engine.samples.propagation.calls import named
 
 D = 4
 
@@ -318,12 +319,15 @@ def test_functions_are_named_as_one_would_write_them(times: Any) -> None:
     assert qualified_name(F.linear) == "torch.nn.functional.linear"
     assert qualified_name(Tensor.add) == "torch.Tensor.add"
     assert qualified_name(torch.add) == "torch.add"
-    assert qualified_name(times) == "times"
+    assert qualified_name(times) == f"{__name__}.{times.__qualname__}"
 
     def inside() -> None: ...
 
-    inside.__module__ = "torch"
-    assert qualified_name(inside) == "torch.inside"
+    inside.__module__ = "torch"  # by itself, a claim
+    assert qualified_name(inside) != "torch.inside"
+    own = named("inside")
+    own.__module__ = "torch"
+    assert qualified_name(own) == "torch.inside"
 
 
 def test_an_unsupported_function_is_named_with_its_parameters_reason_and_remedy() -> None:

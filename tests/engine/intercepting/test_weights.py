@@ -172,6 +172,35 @@ def test_a_weight_that_shares_its_memory_with_its_parent_is_a_view() -> None:
     assert not Transformed(parent, parent.value.clone(), lambda factor: factor).is_view
 
 
+def test_a_view_is_stale_once_the_weight_behind_it_is_written_to() -> None:
+    parent = root(numbers(2, 4))
+    before = transposed(parent)
+    copied = Transformed(parent, parent.value.clone(), lambda factor: factor)
+    twice = transposed(before)
+    assert not any(w.is_stale for w in (parent, before, copied, twice))
+    parent.write()
+    after = transposed(parent)
+    assert before.is_stale
+    assert twice.is_stale, "a view of a view"
+    assert not parent.is_stale, "it knows of its own write"
+    assert not copied.is_stale, "it has memory of its own"
+    assert not after.is_stale
+    after.write()
+    assert parent.is_stale, "a write through a view changes what is behind"
+    assert not after.is_stale
+
+
+def test_any_weight_may_be_a_view_of_another() -> None:
+    first, second = root(numbers(2)), root(numbers(2), "v")
+    derived = Derived(first.scope, ("w",), numbers(2), first.uses, first.sink, anchor())
+    derived.view(first)
+    assert derived.is_view
+    second.write()
+    assert not derived.is_stale
+    first.write()
+    assert derived.is_stale
+
+
 def test_the_gradient_of_a_transposed_carrier_reaches_the_sink_transposed() -> None:
     sink = Collects()
     parent = root(numbers(2, 4), sink=sink)
@@ -223,6 +252,19 @@ def test_gradients_of_derived_weights_are_pulled_back_to_all_parents() -> None:
     torch.testing.assert_close(sink.total("w"), torch.stack([e[0] for e in expected]))
     torch.testing.assert_close(sink.total("v"), torch.stack([e[1] for e in expected]))
     assert not sink.total("unused").any()
+
+
+def test_tensors_that_are_no_weights_get_the_gradient_of_the_whole_batch() -> None:
+    sink = Collects()
+    w = root(numbers(3), sink=sink)
+    other = numbers(3).requires_grad_()
+    leaf, own = w.value.detach().requires_grad_(), other.detach().requires_grad_()
+    (carrier,) = carriers_of([leaf * own], [leaf, own], [w], [other])
+    rows = numbers(N, 3)
+    carrier.backward(rows)
+    torch.testing.assert_close(sink.total("w"), rows * other.detach())
+    assert other.grad is not None
+    torch.testing.assert_close(other.grad, (rows * w.value).sum(0))
 
 
 def test_carriers_of_a_coarser_dtype_give_gradients_of_the_outputs_dtype() -> None:
@@ -345,6 +387,20 @@ def test_hooks_that_were_cleared_within_are_no_error() -> None:
     with refusing_ordinary_gradients({"v": v}):
         v._backward_hooks = None
     v.sum().backward()
+
+
+def test_an_ordinary_gradient_may_be_allowed_for_a_time() -> None:
+    w, t = nn.Parameter(numbers(2)), numbers(2).requires_grad_()
+    scope = Scope(N)
+    refuse_ordinary_gradients(t, "t", lambda: scope.is_pulling_back)
+    with refusing_ordinary_gradients({"w": w}, lambda: scope.is_pulling_back):
+        with scope.pulling_back():
+            found = torch.autograd.grad((w * t).sum(), [w, t])
+        assert torch.equal(found[0], t.detach())
+        assert torch.equal(found[1], w.detach())
+        for own, name in ((w, "w"), (t, "t")):
+            with pytest.raises(UnseenUseError, match=f"'{name}'"):
+                own.sum().backward()
 
 
 def test_a_derived_tensor_refuses_ordinary_gradients_for_good() -> None:

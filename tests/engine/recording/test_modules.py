@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from pergrad.engine.recording.modules import names_of_tensors, submodules, survey, tensors_of
+from pergrad.engine.intercepting.weights import refusing_ordinary_gradients
+from pergrad.engine.recording.modules import (
+    hooked_modules,
+    hooks_of_parameters,
+    names_of_tensors,
+    refuse_new_parameters,
+    submodules,
+    survey,
+    tensors_of,
+)
 from pergrad.errors import PergradError
 
 
@@ -115,3 +124,54 @@ def test_uninitialised_parameters_are_told_from_others_by_name() -> None:
         survey(model)
     model["lazy"](torch.ones(1, 2))
     assert "lazy.weight" in survey(model)[0]
+
+
+# -- hooks and new parameters
+
+
+def test_hooks_of_the_user_are_found_by_parameter_in_their_order() -> None:
+    model = nn.Linear(2, 1)
+    assert hooks_of_parameters(dict(model.named_parameters())) == {}
+    first, second = (lambda g: None), (lambda g: g * 2)
+    model.weight.register_hook(first)
+    gone = model.weight.register_hook(second)
+    model.weight.register_hook(second)
+    gone.remove()
+    assert hooks_of_parameters(dict(model.named_parameters())) == {"weight": [first, second]}
+
+
+def test_hooks_of_this_package_are_nobodys() -> None:
+    model = nn.Linear(2, 1)
+    weights = dict(model.named_parameters())
+    with refusing_ordinary_gradients(weights):
+        assert hooks_of_parameters(weights) == {}
+    model.bias.register_hook(print).remove()
+    assert hooks_of_parameters(weights) == {}
+
+
+def test_a_hook_that_waits_for_a_gradient_is_refused_with_the_name_of_its_parameter() -> None:
+    model = nn.Sequential(nn.Linear(2, 1))
+    handle = model[0].bias.register_post_accumulate_grad_hook(print)
+    with pytest.raises(PergradError, match=r"parameter '0\.bias' has a hook .*would not\s+run"):
+        hooks_of_parameters(dict(model.named_parameters()))
+    handle.remove()
+    assert hooks_of_parameters(dict(model.named_parameters())) == {}
+
+
+def test_modules_with_backward_hooks_are_found() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
+    assert hooked_modules(model) == []
+    model[1].register_forward_hook(lambda *_: None)
+    model[2].register_full_backward_hook(lambda *_: None)
+    model[0].register_full_backward_pre_hook(lambda *_: None)
+    assert hooked_modules(model) == [model[0], model[2]]
+
+
+def test_a_parameter_that_came_later_is_refused_only_if_it_was_used() -> None:
+    model = nn.Linear(2, 1)
+    used, elsewhere = nn.Parameter(torch.ones(1)), torch.ones(1, requires_grad=True)
+    refuse_new_parameters(model, {id(used): used, id(elsewhere): elsewhere})
+    model.extra = used
+    refuse_new_parameters(model, {id(elsewhere): elsewhere})
+    with pytest.raises(PergradError, match="parameter 'extra' was made or replaced while"):
+        refuse_new_parameters(model, {id(used): used})

@@ -406,12 +406,16 @@ def test_nothing_is_left_after_a_block() -> None:
     assert_clean(model)
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_nothing_is_left_after_an_exception(where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "error"),
+    # The engine has tried the function's backward, and says what it raised.
+    [("forward", KeyError), ("backward", KeyError), ("function", pergrad.PergradError)],
+)
+def test_nothing_is_left_after_an_exception(where: str, error: type[Exception]) -> None:
     model, (x, y) = FailsBetween().double(), batch()
     model.fails = where
     quantity = pergrad.Grads()
-    with pytest.raises(KeyError, match=where), pergrad.record(model, quantity):
+    with pytest.raises(error, match=f"in the {where}"), pergrad.record(model, quantity):
         losses(model, x, y).sum().backward()
     model.fails = None
     assert not vars(x)

@@ -147,3 +147,22 @@ def test_strides_are_looked_at_for_each_call() -> None:
     assert _recorded(x.view(2, 2), rows) == [0, 1]
     with pytest.raises(AssertionError):  # the same call on other strides mixes the samples
         _recorded(x.view(2, 2).t(), rows)
+
+
+def test_a_scope_knows_while_the_engine_itself_differentiates() -> None:
+    scope, other = Scope(2), Scope(2)
+
+    def fails() -> None:
+        with scope.pulling_back():
+            assert scope.is_pulling_back
+            with scope.pulling_back():
+                assert scope.is_pulling_back
+            assert scope.is_pulling_back, "the outer one is still open"
+            assert not other.is_pulling_back
+            raise KeyError
+
+    assert not scope.is_pulling_back
+    with pytest.raises(KeyError):
+        fails()
+    assert not scope.is_pulling_back
+    assert scope != other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,24 @@ from torch import Tensor
 from pergrad.engine.samples.layouts import Constant, Layout, Lost, Owners, Scope
 from pergrad.engine.samples.propagation import Call, handler_of, tensors_in
 
-__all__ = ["Tagged", "answer", "call_of", "described", "rows"]
+__all__ = ["Tagged", "answer", "call_of", "described", "named", "of_torch", "rows"]
+
+
+def of_torch(function: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
+    """A copy of a function that passes for torch's own, whose names say what they do."""
+    assert isinstance(function, types.FunctionType)
+    own = {**function.__globals__, "__name__": "torch.made_for_a_test"}
+    return types.FunctionType(
+        function.__code__, own, name or function.__name__, None, function.__closure__
+    )
+
+
+def named(name: str) -> Callable[..., Any]:
+    """A function of torch with that name that is never called."""
+
+    def function() -> None: ...
+
+    return of_torch(function, name)
 
 
 @dataclass(frozen=True, eq=False)

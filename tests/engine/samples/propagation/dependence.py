@@ -16,6 +16,8 @@ from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.samples.layouts import Constant, Layout, Lost, Owners, Samples, Scope
 from pergrad.engine.samples.propagation import tensors_in
+from pergrad.engine.samples.proving import note
+from pergrad.runtime import internals
 
 __all__ = ["Batched", "assert_followed", "follow", "recording"]
 
@@ -70,9 +72,8 @@ def follow(
     ]
     outputs = _run(function, *xs, *constants)  # the recorder may refuse a backward: not this one
     with recording(scope) as tracker:
-        for x, i in zip(xs, inputs, strict=True):
-            tracker.mark(x, i.layout(scope))
-        recorded = _run(function, *xs, *constants)
+        uses = [_use(x, i.layout(scope), tracker) for x, i in zip(xs, inputs, strict=True)]
+        recorded = _run(function, *uses, *constants)
         layouts = [tracker.layout(y) for y in recorded]
     owners = [i.owner_of_each(scope) for i in inputs]
     return [
@@ -80,6 +81,15 @@ def follow(
         for y, layout in zip(outputs, layouts, strict=True)
         if y.requires_grad
     ]
+
+
+def _use(x: Tensor, layout: Samples | Owners, tracker: Tracker) -> Tensor:
+    """x as a rule would give it: a result of a use of a weight, with a note in the graph."""
+    with internals.DisableTorchFunction():
+        use = x * 1
+        note(use, layout)
+    tracker.mark(use, layout)
+    return use
 
 
 @contextmanager

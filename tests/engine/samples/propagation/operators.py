@@ -79,10 +79,29 @@ def judged(op: Any, sample: Any, count: int, placing: Placing) -> str:
             needs = _needs(y, marked, owners, count)
         except RuntimeError:
             return "no backward"
+        if not _is_finite(y, marked):
+            return "not finite"  # a NaN reaches all samples
         assert_true(Followed(y, layout, needs))
         if isinstance(layout, Lost) and layout.why == "cut":
             assert not (needs.sum(-1) > 1).any(), f"cut, but mixed: {layout.reason}"
         if isinstance(layout, Lost) and layout.why == "total" and y.is_floating_point():
-            assert is_total(y, sources), f"no sum over the samples: {layout.reason}"
+            assert _is_sum(y, sources), f"no sum over the samples: {layout.reason}"
     kinds = {type(layout) for layout in layouts}
     return "followed" if kinds <= {Samples, Owners, Constant} else "lost"
+
+
+def _is_finite(y: Tensor, xs: list[Tensor]) -> bool:
+    found = torch.autograd.grad(y.sum(), xs, retain_graph=True, allow_unused=True)
+    return all(g is None or bool(g.isfinite().all()) for g in found)
+
+
+def _is_sum(y: Tensor, sources: Any) -> bool:
+    """Whether y is a sum over the samples; one without a second derivative is believed."""
+    try:
+        gradients = torch.autograd.grad(
+            y.sum(), [x for x, _ in sources], retain_graph=True, allow_unused=True
+        )
+        is_flat = all(g is None or float(g.abs().max()) < 1e-12 for g in gradients)
+        return is_flat or is_total(y, sources)
+    except RuntimeError as error:
+        return "is not implemented" in str(error)

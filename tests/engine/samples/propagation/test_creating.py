@@ -52,7 +52,6 @@ FIRST: dict[str, Callable[[Tensor], Tensor]] = {
     "expand of more": lambda x: torch.ones(1, 1, 4).expand(x.shape[0], -1, -1),
     "repeat": lambda x: torch.ones(1, 4).repeat(x.shape[0], 1),
     "tile": lambda x: torch.ones(1, 4).tile((x.shape[0], 1)),
-    "arange": lambda x: torch.arange(x.shape[0]),
 }
 SECOND: dict[str, Callable[[Tensor], Tensor]] = {
     "zeros": lambda x: torch.zeros(4, x.shape[0]),
@@ -70,6 +69,10 @@ NONE: dict[str, Callable[[Tensor], Tensor]] = {
     "count as a value": lambda x: torch.full((4, 4), float(x.shape[0])),
     "tensor of the count": lambda x: torch.tensor(x.shape[0]),
     "count of an arange elsewhere": lambda x: torch.arange(x.shape[1]),
+    # The numbers of the samples are the same for all: their values tell whose rows they pick.
+    "arange": lambda x: torch.arange(x.shape[0]),
+    "arange with bounds": lambda x: torch.arange(0, x.shape[0]),
+    "randperm": lambda x: torch.randperm(x.shape[0]),
 }
 
 
@@ -157,3 +160,21 @@ def test_new_tensors_of_a_batch_join_it_without_falsehood() -> None:
 
     for function in (start_token, recurrence):
         assert_followed(4, function, Batched((4, 4, 4)))
+
+
+PICKED: dict[str, Callable[[Tensor], Tensor]] = {
+    "in order": lambda x: x[torch.arange(x.shape[0])],
+    "backwards": lambda x: x[torch.arange(x.shape[0]).flip(0)],
+    "in any order": lambda x: x[torch.randperm(x.shape[0])],
+    "one column of each": lambda x: x[torch.arange(x.shape[0]), torch.tensor([0, 2, 1, 3])],
+    "selected": lambda x: x.index_select(0, torch.randperm(x.shape[0])),
+    "columns": lambda x: x[:, torch.arange(x.shape[0])],
+    "there and back": lambda x: (
+        x[order := torch.randperm(x.shape[0])].exp()[torch.argsort(order)] + x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PICKED)
+def test_numbers_of_samples_pick_rows_by_their_values(name: str) -> None:
+    assert_followed(4, PICKED[name], Batched((4, 4)))

@@ -11,22 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.engine.samples.propagation.calls import answer, rows
+from tests.engine.samples.propagation.calls import answer, named, rows
 
 C = torch.ones  # a constant
 INTS = torch.tensor([0, 1, 2])
 EMBEDDED = torch.tensor([[0, 1], [1, 2], [2, 0]])
 ROW = (0, 1, 1)
 Answer = Callable[[], Any]
-
-
-def named(name: str) -> Callable[..., Any]:
-    """A function of that name that is never called."""
-
-    def function() -> None: ...
-
-    function.__name__ = name
-    return function
 
 
 GROUPED = named("grouped_mm")
@@ -100,11 +91,11 @@ BATCHWISE: dict[str, tuple[Any, Answer]] = {
     ),
     "affine grid": (ROW, lambda: answer(F.affine_grid, theta=rows(3, 2, 3), size=[3, 1, 2, 2])),
     "pad": (ROW, lambda: answer(F.pad, rows(3, 4), (1, 1))),
-    "pad before": ("unknown", lambda: answer(F.pad, rows(3, 4), (0, 0, 1, 0))),
-    "pad after": ("unknown", lambda: answer(F.pad, rows(3, 4), (0, 0, 0, 1))),
+    "pad before": ("cut", lambda: answer(F.pad, rows(3, 4), (0, 0, 1, 0))),
+    "pad after": ("cut", lambda: answer(F.pad, rows(3, 4), (0, 0, 0, 1))),
     "pad around": ((1, 1, 1), lambda: answer(F.pad, rows(2, 3, 4, dim=1), (1, 1, 0, 0, 1, 1))),
     "pad in the middle": (
-        "unknown",
+        "cut",
         lambda: answer(F.pad, rows(2, 3, 4, dim=1), (0, 0, 0, 2, 0, 0)),
     ),
     "pad of a constant": ("constant", lambda: answer(F.pad, C(3), (1, 1))),
@@ -125,7 +116,7 @@ BATCHWISE: dict[str, tuple[Any, Answer]] = {
     ),
     "prelu": (ROW, lambda: answer(F.prelu, rows(3, 2), C(2).double())),
     "prelu, samples as channels": (
-        "unknown",
+        "cut",
         lambda: answer(F.prelu, rows(2, 3, dim=1), C(3).double()),
     ),
     "prelu, one slope": (
@@ -182,7 +173,7 @@ BATCHWISE: dict[str, tuple[Any, Answer]] = {
         ),
     ),
     "cross entropy of each, samples as classes": (
-        None,
+        "mixed",
         lambda: answer(F.cross_entropy, rows(3, 3, dim=1), INTS, reduction="none"),
     ),
     "cross entropy of each, constant scores": (

@@ -11,21 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.engine.samples.propagation.calls import answer, rows
+from tests.engine.samples.propagation.calls import answer, named, rows
 
 C = torch.ones  # a constant
 INTS = torch.tensor([0, 1, 2])
 ROW = (0, 1, 1)
 Answer = Callable[[], Any]
-
-
-def named(name: str) -> Callable[..., Any]:
-    """A function of that name that is never called."""
-
-    def function() -> None: ...
-
-    function.__name__ = name
-    return function
 
 
 ELEMENTWISE: dict[str, tuple[Any, Answer]] = {

@@ -14,7 +14,7 @@ from pergrad.engine.samples.propagation import Call, layouts_of_outputs
 from pergrad.engine.samples.propagation.indexing import layout_after_write
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.rules.samples import are_samples, carry_samples
-from tests.engine.samples.propagation.calls import Tagged, answer, call_of, described, rows
+from tests.engine.samples.propagation.calls import Tagged, answer, call_of, described, named, rows
 
 C = torch.ones  # a constant
 ROW = (0, 1, 1)
@@ -33,7 +33,7 @@ def written(t: Tagged | Tensor, index: Any, value: Any, *, before: Any = None) -
     output = torch.ones(1, requires_grad=True) * 1
     call = call_of(Tensor.__setitem__, t, index, value, outputs=[output])
     if before is not None:
-        call.layouts[0] = Unfinished(call.scope, "half", "unknown", before[0], I(before[1]))
+        call.layouts[0] = Unfinished(call.scope, "half", "cut", before[0], I(before[1]))
     found = layout_after_write(call)
     if isinstance(found, Unfinished):
         assert "writes samples into part of a constant" in found.reason
@@ -108,8 +108,8 @@ JOINING: dict[str, tuple[Any, Answer]] = {
         (0, [0, 0, 1, 1, 2, 2, 0, 1, 2]),
         lambda: answer(torch.cat, [rows(6, post=2), rows(3)]),
     ),
-    "cat with a constant": ("unknown", lambda: answer(torch.cat, [rows(3, 2), C(1, 2)])),
-    "cat with an empty matrix": ("unknown", lambda: answer(torch.cat, [rows(3, 2), C(0, 2)])),
+    "cat with a constant": ("cut", lambda: answer(torch.cat, [rows(3, 2), C(1, 2)])),
+    "cat with an empty matrix": ("cut", lambda: answer(torch.cat, [rows(3, 2), C(0, 2)])),
     "cat of two places": ("mixed", lambda: answer(torch.cat, [rows(3, 3), rows(3, 3, dim=1)])),
     "stack": (SECOND, lambda: answer(torch.stack, [rows(3, 2), C(3, 2)])),
     "stack behind": (ROW, lambda: answer(torch.stack, [rows(3, 2), C(3, 2)], 1)),
@@ -175,18 +175,13 @@ CREATING: dict[str, tuple[Any, Answer]] = {
     "by name": (SECOND, lambda: answer(Tensor.new_full, rows(3), size=(2, B3), fill_value=1.0)),
     "not found": (
         SECOND,
-        lambda: answer(named_zeros, rows(3), [[B3]], outputs=[C(2, 3)]),
+        lambda: answer(named("new_zeros"), rows(3), [[B3]], outputs=[C(2, 3)]),
     ),
     "empty": ("constant", lambda: answer(Tensor.new_zeros, rows(3), (BatchSize(0), 3))),
     "no multiple": ("constant", lambda: answer(Tensor.new_zeros, rows(3), (BatchSize(4), 3))),
     "no size of samples": ("constant", lambda: answer(Tensor.new_zeros, rows(3), (3, 3))),
 }
 
-
-def named_zeros() -> None: ...
-
-
-named_zeros.__name__ = "new_zeros"
 
 CASES = {
     f"{family}: {name}": case
@@ -233,12 +228,20 @@ def test_loss_may_be_scaled_and_summed_but_not_meet_samples() -> None:
     assert described(layouts_of_outputs(call)) == ["total"]
 
 
-def test_unknown_samples_may_be_moved_alone() -> None:
-    assert combined(torch.exp, why="unknown") == ["unknown"]
-    assert combined(torch.reshape, (1, 2), why="unknown") == ["unknown"]
-    assert combined(torch.cumsum, 0, why="unknown") == ["mixed"]
-    assert combined(torch.add, C(2), why="unknown") == ["mixed"]
-    assert combined(torch.cumsum, 0, why="mixed") == ["mixed"]
+def test_elements_without_a_place_may_be_moved_and_summed_alone() -> None:
+    assert combined(torch.exp, why="cut") == ["cut"]
+    assert combined(torch.reshape, (1, 2), why="cut") == ["cut"]
+    assert combined(torch.sum, why="cut") == ["total"]
+    assert combined(torch.mean, why="cut") == ["total"]
+    assert combined(torch.cumsum, 0, why="cut") == ["mixed"]
+    assert combined(torch.add, C(2), why="cut") == ["mixed"]
+    assert combined(torch.mul, why="cut", with_rows=True) == ["mixed"]
+
+
+@pytest.mark.parametrize("why", ["mixed", "unknown"])
+@pytest.mark.parametrize("func", [torch.exp, torch.sum, torch.mul], ids=lambda f: f.__name__)
+def test_nothing_is_known_after_samples_that_have_met_or_may_have(func: Any, why: str) -> None:
+    assert combined(func, why=why, with_rows=func is torch.mul) == [why]
 
 
 def test_result_of_another_shape_than_its_layout_is_lost() -> None:
@@ -247,7 +250,8 @@ def test_result_of_another_shape_than_its_layout_is_lost() -> None:
         "unknown"
     ]
     assert told(carry_samples, C(3, 2), rows(3)) == [ROW]
-    assert told(carry_samples, C(3), rows(2, 3, dim=1)) == ["unknown"]
+    assert told(carry_samples, C(3), rows(2, 3, dim=1), flows=True) == ["unknown"]
+    assert told(carry_samples, C(3), rows(2, 3, dim=1)) == ["constant"]  # data
 
 
 def test_declared_samples_are_rows_if_there_are_as_many() -> None:
@@ -260,7 +264,7 @@ def test_owners_of_unfinished_tensors_are_copied() -> None:
     scope, owner = Scope(3), torch.tensor([2, -1, -1, -1])
     t, value = W(4, 2), torch.ones(3, 2, requires_grad=True)
     out = torch.ones(1, requires_grad=True) * 1
-    before = Unfinished(scope, "half", "unknown", 0, owner)
+    before = Unfinished(scope, "half", "cut", 0, owner)
     args = (t, slice(1, 4), value)
     layouts = [before, scope.samples(0)]
     found = layout_after_write(

@@ -1,4 +1,4 @@
-"""The steps of a probe, each by itself: shapes that grow, trials with values, samples kept apart."""
+"""The steps of a probe, each by itself: proofs on the graph, shapes that grow, trials with other values."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from pergrad.engine.samples.layouts import Owners, Samples, Scope
+from pergrad.engine.samples.layouts import Lost, Owners, Samples, Scope
 from pergrad.engine.samples.propagation import Call, probing
 from pergrad.engine.samples.propagation.probing import layouts_by_probe
 from pergrad.engine.samples.sizes import BatchSize
+from pergrad.errors import MixedSamplesError
 from pergrad.runtime.caches import Cache
-from tests.engine.samples.propagation.calls import Tagged, call_of, described, rows
+from tests.engine.samples.propagation.calls import Tagged, call_of, described, of_torch, rows
 
 C = torch.ones  # a constant
 ROW = (0, 1, 1)
+OWNERS = [4, 1, 1]
 
 
 @pytest.fixture(autouse=True)
@@ -96,13 +98,15 @@ def first_last(x: Tensor) -> Tensor:
     return torch.cat([x[:-1], x[-1:] + x[:1]])
 
 
-def refusing(x: Tensor) -> Tensor:
-    if not x.is_meta and x.isnan().any():
-        raise ValueError("no NaN here")
+def choosy(x: Tensor) -> Tensor:
+    """Refuses numbers of one sample beside another's: each sum of neighbours is bounded."""
+    if not x.is_meta and (x[0] == x[1]).all():
+        raise ValueError("no equal rows here")
     return x * 1
 
 
 def fixed(x: Tensor) -> Tensor:
+    """Refuses a batch of another size."""
     if not x.is_meta:
         x.detach().numpy()
         assert len(x) <= 5, "too long\nby far"
@@ -120,61 +124,15 @@ def counting_values(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def of_sizes(x: Tensor, size: int) -> Tensor:
+    """Depends on no sample, by numbers: a zero times their sum."""
     return x.new_zeros(size, 2) + x.sum() * 0 + 1
 
 
-PROBES: dict[str, tuple[Any, Callable[[], Call]]] = {
-    "rows": ([ROW], lambda: call_of(kept, rows(5, 2), count=5)),
-    "rows, second": ([(1, 1, 1)], lambda: call_of(kept, rows(2, 5, dim=1), count=5)),
-    "rows of several": ([(0, 2, 2)], lambda: call_of(kept, rows(20, 2, pre=2, post=2), count=5)),
-    "rows of owners": (
-        [(0, [4, 1, 1])],
-        lambda: call_of(kept, rows(3, 2, owners=[4, 1, 1]), count=5),
-    ),
-    "rows in a list": ([ROW], lambda: call_of(lambda_of_list, [rows(5, 2)], count=5)),
-    "rows by name": ([ROW], lambda: call_of(by_name, x=rows(5, 2), count=5)),
-    "doubled": ([(0, 1, 2)], lambda: call_of(interleaved, rows(5, 2), count=5)),
-    "doubled owners": (
-        ["unknown"],
-        lambda: call_of(interleaved, rows(3, 2, owners=[4, 1, 1]), count=5),
-    ),
-    "one row more": (["unknown"], lambda: call_of(stretched, rows(5, 2), count=5)),
-    "flattened": ([(0, 1, 2)], lambda: call_of(flattened, rows(5, 2), count=5)),
-    "pairs": (["mixed"], lambda: call_of(outer, rows(5), count=5)),
-    "centered": (["mixed"], lambda: call_of(centered, rows(5, 2), count=5)),
-    "last to first": (["mixed"], lambda: call_of(last_first, rows(5, 2), count=5)),
-    "second to first": (["mixed"], lambda: call_of(second_first, rows(5), count=5)),
-    "middle to first": (["mixed"], lambda: call_of(middle_first, rows(5, 2), count=5)),
-    "first to last": (["mixed"], lambda: call_of(first_last, rows(5, 2), count=5)),
-    "refuses NaN": (["mixed"], lambda: call_of(refusing, rows(5, 2), count=5)),
-    "number of results": (["mixed"] * 5, lambda: call_of(counting, rows(5, 2), count=5)),
-    "number of results, by values": (
-        ["mixed"] * 5,
-        lambda: call_of(counting_values, rows(5, 2), count=5),
-    ),
-    "by values": ([ROW], lambda: call_of(by_numpy, rows(5, 2), count=5)),
-    "by values, second": ([(1, 1, 1)], lambda: call_of(by_numpy, rows(2, 5, dim=1), count=5)),
-    "by values, several": (
-        [(0, 2, 2)],
-        lambda: call_of(by_numpy, rows(20, 2, pre=2, post=2), count=5),
-    ),
-    "by values, owners": (
-        [(1, [4, 1, 1])],
-        lambda: call_of(by_numpy, rows(2, 3, dim=1, owners=[4, 1, 1]), count=5),
-    ),
-    "by values, second argument": (
-        [(1, 1, 1)],
-        lambda: call_of(second_only, C(2), rows(2, 5, dim=1), count=5),
-    ),
-    "by values, transposed": ([(1, 1, 1)], lambda: call_of(transposed, rows(5, 2), count=5)),
-    "by values, reversed": (["mixed"], lambda: call_of(flipped, rows(5, 2), count=5)),
-    "by values, summed": (["mixed"], lambda: call_of(summed, rows(5, 2), count=5)),
-    "fails with one more": (["unknown"], lambda: call_of(fixed, rows(5, 2), count=5)),
-    "sizes": (["mixed"], lambda: call_of(of_sizes, rows(5), BatchSize(5), count=5)),
-}
+def of_sum(x: Tensor, size: int) -> Tensor:
+    return x.new_zeros(size, 2) + x.sum()
 
 
-def lambda_of_list(xs: list[Tensor]) -> Tensor:
+def of_list(xs: list[Tensor]) -> Tensor:
     return xs[0] * 1
 
 
@@ -182,31 +140,216 @@ def by_name(*, x: Tensor) -> Tensor:
     return x * 1
 
 
+REFUSED = "refused"
+# The function, its arguments, and the layouts: proved on the graph, and found by values.
+Probe = tuple[Callable[..., Any], tuple[Any, ...], Any, Any]
+PROBES: dict[str, Probe] = {
+    "rows": (kept, (rows(5, 2),), [ROW], [ROW]),
+    "rows, second": (kept, (rows(2, 5, dim=1),), [(1, 1, 1)], [(1, 1, 1)]),
+    "rows, both": (kept, (rows(5, 5, dim=1),), [(1, 1, 1)], [(1, 1, 1)]),
+    "rows of several": (kept, (rows(20, 2, pre=2, post=2),), [(0, 2, 2)], [(0, 2, 2)]),
+    "rows of owners": (kept, (rows(3, 2, owners=OWNERS),), [(0, OWNERS)], [(0, OWNERS)]),
+    "rows in a list": (of_list, ([rows(5, 2)],), [ROW], [ROW]),
+    "doubled": (interleaved, (rows(5, 2),), [(0, 1, 2)], [(0, 1, 2)]),
+    "doubled owners": (interleaved, (rows(3, 2, owners=OWNERS),), [REFUSED], [REFUSED]),
+    "one row more": (stretched, (rows(5, 2),), [REFUSED], [REFUSED]),
+    "flattened": (flattened, (rows(5, 2),), [(0, 1, 2)], [(0, 1, 2)]),
+    "pairs": (outer, (rows(5),), [REFUSED], [REFUSED]),
+    "centered": (centered, (rows(5, 2),), [REFUSED], [REFUSED]),
+    "last to first": (last_first, (rows(5, 2),), [REFUSED], [REFUSED]),
+    "second to first": (second_first, (rows(5),), [REFUSED], [REFUSED]),
+    "middle to first": (middle_first, (rows(5, 2),), [REFUSED], [REFUSED]),
+    "first to last": (first_last, (rows(5, 2),), [REFUSED], [REFUSED]),
+    "refuses other values": (choosy, (rows(5, 2),), [ROW], [REFUSED]),
+    "number of results": (counting, (rows(5, 2),), [REFUSED] * 5, [REFUSED] * 5),
+    "number of results, by values": (
+        counting_values,
+        (rows(5, 2),),
+        [REFUSED] * 5,
+        [REFUSED] * 5,
+    ),
+    "in numpy": (by_numpy, (rows(5, 2),), [ROW], [ROW]),
+    "in numpy, second": (by_numpy, (rows(2, 5, dim=1),), [(1, 1, 1)], [(1, 1, 1)]),
+    "in numpy, several": (by_numpy, (rows(20, 2, pre=2, post=2),), [(0, 2, 2)], [(0, 2, 2)]),
+    "in numpy, owners": (
+        by_numpy,
+        (rows(2, 3, dim=1, owners=OWNERS),),
+        [(1, OWNERS)],
+        [(1, OWNERS)],
+    ),
+    "in numpy, second argument": (
+        second_only,
+        (C(2), rows(2, 5, dim=1)),
+        [(1, 1, 1)],
+        [(1, 1, 1)],
+    ),
+    "in numpy, transposed": (transposed, (rows(5, 2),), [(1, 1, 1)], [(1, 1, 1)]),
+    "in numpy, reversed": (flipped, (rows(5, 2),), [REFUSED], [REFUSED]),
+    "in numpy, summed": (summed, (rows(5, 2),), [REFUSED], [REFUSED]),
+    "fails with one more": (fixed, (rows(5, 2),), [ROW], [REFUSED]),
+    "sizes": (of_sizes, (rows(5), BatchSize(5)), [ROW], [ROW]),
+    "sizes, and a sum": (of_sum, (rows(5), BatchSize(5)), [REFUSED], [REFUSED]),
+}
+
+
+def frozen(value: Any) -> Any:
+    """The argument without a gradient."""
+    if isinstance(value, Tagged):
+        return Tagged(value.value.detach(), value.place)
+    return [frozen(v) for v in value] if isinstance(value, list) else value
+
+
+def found(call: Call) -> Any:
+    return [
+        REFUSED if why in ("mixed", "unknown") else why for why in described(layouts_by_probe(call))
+    ]
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["of torch", "foreign"])
 @pytest.mark.parametrize("name", PROBES)
-def test_probe_finds_the_growing_dimension_or_refuses(name: str) -> None:
-    expected, make = PROBES[name]
-    call = make()
-    assert described(layouts_by_probe(call)) == expected
-    assert described(layouts_by_probe(call)) == expected  # also from the cache
+def test_the_graph_decides_where_a_gradient_flows(name: str, is_own: bool) -> None:
+    function, args, expected, _ = PROBES[name]
+    function = of_torch(function) if is_own else function
+    call = call_of(function, *args, count=5)
+    assert found(call) == expected
+    for t, layout in zip(call.outputs, expected, strict=True):
+        if layout == REFUSED:
+            with pytest.raises(MixedSamplesError, match=function.__name__):
+                t.sum().backward()
+        else:
+            t.sum().backward()
+    assert found(call_of(function, *args, count=5)) == expected  # also from the cache
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_other_values_decide_where_the_graph_cannot(name: str) -> None:
+    function, args, _, expected = PROBES[name]
+    function = of_torch(function)
+    for _ in "twice":  # also from the cache
+        call = call_of(function, *map(frozen, args), count=5, flows=True)
+        assert found(call) == expected
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_data_from_a_foreign_function_is_as_the_functions_inside_say(name: str) -> None:
+    function, args, _, _ = PROBES[name]
+    call = call_of(function, *map(frozen, args), count=5)
+    assert described(layouts_by_probe(call)) == ["constant"] * len(call.outputs)
+    hints = [call.scope.samples(0)] * len(call.outputs)
+    call.hints = hints
+    assert layouts_by_probe(call) == hints
+
+
+def test_arguments_by_name_are_followed() -> None:
+    assert described(layouts_by_probe(call_of(by_name, x=rows(5, 2), count=5))) == [ROW]
+    own = of_torch(lambda *, x: x * 1)
+    data = call_of(own, x=frozen(rows(5, 2)), count=5, flows=True)
+    assert described(layouts_by_probe(data)) == [ROW]
+
+
+# -- what is kept
+
+
+def counted(function: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Any], list[int]]:
+    runs: list[int] = []
+
+    def counting_runs(x: Tensor) -> Tensor:
+        runs.append(1)
+        return function(x)
+
+    return counting_runs, runs
+
+
+@pytest.mark.parametrize(("function", "expected"), [(kept, [ROW]), (centered, ["mixed"])])
+def test_answers_for_functions_of_torch_are_kept(function: Any, expected: Any) -> None:
+    inner, runs = counted(function)
+    own = of_torch(inner)
+    for _ in "12":
+        call = call_of(own, rows(5, 2), count=5)
+        runs.clear()
+        assert described(layouts_by_probe(call)) == expected
+        assert not call.reads_values, "the answer holds for all values"
+    assert not runs, "the second call is not tried"
+    assert len(probing._ANSWERS) == 1
+
+
+@pytest.mark.parametrize("function", [kept, centered])
+def test_answers_for_foreign_functions_are_not_kept(function: Any) -> None:
+    inner, _ = counted(function)
+    call = call_of(inner, rows(5, 2), count=5)
+    layouts_by_probe(call)
+    assert call.reads_values
+    assert len(probing._ANSWERS) == 0
+
+
+def test_a_foreign_function_that_changes_its_mind_is_judged_each_time() -> None:
+    mixes = False
+
+    def fickle(x: Tensor) -> Tensor:
+        return centered(x) if mixes else kept(x)
+
+    assert found(call_of(fickle, rows(5, 2), count=5)) == [ROW]
+    mixes = True
+    assert found(call_of(fickle, rows(5, 2), count=5)) == [REFUSED]
+
+
+def test_what_other_values_may_change_is_not_kept() -> None:
+    closed = of_torch(lambda x: (x - 100).relu())
+    call = call_of(closed, rows(5, 2), count=5)
+    assert found(call) == [ROW]  # thin: no gradient has reached any sample
+    assert call.reads_values
+    infinite = rows(of=torch.full((5, 2), torch.inf, dtype=torch.float64).requires_grad_())
+    call = call_of(of_torch(kept), infinite, count=5)
+    assert found(call) == [ROW]
+    assert call.reads_values
+    assert len(probing._ANSWERS) == 0
+
+
+def test_calls_with_integers_are_judged_each_time() -> None:
+    pick = of_torch(lambda x, i: x[i] * 1)
+    assert found(call_of(pick, rows(5, 2), torch.arange(5), count=5)) == [ROW]
+    assert found(call_of(pick, rows(5, 2), torch.arange(5).flip(0), count=5)) == [REFUSED]
+
+
+def test_signature_needs_values_of_integers() -> None:
+    own = of_torch(kept)
+    index = torch.tensor([0, 1])
+    assert probing._signature(call_of(own, rows(3), C(2))) is not None
+    assert probing._signature(call_of(kept, rows(3), C(2))) is None  # foreign
+    assert probing._signature(call_of(own, rows(of=torch.tensor([1, 2, 3])), C(2))) is None
+    assert probing._signature(call_of(own, rows(3), index)) is None
+    assert probing._signature(call_of(own, rows(2, owners=[0, 1]))) is None
+    assert probing._signature(call_of(own, rows(3), torch.eye(3).to_sparse())) is None
+    different = [rows(3, 3), rows(3, 3, dim=1), frozen(rows(3, 3)), rows(3, 4)]
+    assert len({probing._signature(call_of(own, x)) for x in different}) == len(different)
+
+
+# -- refusals
 
 
 def test_reason_of_a_failed_trial_is_one_line() -> None:
-    (layout,) = layouts_by_probe(call_of(fixed, rows(5, 2), count=5))
-    assert layout.reason.endswith(  # type: ignore[union-attr]
-        "with one more sample it raises AssertionError (too long)"
-    )
+    call = call_of(of_torch(fixed), frozen(rows(5, 2)), count=5, flows=True)
+    (layout,) = layouts_by_probe(call)
+    assert isinstance(layout, Lost)
+    assert layout.reason.endswith("with one more sample it raises AssertionError (too long)")
 
 
 def test_samples_that_are_lost_without_gradient_are_constant() -> None:
-    call = call_of(fixed, rows(5, 2), count=5, flows=False)
+    call = call_of(of_torch(fixed), frozen(rows(5, 2)), count=5, flows=False)
     assert described(layouts_by_probe(call)) == ["constant"]
 
 
-def test_owners_of_several_kinds_are_not_probed() -> None:
-    owners = rows(5, 2, owners=[0, 1, 2, 3, 4])
-    assert described(layouts_by_probe(call_of(torch.add, owners, rows(5, 2), count=5))) == ["mixed"]
-    other = rows(5, 2, owners=[0, 1, 2, 3, 4])
-    assert described(layouts_by_probe(call_of(torch.add, owners, other, count=5))) == ["mixed"]
+def test_owners_of_several_kinds_are_proved_or_not_probed() -> None:
+    owners, other = (rows(5, 2, owners=[0, 1, 2, 3, 4]) for _ in "ab")
+    reverse = rows(5, 2, owners=[4, 3, 2, 1, 0])
+    for second, expected in ((rows(5, 2), True), (other, True), (reverse, False)):
+        (layout,) = layouts_by_probe(call_of(torch.add, owners, second, count=5))
+        assert isinstance(layout, Lost) is not expected
+        if expected:
+            own = layout.owner_of_each(torch.device("cpu"))  # type: ignore[union-attr]
+            assert own.tolist() == [0, 1, 2, 3, 4]
+        data = call_of(torch.add, frozen(owners), frozen(second), count=5, flows=True)
+        assert described(layouts_by_probe(data)) == ["mixed"]
     scope, owner = Scope(5), torch.tensor([0, 1, 2, 3, 4])
     values = [C(5, 2), C(5, 2)]
     layouts: list[Any] = [Owners(scope, 0, owner), Owners(scope, 0, owner)]
@@ -215,15 +358,43 @@ def test_owners_of_several_kinds_are_not_probed() -> None:
 
 
 def test_traced_calls_are_known_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = call_of(kept, rows(5, 2), count=5)
+    own = of_torch(kept)
     monkeypatch.setattr(probing, "is_traced", lambda t: True)
-    (layout,) = layouts_by_probe(call)
-    assert "cannot be probed during a trace" in layout.reason  # type: ignore[union-attr]
+    (layout,) = layouts_by_probe(call_of(own, rows(5, 2), count=5))
+    assert isinstance(layout, Lost)
+    assert "cannot be probed during a trace" in layout.reason
+    assert len(probing._ANSWERS) == 0, "the next untraced call is tried"
     monkeypatch.undo()
     monkeypatch.setattr(probing, "_ANSWERS", Cache(__name__, "answers"))
-    assert described(layouts_by_probe(call)) == [ROW]
+    assert described(layouts_by_probe(call_of(own, rows(5, 2), count=5))) == [ROW]
     monkeypatch.setattr(probing, "is_traced", lambda t: True)
-    assert described(layouts_by_probe(call)) == [ROW]
+    assert described(layouts_by_probe(call_of(own, rows(5, 2), count=5))) == [ROW]
+
+
+class Unruly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise KeyError("first\nsecond")
+
+
+def test_a_backward_that_cannot_run_by_itself_leaves_the_samples_unknown() -> None:
+    (layout,) = layouts_by_probe(call_of(Unruly.apply, rows(5, 2), count=5))
+    assert isinstance(layout, Lost)
+    assert layout.why == "unknown"
+    assert "its backward raises KeyError ('first" in layout.reason
+    assert "\n" not in layout.reason
+
+
+def test_all_that_a_batch_of_one_makes_is_of_the_one_sample() -> None:
+    assert described(layouts_by_probe(call_of(centered, rows(1, 2), count=1))) == [ROW]
+    assert described(layouts_by_probe(call_of(torch.sum, rows(1, 2), count=1))) == ["total"]
+
+
+# -- growing batches
 
 
 @pytest.mark.parametrize("probe", ["_shapes", "_trial"])
@@ -286,24 +457,38 @@ def test_result_extends_another_where_all_but_the_last_sample_agree() -> None:
     assert probing._extends(torch.cat([with_nan, with_nan[:1]]), with_nan, scope.samples(0))
 
 
-@pytest.mark.parametrize("function", [centered, refusing, first_last])
-def test_samples_are_not_apart_where_one_reaches_another(
-    function: Callable[[Tensor], Tensor],
-) -> None:
+@pytest.mark.parametrize("function", [centered, choosy, first_last])
+def test_values_are_not_apart_where_one_reaches_another(function: Any) -> None:
     call = call_of(function, rows(5, 2), count=5)
-    assert probing._keeps_samples_apart(call, [[0]]) is False
-    assert probing._keeps_samples_apart(call_of(kept, rows(5, 2), count=5), [[0]]) is True
+    layouts = [call.scope.samples(0)]
+    assert probing._values_stay_apart(call, layouts) is False
+    assert probing._values_stay_apart(call_of(kept, rows(5, 2), count=5), layouts) is True
 
 
-def test_signature_needs_values_of_integers_without_samples() -> None:
-    index = torch.tensor([0, 1])
-    assert probing._signature(call_of(kept, rows(3), C(2))) is not None
-    assert probing._signature(call_of(kept, rows(of=torch.tensor([1, 2, 3])), C(2))) is not None
-    assert probing._signature(call_of(kept, rows(3), index)) is None
-    assert probing._signature(call_of(kept, rows(2, owners=[0, 1]))) is None
-    assert probing._signature(call_of(kept, rows(3, 3))) != probing._signature(
-        call_of(kept, rows(3, 3, dim=1))
-    )
+@pytest.mark.parametrize("mask", [[True, False, False], [False, True, True]])
+def test_other_values_are_valid_ones_and_only_in_some_samples(mask: list[bool]) -> None:
+    x, index = torch.tensor([[1.0, 2], [1, 5], [6, 7]]), torch.tensor([4, 5, 6])
+    call = call_of(kept, rows(of=x), rows(of=index), C(3))
+    chosen = torch.tensor(mask)
+    other = probing._with_other_values(call, x, chosen)
+    assert torch.equal((other != x).any(1), chosen)
+    other = probing._with_other_values(call, index, chosen)
+    assert torch.equal(other != index, chosen)
+    assert set(other.tolist()) <= {4, 5, 6}
+    constant = call.tensors[2]
+    assert torch.equal(probing._with_other_values(call, constant, chosen), constant)
+    same = probing._with_other_values(call, [x, (x, 3)], None)
+    assert torch.equal(same[0], x)
+    assert same[0] is not x
+    assert same[1][1] == 3
+
+
+def test_results_are_equal_where_numbers_or_both_nan() -> None:
+    x = torch.tensor([1.0, torch.nan])
+    assert probing._are_equal(x, x.clone())
+    assert not probing._are_equal(x, torch.tensor([1.0, 2.0]))
+    assert not probing._are_equal(x, torch.tensor([1.0 + 1e-6, torch.nan]))
+    assert not probing._are_equal(torch.tensor([1]), torch.tensor([2]))
 
 
 def test_shapes_differ_where_a_size_does() -> None:

@@ -290,28 +290,53 @@ def _differing(small: torch.Size, large: torch.Size) -> list[int] | None:
     return [d for d, (a, b) in enumerate(zip(small, large, strict=True)) if a != b]
 
 
+# Not nested: a nested function that calls itself would hold itself, and the tensors of the call.
+def _grown(call: Call, value: Any, more: int) -> Any:
+    """Returns an argument for a batch with `more` additional samples; tensors are on the meta device."""
+    count = call.scope.count
+    if isinstance(value, Tensor):
+        layout = call.layout(value)
+        shape = list(value.shape)
+        if isinstance(layout, Samples):
+            shape[layout.dim] = shape[layout.dim] // count * (count + more)
+        elif isinstance(layout, Owners):
+            shape[layout.dim] += more
+        return torch.empty(shape, dtype=value.dtype, device="meta")
+    if isinstance(value, BatchSize):
+        return int(value) // count * (count + more)
+    if isinstance(value, list | tuple) and type(value) in (list, tuple, torch.Size):
+        return tuple(_grown(call, v, more) for v in value)
+    return value
+
+
 def _shapes(call: Call, more: int) -> list[torch.Size]:
     """Returns the shapes of the outputs for a batch with `more` additional samples."""
-    count = call.scope.count
-
-    def grow(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            layout = call.layout(value)
-            shape = list(value.shape)
-            if isinstance(layout, Samples):
-                shape[layout.dim] = shape[layout.dim] // count * (count + more)
-            elif isinstance(layout, Owners):
-                shape[layout.dim] += more
-            return torch.empty(shape, dtype=value.dtype, device="meta")
-        if isinstance(value, BatchSize):
-            return int(value) // count * (count + more)
-        if isinstance(value, list | tuple) and type(value) in (list, tuple, torch.Size):
-            return tuple(grow(v) for v in value)
-        return value
-
-    kwargs = {k: grow(v) for k, v in call.kwargs.items()}
+    args = _grown(call, call.args, more)
+    kwargs = {k: _grown(call, v, more) for k, v in call.kwargs.items()}
     with torch.no_grad():
-        return [t.shape for t in tensors_in(call.func(*grow(call.args), **kwargs))]
+        return [t.shape for t in tensors_in(call.func(*args, **kwargs))]
+
+
+def _repeated(call: Call, value: Any) -> Any:
+    """Returns an argument with the last sample repeated."""
+    count = call.scope.count
+    if isinstance(value, Tensor):
+        layout = call.layout(value)
+        if isinstance(layout, Samples):
+            sizes = (layout.pre, count, layout.post)
+            split = value.detach().unflatten(layout.dim, sizes)
+            last = split.narrow(layout.dim + 1, count - 1, 1)
+            both = torch.cat([split, last], layout.dim + 1)
+            return both.flatten(layout.dim, layout.dim + 2)
+        if isinstance(layout, Owners):
+            last = value.detach().narrow(layout.dim, layout.size - 1, 1)
+            return torch.cat([value.detach(), last], layout.dim)
+        return value.detach()
+    if isinstance(value, BatchSize):
+        return int(value) // count * (count + 1)
+    if isinstance(value, list | tuple) and type(value) in (list, tuple, torch.Size):
+        return tuple(_repeated(call, v) for v in value)
+    return value
 
 
 def _trial(call: Call) -> list[list[int] | None] | str:
@@ -319,31 +344,10 @@ def _trial(call: Call) -> list[list[int] | None] | str:
 
     Runs it on real values, with the last sample repeated.
     """
-    count = call.scope.count
-
-    def repeated(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            layout = call.layout(value)
-            if isinstance(layout, Samples):
-                sizes = (layout.pre, count, layout.post)
-                split = value.detach().unflatten(layout.dim, sizes)
-                last = split.narrow(layout.dim + 1, count - 1, 1)
-                both = torch.cat([split, last], layout.dim + 1)
-                return both.flatten(layout.dim, layout.dim + 2)
-            if isinstance(layout, Owners):
-                last = value.detach().narrow(layout.dim, layout.size - 1, 1)
-                return torch.cat([value.detach(), last], layout.dim)
-            return value.detach()
-        if isinstance(value, BatchSize):
-            return int(value) // count * (count + 1)
-        if isinstance(value, list | tuple) and type(value) in (list, tuple, torch.Size):
-            return tuple(repeated(v) for v in value)
-        return value
-
     try:
         with torch.no_grad(), torch.random.fork_rng():
-            kwargs = {k: repeated(v) for k, v in call.kwargs.items()}
-            found = tensors_in(call.func(*repeated(call.args), **kwargs))
+            kwargs = {k: _repeated(call, v) for k, v in call.kwargs.items()}
+            found = tensors_in(call.func(*_repeated(call, call.args), **kwargs))
     except Exception as error:  # as in `_probe`
         return f"{_UNKNOWN}: with one more sample it raises {_first_line(error)}"
     if len(found) != len(call.outputs):
