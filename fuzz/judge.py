@@ -247,7 +247,7 @@ class _Trial:
     ) -> Outcome:
         """A batch that is refused after another one with a NaN must be refused by itself too."""
         why = _first_line(error)
-        if self.program.nan_first and turn and hasattr(pergrad, "runtime"):
+        if self.program.nan_first and turn and not self.program.mixes:
             pergrad.runtime.caches.clear_caches()
             plain, model = self._models()
             truth = self._truth(plain, batch, turn)

@@ -114,7 +114,7 @@ class Tracker:
         if not t.requires_grad or t.grad_fn is None or internals.is_transformed(t):
             return tag  # data
         found = self._made_out_of_sight(t) or tag
-        self.mark(t, found)
+        self._settle(t, found)
         return found
 
     def _tag_of_untagged(self, t: Tensor) -> Layout:
@@ -130,7 +130,7 @@ class Tracker:
             elif not internals.is_transformed(t):
                 found = self._made_out_of_sight(t)
                 if found is not None:
-                    self.mark(t, found)
+                    self._settle(t, found)
                     return found
         if self.untagged_are_constant:
             self._untagged_seen[id(t)] = t
@@ -282,6 +282,11 @@ class Tracker:
         return has_signature
 
     # -- writing
+
+    def _settle(self, t: Tensor, tag: Layout | Weight) -> None:
+        """Tags a tensor by its graph, whether gradients are on or off just then."""
+        with torch.enable_grad():
+            self.mark(t, tag)
 
     def mark(self, t: Tensor, tag: Layout | Weight) -> None:
         # Without gradients it may be inside of an autograd.Function, whose result gets another graph.

@@ -278,7 +278,7 @@ def refuse_gradients(t: Tensor, refuse: Callable[[Tensor], None]) -> None:
     """Calls `refuse`, which raises, when a gradient reaches `t`."""
     # Reading `grad_fn` renews the graph of a view of a tensor that was written to; torch crashes without.
     # Inside of an autograd.Function a result has no graph yet, and would lose the hook.
-    if t.requires_grad and torch.is_grad_enabled() and (t.grad_fn is not None or t.is_leaf):
+    if t.requires_grad and t.grad_fn is not None:
         t.register_hook(refuse)
 
 
