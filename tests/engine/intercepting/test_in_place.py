@@ -219,16 +219,14 @@ def test_a_parameter_overwritten_in_place_is_refused_and_keeps_its_value() -> No
 @pytest.mark.parametrize(
     "view", [lambda w: w[1:], lambda w: w.view(2, 2)[0], lambda w: w.view(2, 2).t()]
 )
-@pytest.mark.parametrize("is_parameter", [False, True])
-def test_a_weight_overwritten_through_a_view_is_refused(
-    view: Callable[[Tensor], Tensor], is_parameter: bool
+def test_a_parameter_overwritten_through_a_view_is_refused(
+    view: Callable[[Tensor], Tensor],
 ) -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
-        w = m.w if is_parameter else m.w.exp()
-        view(w).mul_(m.v[0])
-        return x * w
+        view(m.w).mul_(m.v[0])
+        return x * m.w
 
-    assert_refused(forward, "a view")
+    assert_refused(forward, "a view of it")
 
 
 def assert_refused(forward: Callable[..., Tensor], what: str) -> None:

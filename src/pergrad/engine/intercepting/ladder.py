@@ -7,6 +7,7 @@ masked VJP  one backward of the function per sample; needs only the layout of th
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -167,7 +168,7 @@ class _Refuse(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        raise ctx.error
+        raise copy.copy(ctx.error)  # a traceback would hold this node, and the node the error
 
 
 def refused(error: Exception, anchor: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
