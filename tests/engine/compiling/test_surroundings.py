@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import pergrad
-from pergrad.engine.compiling.containers import holds_traced
 from pergrad.quantities import Batch
 from pergrad.reductions import SampleGradients
 from pergrad.runtime import internals
+from pergrad.runtime.containers import holds_traced
 from pergrad.testing import assert_near
 
 KEPT: dict[str, Any] = {}

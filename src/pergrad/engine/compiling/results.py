@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pergrad.engine.compiling.containers import holds_traced, is_same, skeleton
 from pergrad.engine.compiling.surroundings import Rebinding, UnrepeatableError
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals
+from pergrad.runtime.containers import holds_traced, is_same, skeleton
 
 __all__ = ["Template", "clear", "fill", "take_apart"]
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from pergrad.engine.checking.certification import certified_run
 from pergrad.engine.checking.snapshots import Snapshot, undisturbed
 from pergrad.engine.compiling.certified_graphs import check_graph, copies_of
-from pergrad.engine.compiling.containers import skeleton
 from pergrad.engine.compiling.cuda_graphs import Replayed, check_devices
 from pergrad.engine.compiling.eager_backend import as_python
 from pergrad.engine.compiling.inductor_backend import compile_graph
@@ -32,6 +31,7 @@ from pergrad.engine.recording.running import run_recorded
 from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals, without_compiler
+from pergrad.runtime.containers import skeleton
 from pergrad.runtime.eagerness import uncompiled
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pergrad.engine.compiling.containers import ATOMS, holds_traced, is_same, skeleton
 from pergrad.engine.recording.modules import submodules
 from pergrad.errors import PergradError
 from pergrad.runtime import internals, is_traced
+from pergrad.runtime.containers import ATOMS, holds_traced, is_same, skeleton
 
 __all__ = ["Rebinding", "Surroundings", "UnrepeatableError"]
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from pergrad.engine.compiling.containers import owned_copy, tensors_in
 from pergrad.engine.compiling.results import Template, take_apart
 from pergrad.engine.compiling.state import graph_inputs
 from pergrad.engine.compiling.surroundings import Surroundings, UnrepeatableError
 from pergrad.engine.recording.modules import submodules
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals
+from pergrad.runtime.containers import owned_copy, tensors_in
 from pergrad.runtime.eagerness import traceable_callables
 
 __all__ = ["Guard", "Trace", "quiet", "trace_step"]

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
+from pergrad.engine.collecting.hooks import guarded
 from pergrad.engine.collecting.ledger import Ledger, Sink, UseCounter
 from pergrad.engine.intercepting.autograd_functions import Applied
 from pergrad.engine.intercepting.composites import (
@@ -20,7 +21,6 @@ from pergrad.engine.intercepting.composites import (
 )
 from pergrad.engine.intercepting.derivation import derive, explicit_cast, transform
 from pergrad.engine.intercepting.function_kinds import Kind, kind_of
-from pergrad.engine.intercepting.hooks import guarded
 from pergrad.engine.intercepting.in_place import out_of_place
 from pergrad.engine.intercepting.journal import Journal, Rung
 from pergrad.engine.intercepting.ladder import (

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pergrad.engine.collecting.hooks import guarding_modules
 from pergrad.engine.collecting.ledger import Ledger
 from pergrad.engine.intercepting.autograd_functions import intercepting_functions
-from pergrad.engine.intercepting.hooks import guarding_modules
 from pergrad.engine.intercepting.journal import Journal
 from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker

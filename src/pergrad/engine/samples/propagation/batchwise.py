@@ -143,7 +143,9 @@ def _class_loss(call: Call) -> Layout | None:
         return call.mixed("takes the samples for classes")
     if not call.output.dim():
         target = call.layout(call.argument(1, "target"))
-        both = [la for la in (layout, target) if isinstance(la, Samples | Owners) and la.dim == 0]
+        both = [la for la in (layout, target) if isinstance(la, Samples | Owners)]
+        if any(la.dim for la in both):
+            return None  # positions, or classes of targets that are probabilities
         common = call.agreed(both) if both else layout
         return call.total() if common.has_samples or not both else common
     if not isinstance(layout, Samples | Owners):

@@ -254,8 +254,8 @@ def _gather(call: Call) -> Layout | None:
         return own
     if layout.dim != dim:
         return layout if call.output.shape[layout.dim] == layout.size else None
-    if t.dim() == 1:
-        return call.scope.owners(0, layout.owner_of_each(t.device)[index])
+    if t.dim() == index.dim() == 1:
+        return call.scope.owners(0, layout.owner_of_each(t.device)[index.long()])
     return call.mixed()
 
 
@@ -319,10 +319,12 @@ def _masked_select(call: Call) -> Layout:
 
 
 @moves_samples("masked_scatter", by_value=True)
-def _masked_scatter(call: Call) -> Layout:
+def _masked_scatter(call: Call) -> Layout | None:
     t, mask, source = (call.argument(k, name) for k, name in enumerate(("input", "mask", "source")))
     layout, written = call.layout(t), call.layout(source)
     call.layout(mask)  # its values decide
+    if t.shape != call.output.shape:
+        return None  # it is broadcast
     if not isinstance(written, Samples | Owners):
         return layout
     if not isinstance(layout, Samples | Owners):

@@ -41,6 +41,8 @@ def layouts_by_probe(call: Call) -> list[Layout]:
     """Returns one layout per output: proved, or an error once a gradient flows."""
     if call.scope.count == 1:
         return [_of_one_sample(call, t) for t in call.outputs]
+    if any(t.layout is not torch.strided for t in call.outputs):
+        return _refused(call, f"{_UNKNOWN}: it is sparse")
     signature = _signature(call)
     known = _ANSWERS.get(signature)
     if isinstance(known, str):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import pergrad
-from pergrad.engine.intercepting.hooks import guarded, guarding_modules
+from pergrad.engine.collecting.hooks import guarded, guarding_modules
 from pergrad.engine.samples.layouts import Owners, Scope
 from pergrad.errors import MixedSamplesError, UnsupportedFunctionError
 from pergrad.testing import assert_near, loop_grads

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pergrad.engine.compiling.containers import is_same, owned_copy, skeleton, tensors_in
+from pergrad.runtime.containers import is_same, owned_copy, skeleton, tensors_in
 
 T = torch.ones(2)
 VALUES: list[Any] = [
