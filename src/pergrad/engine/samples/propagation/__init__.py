@@ -83,7 +83,8 @@ def layouts_of_outputs(call: Call) -> list[Layout]:
     if found is None:
         return layouts_by_probe(call)
     is_fatal = isinstance(found, Lost) and found.why in ("mixed", "unknown")
-    if not is_fatal and not call.is_accounted_for and call.func not in DECLARED:
+    # Data needs no proof: no gradient flows through it.
+    if call.flows and not is_fatal and not call.is_accounted_for and call.func not in DECLARED:
         return layouts_by_probe(call)
     layouts: Sequence[Layout] = (
         found if isinstance(found, list | tuple) else [found] * len(call.outputs)  # type: ignore[list-item]
