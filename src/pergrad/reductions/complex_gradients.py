@@ -20,11 +20,17 @@ def gradients_of(
     """Makes the gradients of a parameter from the factors of its uses."""
     if parameter.is_complex():
         return ComplexGradients(factors, scale, bound=bound)
-    if any(f.dtype.is_complex for f in factors):  # a real parameter has the real part
-        factors = [
-            Dense(f.materialize().real.contiguous()) if f.dtype.is_complex else f for f in factors
-        ]
+    for f in factors:
+        if f.dtype.is_complex:  # a real parameter has the real part
+            factors = [_real_part(f) for f in factors]
+            break
     return SampleGradients(factors, scale, bound=bound)
+
+
+def _real_part(factor: Factor) -> Factor:
+    if not factor.dtype.is_complex:
+        return factor
+    return Dense(factor.materialize().real.contiguous())
 
 
 class ComplexGradients(SampleGradients):

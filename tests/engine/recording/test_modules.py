@@ -91,7 +91,7 @@ def test_names_lead_to_the_tensors_in_their_order(name: str) -> None:
 @each_model
 def test_survey_finds_the_trainable_parameters_by_torchs_names_and_order(name: str) -> None:
     model = MODELS[name]()
-    weights, own = survey(model)
+    weights, own, _ = survey(model)
     wanted = [(key, id(p)) for key, p in model.named_parameters() if p.requires_grad]
     assert [(key, id(p)) for key, p in weights.items()] == wanted
     assert {id(t) for t in own} == {id(t) for t in (*model.parameters(), *model.buffers())}

@@ -12,8 +12,8 @@ from torch import Tensor
 from pergrad.errors import ScopeError
 from pergrad.factors import Dense, Factor
 from pergrad.quantities import Batch, Quantity
-from pergrad.reductions import gradients_of
-from pergrad.runtime import internals, is_traced, without_autocast
+from pergrad.reductions import SampleGradients, gradients_of
+from pergrad.runtime import internals, without_autocast
 from pergrad.runtime.bounds import default_bound
 from pergrad.runtime.queue import Queue
 
@@ -95,7 +95,7 @@ class Ledger:
     ) -> None:
         first = next(iter(parameters.values()), None)
         self._device = torch.device("cpu") if first is None else first.device
-        self._is_traced = first is not None and is_traced(first)
+        self._is_traced = isinstance(first, internals.FakeTensor)
         self.uses = UseCounter()
         self.queue = _queue_for(self._device, self._is_traced, max_bytes)
         self.is_paused = False  # True while a backward pass runs that is not recorded
@@ -138,7 +138,10 @@ class Ledger:
 
     def _reduce(self, name: str) -> None:
         parameter = self._batch.parameters[name]
-        gradients = gradients_of(parameter, self._factors.pop(name), self._scale, self.queue.bound)
+        factors = self._factors.pop(name)
+        gradients = SampleGradients(factors, self._scale, bound=self.queue.bound)
+        if gradients.dtype.is_complex or parameter.is_complex():
+            gradients = gradients_of(parameter, factors, self._scale, self.queue.bound)
         if name in self._hooks:
             changed = _changed_by(self._hooks[name], gradients.materialize(parameter.dtype))
             gradients = gradients_of(parameter, [Dense(changed)], 1.0, self.queue.bound)

@@ -34,7 +34,7 @@ class _Globals(dict[str, Any]):
 @cached("functions of torch without their override check, by function")
 def without_override_check(func: Any) -> Callable[..., Any]:
     """Returns the function with its override check disabled; its inner calls are still intercepted."""
-    return _with_globals(func, {})
+    return _with_globals(func, _Globals(func, _answers(func)))
 
 
 def run_backward(
@@ -53,15 +53,20 @@ def run_backward(
         with mode:
             return engine(*given, **named)
 
-    return _with_globals(func, {internals.ENGINE: run_engine})(*args, **kwargs)
+    changed = {**func.__globals__, **_answers(func), internals.ENGINE: run_engine}
+    return _with_globals(func, changed)(*args, **kwargs)
+
+
+def _answers(func: types.FunctionType) -> dict[str, Any]:
+    """Returns globals that disable the override check of a function."""
+    return {name: _never for name in _CHECKS if name in func.__globals__}
 
 
 def _with_globals(func: types.FunctionType, changed: dict[str, Any]) -> Callable[..., Any]:
-    """Copies a function with its override check disabled and the globals `changed` replaced."""
-    answers = {name: _never for name in _CHECKS if name in func.__globals__}
+    """Copies a function with other globals."""
     body = types.FunctionType(
         func.__code__,
-        _Globals(func, {**answers, **changed}),
+        changed,
         func.__name__,
         func.__defaults__,
         func.__closure__,

@@ -103,6 +103,7 @@ class Recorder(TorchFunctionMode):
         self._parameters = parameters  # keeps the ids valid
         self._journal = journal
         self._begun = False
+        self._made_overwriting: Overwriting | None = None
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}  # buffers before the first write to them
 
     def begin(self, tracker: Tracker, uses: UseCounter, sink: Sink) -> None:
@@ -114,8 +115,13 @@ class Recorder(TorchFunctionMode):
             self._anchor = torch.zeros((), requires_grad=True)
             for name, p in self._parameters.items():
                 tracker.roots[id(p)] = Root(tracker.scope, name, p, uses, sink, self._anchor)
-        self._overwriting = Overwriting(tracker)
         self._begun = True
+
+    @property
+    def _overwriting(self) -> Overwriting:
+        if self._made_overwriting is None:
+            self._made_overwriting = Overwriting(self.tracker)
+        return self._made_overwriting
 
     def wants_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an autograd.Function with these arguments uses a weight.
@@ -220,6 +226,8 @@ class Recorder(TorchFunctionMode):
         """Raises an error if a backward pass asks for the ordinary gradient of a weight, which has none."""
         place = {torch.autograd.grad: 1, torch.autograd.backward: 4}.get(func, 4)
         inputs = kwargs.get("inputs", args[place] if len(args) > place else None)
+        if inputs is None:
+            return
         for t in tensors_in(inputs if isinstance(inputs, list | tuple) else [inputs]):
             weight = self.tracker.weight_of(t)
             if weight is not None:

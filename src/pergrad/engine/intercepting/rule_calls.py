@@ -10,7 +10,7 @@ from torch.overrides import resolve_name
 
 from pergrad.engine.intercepting.plans import Plan, plan_of
 from pergrad.engine.intercepting.taps import Use, tap
-from pergrad.engine.intercepting.tracker import TAG, Tracker
+from pergrad.engine.intercepting.tracker import TAG, VERSION, Tracker
 from pergrad.engine.intercepting.weights import Weight
 from pergrad.engine.samples.layouts import Layout, Lost
 from pergrad.engine.samples.propagation import name_of, unknown_samples
@@ -94,7 +94,9 @@ def call_by_plan(
             (output,),
             (tracker.layouts.get(plan.output) or tracker.layout_for(plan.output),),
         )
-        tracker.mark(output, layouts[0])
+        setattr(output, TAG, layouts[0])  # as `Tracker.mark` does while gradients are on
+        if internals.version_of(output):
+            setattr(output, VERSION, internals.version_of(output))
     else:
         # A gradient is going to flow to the weights, also where none flows to the other arguments.
         if not tracker.recall(signature, output, flows=True):
@@ -112,7 +114,9 @@ def call_by_plan(
     if tapped is outputs:
         return output
     for t, layout in zip(tapped, layouts, strict=True):
-        tracker.mark(t, layout)
+        setattr(t, TAG, layout)
+        if internals.version_of(t):
+            setattr(t, VERSION, internals.version_of(t))
     return tapped[0] if isinstance(output, Tensor) else type(output)(tapped)
 
 

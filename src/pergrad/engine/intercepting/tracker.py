@@ -85,7 +85,7 @@ class Tracker:
         self.strangers: dict[
             int, Tensor
         ] = {}  # leaves with a gradient that are not of the model, by id
-        self._promises: list[tuple[torch.Size, str, Layout]] = []  # layouts that are not proved yet
+        self.promises: list[tuple[torch.Size, str, Layout]] = []  # layouts that are not proved yet
         self.layouts: dict[Key, Layout] = {
             self.constant.key: self.constant
         }  # by key, as `layout_for`
@@ -193,18 +193,17 @@ class Tracker:
         allowed = candidates(t, [layout for _, layout in sources], self.scope)
         if not allowed:
             return None
-        self._promises.append((t.shape, _maker_of(t), allowed[0]))
+        self.promises.append((t.shape, _maker_of(t), allowed[0]))
         return allowed[0]
 
     def _redeem(self, t: Tensor, found: Layout) -> None:
         promise = t.shape, _maker_of(t), found
-        if promise in self._promises:
-            self._promises.remove(promise)
+        if promise in self.promises:
+            self.promises.remove(promise)
 
     def check_promises(self) -> None:
         """Raises an error if the layout of a tensor inside of a checkpoint was not proved."""
-        if self._promises:
-            shape, maker, _ = self._promises[0]
+        for shape, maker, _ in self.promises:
             raise unknown_samples(
                 f"a tensor of shape {tuple(shape)} was made out of sight of the recorder, by `{maker}` in "
                 "a checkpoint whose recomputation does not prove its samples"
@@ -314,7 +313,9 @@ class Tracker:
         tag: Layout | Weight | None = getattr(t, TAG, None)
         if tag is not None and tag.scope is self.scope:
             return False
-        self.mark(t, self.by_shape(t, dim))
+        setattr(t, TAG, self.by_shape(t, dim))
+        if internals.version_of(t):
+            setattr(t, VERSION, internals.version_of(t))
         return True
 
     @staticmethod

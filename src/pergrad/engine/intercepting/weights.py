@@ -99,6 +99,7 @@ class Weight:
 class Root(Weight):
     """Represents a recorded parameter."""
 
+    is_stale = False  # nothing writes to it
     _carrier: Tensor | None = None
 
     def __init__(

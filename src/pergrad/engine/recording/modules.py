@@ -16,7 +16,6 @@ from pergrad.errors import PergradError
 from pergrad.runtime import internals
 
 __all__ = [
-    "hooked_modules",
     "hooks_of_parameters",
     "names_of_tensors",
     "refuse_new_parameters",
@@ -97,15 +96,6 @@ def hooks_of_parameters(weights: Mapping[str, Tensor]) -> dict[str, list[Hook]]:
     return found
 
 
-def hooked_modules(module: nn.Module) -> list[nn.Module]:
-    """Lists the modules with backward hooks."""
-    return [
-        m
-        for m in submodules(module)
-        if internals.backward_hooks_of(m) or internals.backward_pre_hooks_of(m)
-    ]
-
-
 def refuse_new_parameters(module: nn.Module, strangers: Mapping[int, Tensor]) -> None:
     """Raises an error if a parameter that was used came to the module after the recording began."""
     for name, p in module.named_parameters():
@@ -116,8 +106,12 @@ def refuse_new_parameters(module: nn.Module, strangers: Mapping[int, Tensor]) ->
             )
 
 
-def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Finds the trainable parameters, by the names of `named_parameters`, and all parameters and buffers."""
+def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor], list[nn.Module]]:
+    """Finds the trainable parameters by name, all parameters and buffers, and modules with backward hooks.
+
+    The names are those of `named_parameters`.
+    """
+    hooked: list[nn.Module] = []
     weights: dict[str, Tensor] = {}
     own: dict[int, Tensor] = {}
     prefixes: list[str] = []
@@ -146,4 +140,6 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor]]:
         for b in internals.buffers_of(m).values():
             if b is not None:
                 own[id(b)] = b
-    return weights, list(own.values())
+        if internals.backward_hooks_of(m) or internals.backward_pre_hooks_of(m):
+            hooked.append(m)
+    return weights, list(own.values()), hooked

@@ -46,11 +46,14 @@ class Options:
     max_bytes: int | None = None
     offload: bool = False
     batch_dim: int = field(init=False)  # of the samples in the inputs
+    is_scaled: bool = field(init=False)  # whether `scale` may be anything but 1
 
     def __post_init__(self) -> None:
         """Refuses wrong batch sizes and reductions, in the words of PyTorch's own checks."""
         size: Any = self.batch_size
         object.__setattr__(self, "batch_dim", 0 if self.batch_first else 1)  # it is frozen
+        is_scaled = self.loss_reduction != "sum" or self.sample_weights is not None
+        object.__setattr__(self, "is_scaled", is_scaled)
         if self.loss_reduction not in _REDUCTIONS:
             raise PergradError(
                 f"Expected loss_reduction argument to be {' or '.join(_REDUCTIONS)}, "

@@ -17,7 +17,6 @@ from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import refusing_ordinary_gradients
 from pergrad.engine.recording.inputs import batch_size_of, inputs_of, mark_inputs
 from pergrad.engine.recording.modules import (
-    hooked_modules,
     hooks_of_parameters,
     refuse_new_parameters,
     survey,
@@ -68,9 +67,8 @@ class Recording:
     ) -> None:
         self._module = module
         self._left_out: list[Tensor] = []  # trainable parameters that were not asked for
-        self._weights, self._own = survey(module)
+        self._weights, self._own, self._hooked = survey(module)
         self._parameter_hooks = hooks_of_parameters(self._weights)
-        self._hooked = hooked_modules(module)
         if options.params is not None:
             trainable = self._weights
             self._weights = options.chosen(module, trainable)
@@ -90,7 +88,7 @@ class Recording:
             self._quantities,
             size,
             self._weights,
-            scale=options.scale(size),
+            scale=options.scale(size) if options.is_scaled else 1.0,
             max_bytes=options.max_bytes,
             offload=options.offload,
             hooks=self._parameter_hooks,
@@ -197,7 +195,8 @@ class Recording:
             self._is_collecting = False
         if self._tracker is not None:
             try:
-                self._tracker.check_promises()
+                if self._tracker.promises:
+                    self._tracker.check_promises()
                 if self._tracker.strangers:
                     refuse_new_parameters(self._module, self._tracker.strangers)
             except PergradError:

@@ -19,7 +19,7 @@ from pergrad.engine.samples.propagation.table import Call, is_own, is_trusted, t
 from pergrad.engine.samples.proving import Source, proved, subsets
 from pergrad.engine.samples.signatures import Signature, describe_hashable, signature_of_call
 from pergrad.engine.samples.sizes import BatchSize
-from pergrad.runtime import is_traced
+from pergrad.runtime import internals, is_traced
 from pergrad.runtime.caches import Cache
 from pergrad.runtime.tolerances import largest
 
@@ -91,9 +91,16 @@ def _proved_by_graph(call: Call) -> Found | None:
     if is_own(call.func):
         grown = _by_growth(call)
         hints = hints if isinstance(grown, str) else grown
+    outputs = call.outputs
+    if (
+        internals.top_saved_tensors_hooks(False) is not None
+    ):  # a checkpoint has packed the saved tensors
+        at = [next(k for k, own in enumerate(call.tensors) if own is s) for s, _ in sources]
+        leaves, outputs = _run_apart(call, None, at)
+        sources = [(leaf, layout) for leaf, (_, layout) in zip(leaves, sources, strict=True)]
     found: list[Layout] = []
     is_certain = True
-    for t, hint in zip(call.outputs, hints, strict=True):
+    for t, hint in zip(outputs, hints, strict=True):
         if not t.requires_grad:
             found.append(hint or call.scope.constant())
             continue
@@ -102,7 +109,7 @@ def _proved_by_graph(call: Call) -> Found | None:
         except Exception as error:  # of a backward that cannot run by itself, or may not
             error.__traceback__ = None  # its frames hold the tensors
             return f"{_UNKNOWN}: its backward raises {_first_line(error)}", False
-        if layout is None and not t.dim() and _is_total_by_values(call, t, sources):
+        if layout is None and not t.dim() and _is_total_by_values(call, len(found)):
             found.append(call.total())
             continue
         if layout is None:
@@ -112,31 +119,48 @@ def _proved_by_graph(call: Call) -> Found | None:
     return found, is_certain
 
 
-def _is_total_by_values(call: Call, t: Tensor, sources: Sequence[Source]) -> bool:
+def _run_apart(
+    call: Call, mask: Tensor | None, at: Sequence[int]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Runs the function again in a graph of its own; samples in the mask have other values.
+
+    Returns the leaves for the tensors `at`, and the outputs.
+    """
+    with (
+        torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(_itself, _itself),
+        torch.random.fork_rng(devices=_devices(call)),
+    ):
+        args = _with_other_values(call, call.args, mask)
+        kwargs = {k: _with_other_values(call, v, mask) for k, v in call.kwargs.items()}
+        given = tensors_in(args, kwargs)
+        leaves = [given[k].requires_grad_() for k in at]
+        return leaves, tensors_in(call.func(*args, **kwargs))
+
+
+def _itself(t: Tensor) -> Tensor:
+    return t
+
+
+def _is_total_by_values(call: Call, place: int) -> bool:
     """Whether a scalar, such as a loss by an autograd.Function, is a sum over samples.
 
-    That is so if other values in a subset of the samples do not change the gradients of the others.
+    That is so if other values in a subset of the samples do not change the gradients of the others. `place`
+    is its number among the outputs.
     """
-    place = next(k for k, output in enumerate(call.outputs) if output is t)
-    at = [next(k for k, own in enumerate(call.tensors) if own is s) for s, _ in sources]
+    at = [k for k, t in enumerate(call.tensors) if t.requires_grad and call.layouts[k].has_samples]
+    own = [call.layouts[k] for k in at]
 
     def gradients(mask: Tensor | None) -> list[Tensor]:
-        with (
-            torch.enable_grad(),
-            call.scope.pulling_back(),
-            torch.random.fork_rng(devices=_devices(call)),
-        ):
-            args = _with_other_values(call, call.args, mask)
-            kwargs = {k: _with_other_values(call, v, mask) for k, v in call.kwargs.items()}
-            given = tensors_in(args, kwargs)
-            leaves = [given[k].requires_grad_() for k in at]
-            output = tensors_in(call.func(*args, **kwargs))[place]
-            found = torch.autograd.grad(output, leaves, allow_unused=True)
+        leaves, outputs = _run_apart(call, mask, at)
+        with call.scope.pulling_back():
+            found = torch.autograd.grad(outputs[place], leaves, allow_unused=True)
         return [torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves, strict=True)]
 
     plain = gradients(None)
     for mask in subsets(call.scope.count):
-        for a, b, (_, layout) in zip(plain, gradients(mask), sources, strict=True):
+        for a, b, layout in zip(plain, gradients(mask), own, strict=True):
+            assert isinstance(layout, Samples | Owners)
             rows = ~mask.to(a.device)[layout.owner_of_each(a.device)]
             mine, again = (g.movedim(layout.dim, 0)[rows] for g in (a, b))
             if not torch.allclose(mine, again, rtol=1e-6, atol=1e-9 * largest(a)):
