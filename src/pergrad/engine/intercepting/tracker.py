@@ -343,11 +343,17 @@ class Tracker:
         known = _LAYOUTS.get(signature)
         if known is None:
             return False
+        has_gradients, version_of = torch.is_grad_enabled(), internals.version_of
         for t, key in zip([output] if isinstance(output, Tensor) else output, known, strict=True):
             layout = self.layouts.get(key) or self.layout_for(key)
             if layout.key is None and not (t.requires_grad if flows is None else flows):
                 layout = self.constant  # a total through which no gradient flows
-            self.mark(t, layout)
+            if has_gradients:  # as `mark`, inlined
+                setattr(t, TAG, layout)
+                if version_of(t):
+                    setattr(t, VERSION, version_of(t))
+            else:
+                self.mark(t, layout)
         return True
 
     @staticmethod
