@@ -76,7 +76,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         elif not isinstance(part, ATOMS) and id(part) not in seen:
             seen.add(id(part))
             if isinstance(part, dict):
-                pending += part.values()
+                pending += dict.values(part)  # not those of a subclass, which may load them
             elif isinstance(part, list | tuple | deque | set | frozenset):
                 pending += part
             elif not isinstance(part, type):

@@ -133,7 +133,7 @@ class Surroundings:
         parts: Iterable[Any] = ()
         if isinstance(value, dict | list | deque | set):
             self._holders.append(_Holder(value, name, of_module))
-            parts = value.values() if isinstance(value, dict) else tuple(value)
+            parts = dict.values(value) if isinstance(value, dict) else tuple(value)
         elif isinstance(value, tuple):
             parts = value
         elif isinstance(value, types.CellType):

@@ -40,6 +40,7 @@ VERSION = "_pergrad_version"  # the version of the tensor that the tag speaks of
 
 
 _LAYOUTS: Cache[tuple[Key, ...]] = Cache(__name__, "the layouts of a call's outputs, by signature")
+_PROVED: Cache[Key] = Cache(__name__, "layouts of tensors made out of sight, for traced steps")
 _TAGGED: Cache[torch.Size] = Cache(__name__, "shapes that count samples, by dimension and shape")
 _SEQUENCES = (list, tuple)
 _CONSTANT = Constant.key
@@ -156,7 +157,13 @@ class Tracker:
             is_recomputation = internals.current_graph_task_id() != -1
             if is_packed and is_recomputation:
                 return None  # an argument of the checkpoint: only the layouts of the forward matter
-            if sources is not None and not is_traced(t):
+            known = (scope.count, t.shape, _maker_of(t)) if sources is not None else None
+            if is_traced(
+                t
+            ):  # without values; the untraced step before it has proved what the model does
+                key = _PROVED.get(known)
+                return None if key is None else self.layout_for(key)
+            if sources is not None:
                 if is_packed:
                     return self._promise(t, sources)
                 try:
@@ -164,6 +171,8 @@ class Tracker:
                     if found is not None:
                         if is_recomputation:
                             self._redeem(t, found)
+                        if found.key is not None:
+                            _PROVED.put(known, found.key)
                         return found
                     if is_total(t, sources):
                         return scope.lost("a function out of sight sums over the batch", "total")

@@ -142,8 +142,7 @@ def proved(
 def keeps_apart(t: Tensor, layout: Layout, sources: Sequence[Source]) -> Verdict:
     """Says whether the rows of `t`, by this layout, depend on no row of another sample.
 
-    The backward must be linear, too: `g / g.norm()` keeps rows of zeros, and still mixes the samples. It is
-    "unknown" if numbers that are not finite hide the answer.
+    The backward must be linear, too: `g / g.norm()` keeps rows of zeros, and still mixes the samples.
     """
     if not isinstance(layout, Samples | Owners):
         return "unknown"
@@ -160,23 +159,35 @@ def keeps_apart(t: Tensor, layout: Layout, sources: Sequence[Source]) -> Verdict
             t, behind, direction, retain_graph=True, allow_unused=True
         )
         parts: list[Tensor | None] = [None] * len(whole)
+        is_certain = True
         for mask in masks:
             found: Sequence[Tensor | None] = torch.autograd.grad(
                 t, behind, direction * mask[mine], retain_graph=True, allow_unused=True
             )
             parts = [_added(a, b) for a, b in zip(parts, found, strict=True)]
-            for g, (_, la), owner, seen in zip(found, sources, owners, reached, strict=True):
-                if g is None:
+            for g, full, (_, la), owner, seen in zip(
+                found, whole, sources, owners, reached, strict=True
+            ):
+                if g is None or full is None:
                     continue
-                rows = g.movedim(la.dim, 0).flatten(1) if g.dim() > 1 else g.unsqueeze(1)
+                rows = _rows_of(g, la)
                 is_zero = (rows == 0).all(1)
-                if not bool((is_zero | mask[owner]).all()):
-                    return "mixed" if bool(g.isfinite().all()) else "unknown"
+                # A number that is not finite makes its own row so, whatever the mask.
+                is_excused = ~rows.isfinite().all(1) & ~_rows_of(full, la).isfinite().all(1)
+                is_certain = is_certain and not bool(is_excused.any())
+                if not bool((is_zero | mask[owner] | is_excused).all()):
+                    return "mixed"
                 seen[owner[~is_zero]] = True
         for g, part in zip(whole, parts, strict=True):
-            if g is not None and len(masks) and not _is_near(part, g * (len(masks) // 2)):
-                return "mixed" if bool(g.isfinite().all()) else "unknown"
-    return "apart" if all(bool(seen.all()) for seen in reached) else "thin"
+            if g is not None and is_certain and not _is_near(part, g * (len(masks) // 2)):
+                return "mixed"
+    is_full = is_certain and all(bool(seen.all()) for seen in reached)
+    return "apart" if is_full else "thin"
+
+
+def _rows_of(g: Tensor, layout: Samples | Owners) -> Tensor:
+    """Returns the rows of the sample dimension, flat."""
+    return g.movedim(layout.dim, 0).flatten(1) if g.dim() > 1 else g.unsqueeze(1)
 
 
 def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:

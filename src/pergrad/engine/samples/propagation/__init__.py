@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pergrad.engine.samples.layouts import Layout, Lost, Owners, Samples
+from pergrad.engine.samples.layouts import Constant, Layout, Lost, Owners, Samples
 from pergrad.engine.samples.propagation import (
     batchwise,
     contracting,
@@ -83,9 +83,10 @@ def layouts_of_outputs(call: Call) -> list[Layout]:
     if found is None:
         return layouts_by_probe(call)
     is_fatal = isinstance(found, Lost) and found.why in ("mixed", "unknown")
-    # Data needs no proof: no gradient flows through it.
-    if call.flows and not is_fatal and not call.is_accounted_for and call.func not in DECLARED:
-        return layouts_by_probe(call)
+    if call.flows and not is_fatal and call.func not in DECLARED:
+        is_open = isinstance(found, Constant) or not call.is_accounted_for
+        if is_open:
+            return layouts_by_probe(call)
     layouts: Sequence[Layout] = (
         found if isinstance(found, list | tuple) else [found] * len(call.outputs)  # type: ignore[list-item]
     )

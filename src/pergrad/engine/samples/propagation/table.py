@@ -180,10 +180,14 @@ class Call:
 
     @property
     def is_accounted_for(self) -> bool:
-        """Whether the handler has asked for the layout of every argument with samples."""
+        """Whether the handler has asked for the layout of every argument with samples and a gradient.
+
+        The others are data: whatever they are, no gradient flows through them.
+        """
         return all(
             self._looked_at.count(id(t)) >= sum(t is other for other, _ in self._with_samples)
             for t, _ in self._with_samples
+            if t.requires_grad
         )
 
     @property
