@@ -9,7 +9,7 @@ import pergrad
 NAMES = """
     __version__ PergradError
     call_for_per_sample_grads ExpandedWeight implements_per_sample_grads
-    record grads norms compiled verify explain
+    record grads norms compiled certify verify explain
     Quantity Grads Norms ClippedSum SecondMoment Variance Dots Gram Projection NoiseScale
 """.split()
 EXTRAS = """

@@ -25,6 +25,12 @@ def replacing(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> No
     monkeypatch.setattr(pergrad, "grads", lambda model, *args: change(grads(model, *args), model))
 
 
+def certifying(monkeypatch: pytest.MonkeyPatch, *, ok: bool) -> None:
+    """Makes every certificate pass or fail: a real one certifies the engine, not the changed answer."""
+    report = type("Report", (), {"ok": ok})()
+    monkeypatch.setattr(pergrad, "certify", lambda *args, quiet: report)
+
+
 def test_an_ordinary_program_is_exact() -> None:
     assert judge(PLAIN).kind == "exact"
 
@@ -42,6 +48,7 @@ def test_one_wrong_row_is_found(monkeypatch: pytest.MonkeyPatch, row: int) -> No
         return found
 
     replacing(monkeypatch, change)
+    certifying(monkeypatch, ok=False)
     outcome = judge(PLAIN)
     assert outcome.kind == "wrong"
     assert "a0.weight" in outcome.why
@@ -49,11 +56,13 @@ def test_one_wrong_row_is_found(monkeypatch: pytest.MonkeyPatch, row: int) -> No
 
 def test_rows_in_another_order_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     replacing(monkeypatch, lambda found, model: {name: g.flip(0) for name, g in found.items()})
+    certifying(monkeypatch, ok=False)
     assert judge(PLAIN).kind == "wrong"
 
 
 def test_a_missing_parameter_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     replacing(monkeypatch, lambda found, model: {"a0.weight": found["a0.weight"]})
+    certifying(monkeypatch, ok=False)
     assert judge(PLAIN).kind == "wrong"
 
 
@@ -93,6 +102,7 @@ def test_wrong_norms_and_sums_are_found(monkeypatch: pytest.MonkeyPatch) -> None
                 return 1.01 * found
 
             patch.setattr(quantity, "result", property(result))
+            certifying(patch, ok=False)
             assert judge(PLAIN).kind == "wrong"
 
 
@@ -109,8 +119,7 @@ def test_the_default_dtype_is_as_before() -> None:
 def test_a_certificate_that_rejects_a_right_answer_is_an_alarm(
     monkeypatch: pytest.MonkeyPatch, ok: bool, kind: str
 ) -> None:
-    report = type("Report", (), {"ok": ok})()
-    monkeypatch.setattr(pergrad, "certify", lambda *args: report, raising=False)
+    certifying(monkeypatch, ok=ok)
     assert judge(PLAIN).kind == kind
 
 
@@ -118,15 +127,13 @@ def test_a_certificate_that_rejects_a_right_answer_is_an_alarm(
 def test_a_wrong_answer_that_is_certified_is_told_apart(
     monkeypatch: pytest.MonkeyPatch, ok: bool, kind: str
 ) -> None:
-    report = type("Report", (), {"ok": ok})()
-    monkeypatch.setattr(pergrad, "certify", lambda *args: report, raising=False)
+    certifying(monkeypatch, ok=ok)
     replacing(monkeypatch, lambda found, model: {name: 2 * g for name, g in found.items()})
     assert judge(PLAIN).kind == kind
 
 
 def test_a_certificate_of_samples_that_meet_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = type("Report", (), {"ok": True})()
-    monkeypatch.setattr(pergrad, "certify", lambda *args: report, raising=False)
+    certifying(monkeypatch, ok=True)
     steps = (Step("linear", 0), Step("detached_mean", 1))
     program = Program(Sizes(4, 3, 4), "vec", steps)
     assert judge(program).kind in ("certified", "refused")  # never exact
