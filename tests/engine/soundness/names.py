@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function, wrap_torch_function
 
 from tests.engine.soundness.judge import Cases
 
@@ -62,6 +64,43 @@ class silu(torch.autograd.Function):  # noqa: N801 - the name of torch's functio
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return g - g.mean(0)
+
+
+@wrap_torch_function(lambda x: (x,))
+def softplus(x: Tensor) -> Tensor:
+    return x - x.mean(0)
+
+
+@wrap_torch_function(lambda x: (x,))
+def sigmoid(x: Tensor) -> Tensor:
+    return x * x.sin()
+
+
+@wraps(F.relu)
+def relu(x: Tensor) -> Tensor:
+    if has_torch_function((x,)):
+        return handle_torch_function(relu, (x,), x)
+    return x - x.mean(0)
+
+
+@CASES.refused()
+def decorated_by_torch(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(softplus(m.a(x)))
+
+
+@CASES.exact()
+def decorated_by_torch_and_apart(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(sigmoid(m.a(x)))
+
+
+@CASES.exact()
+def decorated_by_torch_and_given_data(m: Any, x: Tensor) -> Tensor:
+    return m.b(m.a(sigmoid(x)))
+
+
+@CASES.refused()
+def wraps_a_function_of_torch(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(relu(m.a(x)))
 
 
 @CASES.refused()
