@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 from torch.utils.checkpoint import checkpoint
 
 from pergrad.engine.intercepting.composites import (
+    checks_overrides,
     is_composite,
     run_backward,
     without_override_check,
@@ -173,3 +174,18 @@ WAYS = {
 def test_gradients_through_composites_are_those_of_the_loop(name: str, size: int) -> None:
     case = Case(lambda: Formula(WAYS[name], w=numbers(D, D), v=numbers(D)), of((D,)))
     assert_exact(case, size)
+
+
+def test_functions_that_ask_for_overrides_are_told_by_the_names_they_use() -> None:
+    def asks(x: Tensor) -> Tensor:
+        return handle_torch_function(asks, (x,), x) if has_torch_function_unary(x) else x
+
+    def asks_elsewhere(x: Tensor) -> Tensor:
+        return x if torch.overrides.is_tensor_like(x) else torch.sin(x)
+
+    assert checks_overrides(asks)
+    assert checks_overrides(F.normalize) == (
+        "has_torch_function_variadic" in F.normalize.__code__.co_names
+    )
+    assert not checks_overrides(asks_elsewhere)
+    assert not checks_overrides(torch.sin)

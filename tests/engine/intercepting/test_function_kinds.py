@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import wrap_torch_function
 
 import pergrad
 from pergrad.engine.intercepting.function_kinds import Kind, kind_of
@@ -149,3 +150,12 @@ def test_weights_may_be_looked_at_without_a_use() -> None:
     with pergrad.record(model, pergrad.Grads()) as grads:
         loss(model, x).sum().backward()
     assert_near(grads.result["w"], loop_grads(model, loss, x)["w"])
+
+
+def test_functions_of_the_user_that_ask_for_overrides_are_transparent() -> None:
+    @wrap_torch_function(lambda x: (x,))
+    def relu(x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+    assert kind_of(relu) is Kind.TRANSPARENT
+    assert kind_of(F.relu) is Kind.ORDINARY

@@ -11,13 +11,20 @@ from torch.overrides import TorchFunctionMode
 from pergrad.runtime import internals
 from pergrad.runtime.caches import cached
 
-__all__ = ["is_composite", "run_backward", "without_override_check"]
+__all__ = ["checks_overrides", "is_composite", "run_backward", "without_override_check"]
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
 def is_composite(func: Callable[..., Any]) -> bool:
     return isinstance(func, types.FunctionType)
+
+
+def checks_overrides(func: Callable[..., Any]) -> bool:
+    """Whether a Python function asks for overrides by a name that `without_override_check` answers."""
+    return isinstance(func, types.FunctionType) and any(
+        name in func.__code__.co_names and name in func.__globals__ for name in _CHECKS
+    )
 
 
 class _Globals(dict[str, Any]):

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pergrad.engine.intercepting.composites import checks_overrides
 from pergrad.engine.intercepting.in_place import writes_in_place
-from pergrad.engine.samples.propagation import name_of
+from pergrad.engine.samples.propagation import is_own, name_of
 from pergrad.runtime.caches import cached
 
 __all__ = ["Kind", "kind_of"]
@@ -54,6 +55,7 @@ class Kind(Enum):
     HOOK = auto()  # registers a backward hook
     BACKWARD = auto()
     HARMLESS = auto()  # no gradient flows to a weight
+    TRANSPARENT = auto()  # not torch's: its body can be recorded instead
     WRITING = auto()  # ordinary, but may write to a buffer of the module
     ORDINARY = auto()
 
@@ -74,6 +76,8 @@ def kind_of(func: Callable[..., Any]) -> Kind:
         return Kind.SIZE
     if func in _BACKWARDS:
         return Kind.BACKWARD
+    if not is_own(func) and checks_overrides(func):
+        return Kind.TRANSPARENT
     if func is Tensor.register_hook:
         return Kind.HOOK
     if func == Tensor.data.__set__:  # type: ignore[attr-defined]

@@ -63,7 +63,7 @@ from pergrad.runtime.caches import Cache
 __all__ = ["Recorder"]
 
 _PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
-_SET_DATA, _HOOK = Kind.SET_DATA, Kind.HOOK
+_SET_DATA, _HOOK, _TRANSPARENT = Kind.SET_DATA, Kind.HOOK, Kind.TRANSPARENT
 _BACKWARD, _ORDINARY, _WRITING = Kind.BACKWARD, Kind.ORDINARY, Kind.WRITING
 _STRIDES: Cache[list[tuple[int, ...]]] = Cache(__name__, "strides of results, by signature")
 _AGREED: Cache[bool] = Cache(__name__, "whether vmap of a call gave its values, by signature")
@@ -159,6 +159,11 @@ class Recorder(TorchFunctionMode):
             if weight is not None:
                 weight.value = args[0].detach()
             return None
+        if kind is _TRANSPARENT:
+            if not any(func in table for table in (RULES, DECOMPOSITIONS, DECLARING, DECLARED)):
+                with self:
+                    return without_override_check(func)(*args, **kwargs)
+            kind = _ORDINARY
 
         tracker = self.tracker
         tensors, tags, signature = tracker.read(func, args, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import wrap_torch_function
 
 from pergrad.engine.samples.layouts import Constant, Layout, Lost, Owners, Samples, Scope
 from pergrad.engine.samples.propagation import table
@@ -17,6 +20,7 @@ from pergrad.engine.samples.propagation.table import (
     Call,
     handler_of,
     is_by_value,
+    is_own,
     moves_samples,
     name_of,
     tensors_in,
@@ -170,3 +174,19 @@ def test_operations_are_by_shape_unless_said_otherwise() -> None:
     assert handler_of(linear_over_steps) is not None
     assert not is_by_value(linear_over_steps)
     assert not is_by_value(torch.add)
+
+
+def test_decorators_make_no_function_torchs_own() -> None:
+    @wrap_torch_function(lambda x: (x,))
+    def gelu(x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+    @functools.wraps(F.relu)
+    def relu(x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+    assert not is_own(gelu)
+    assert not is_own(relu)
+    assert is_own(F.relu)
+    assert is_own(Tensor.__rpow__)  # decorated by torch itself
+    assert name_of(gelu) not in HANDLERS

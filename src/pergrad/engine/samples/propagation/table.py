@@ -74,7 +74,10 @@ def is_own(func: Callable[..., Any]) -> bool:
     if isinstance(func, _COMPILED):
         return True
     if isinstance(func, types.FunctionType):
-        return str(func.__globals__.get("__name__")).partition(".")[0] in _PACKAGES
+        # Both a decorator and what it decorates: `wrap_torch_function` makes no function torch's own.
+        inner = getattr(func, "__wrapped__", None)
+        is_here = str(func.__globals__.get("__name__")).partition(".")[0] in _PACKAGES
+        return is_here and (inner is None or is_own(inner))
     if getattr(func, "__module__", None) in internals.OWN_OPERATORS:
         return True
     return not hasattr(func, "function") and type(func).__module__.startswith("pergrad.")

@@ -1,0 +1,141 @@
+"""Class 1: tensors made out of sight, by scripts, vmap, numpy, operators and earlier graphs."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.engine.soundness.judge import Cases
+
+__all__ = ["CASES"]
+
+CASES = Cases()
+OUTSIDE = nn.Parameter(torch.randn(3, 3, dtype=torch.float64))  # of no module
+
+
+def swish(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
+def centred(x: Tensor) -> Tensor:
+    return x - x.mean(0)
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w
+
+
+with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of torch.jit
+    swish_by_script, centred_by_script, product_by_script = map(
+        torch.jit.script, (swish, centred, product)
+    )
+    sine_by_trace = torch.jit.trace(torch.sin, torch.randn(4, 3, dtype=torch.float64))
+
+
+@torch.library.custom_op("pergrad_tests::sine", mutates_args=())
+def sine(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+sine.register_autograd(
+    lambda ctx, g: g * ctx.saved_tensors[0].cos(),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+
+
+class Sine(torch.autograd.Function):
+    """Computes the sine by numpy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.from_numpy(np.sin(x.detach().numpy()))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return g * torch.from_numpy(np.cos(x.numpy()))
+
+
+class SineBothWays(Sine):
+    """Computes the gradient by numpy too."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.from_numpy(g.numpy() * np.cos(x.numpy()))
+
+
+@CASES.exact()
+def scripted(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(swish_by_script(m.a(x)))
+
+
+@CASES.exact()
+def vmapped(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(torch.vmap(torch.sin)(m.a(x)))
+
+
+@CASES.exact()
+def vmapped_lambda(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(torch.vmap(lambda r: r.sin() * r.sum())(m.a(x)))
+
+
+@CASES.refused()
+def vmap_weight_inside(m: Any, x: Tensor) -> Tensor:
+    return x + torch.vmap(lambda r: m.b(r))(m.a(x))
+
+
+@CASES.exact()
+def numpy_forward(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(Sine.apply(m.a(x)))
+
+
+@CASES.exact()
+def numpy_both_ways(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(SineBothWays.apply(m.a(x)))
+
+
+@CASES.exact()
+def func_grad_inside(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(torch.func.vmap(torch.func.grad(lambda r: r.sin().sum()))(m.a(x)))
+
+
+@CASES.exact(prepare=lambda m, x: setattr(m, "left", nn.Linear(3, 3)(x)))
+def left_on_module(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(m.left)
+
+
+@CASES.refused(prepare=lambda m, x: setattr(m, "left", m.a(x)))
+def left_by_its_own_layer(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(m.left)
+
+
+@CASES.exact()
+def parameter_of_no_module(m: Any, x: Tensor) -> Tensor:
+    return F.linear(x, m.a.weight @ OUTSIDE)
+
+
+@CASES.refused()
+def scripted_mean(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(centred_by_script(m.a(x)))
+
+
+@CASES.refused()
+def scripted_weight(m: Any, x: Tensor) -> Tensor:
+    return x + product_by_script(m.a(x), m.w)
+
+
+@CASES.exact()
+def traced(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(sine_by_trace(m.a(x)))
+
+
+@CASES.exact()
+def custom_operator(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(sine(m.a(x)))

@@ -1,0 +1,138 @@
+"""Class 6: writes to derived weights, and through views of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.engine.soundness.judge import Cases
+
+__all__ = ["CASES"]
+
+CASES = Cases()
+
+
+@CASES.exact()
+def weight_column_scaled(m: Any, x: Tensor) -> Tensor:
+    w = m.w.clone()
+    w[:, 1].mul_(3)
+    return F.linear(x, w)
+
+
+@CASES.exact()
+def weight_scaled_under_a_view(m: Any, x: Tensor) -> Tensor:
+    w = m.w.clone()
+    v = w[0]
+    w.mul_(2)
+    return F.linear(x, w) + v
+
+
+@CASES.exact()
+def weight_shifted_through_a_transpose(m: Any, x: Tensor) -> Tensor:
+    w = m.w * 1
+    w.T.add_(1)
+    return F.linear(x, w)
+
+
+@CASES.exact()
+def weight_row_cleared(m: Any, x: Tensor) -> Tensor:
+    w = m.w * 1
+    w[0] = 0
+    return F.linear(x, w)
+
+
+@CASES.exact()
+def weight_row_from_another_weight(m: Any, x: Tensor) -> Tensor:
+    w = m.w.clone()
+    w[0] = m.a.weight[0]
+    return F.linear(x, w)
+
+
+@CASES.exact()
+def weight_scaled_through_a_flat_view(m: Any, x: Tensor) -> Tensor:
+    w = m.w.clone()
+    v = w.view(-1)
+    v[::2].mul_(2)
+    return F.linear(x, w)
+
+
+@CASES.exact()
+def weight_view_from_before(m: Any, x: Tensor) -> Tensor:
+    w = m.w.clone()
+    v = w.T
+    w.mul_(2)
+    return x @ v
+
+
+@CASES.exact()
+def weight_data_scaled(m: Any, x: Tensor) -> Tensor:
+    w = m.w.clone()
+    w.data.mul_(2)
+    return F.linear(x, w)
+
+
+@CASES.exact()
+def weight_scaled_through_detach(m: Any, x: Tensor) -> Tensor:
+    w = m.w.clone()
+    w.detach().mul_(2)
+    return F.linear(x, w)
+
+
+@CASES.exact()
+def weight_row_into_a_buffer(m: Any, x: Tensor) -> Tensor:
+    buf = torch.zeros(3, 3)
+    buf[0] = m.w[0]
+    return F.linear(x, buf)
+
+
+@CASES.refused()
+def weight_into_a_view_of_a_buffer(m: Any, x: Tensor) -> Tensor:
+    buf = torch.zeros(2, 3, 3)
+    v = buf[1]
+    v.copy_(m.w)
+    return F.linear(x, buf.sum(0))
+
+
+@CASES.exact()
+def view_of_a_view(m: Any, x: Tensor) -> Tensor:
+    w = m.w.clone()
+    v = w[1:]
+    u = v[0]
+    u.mul_(2)
+    v.add_(1)
+    return F.linear(x, w) + u
+
+
+@CASES.exact()
+def stale_view_of_a_view(m: Any, x: Tensor) -> Tensor:
+    w = m.w * 1
+    v = w.view(-1)
+    u = v[3:6]
+    w.mul_(2)
+    return F.linear(x, w) + u + v[:3]
+
+
+@CASES.exact()
+def diagonal_cleared(m: Any, x: Tensor) -> Tensor:
+    w = m.w.clone()
+    w.diagonal().zero_()
+    return F.linear(x, w)
+
+
+@CASES.exact()
+def row_of_a_transpose_cleared(m: Any, x: Tensor) -> Tensor:
+    w = m.w.clone()
+    t = w.T
+    t[0] = 0
+    return F.linear(x, w) + x @ t
+
+
+@CASES.exact()
+def views_written_from_weights(m: Any, x: Tensor) -> Tensor:
+    w = m.w.clone()
+    w[0] += m.a.weight[1]
+    w[:, 2].copy_(m.b.bias)
+    return F.linear(x, w)

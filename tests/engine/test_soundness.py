@@ -1,0 +1,245 @@
+"""Programs that break what an engine may assume are exact or refused: one test for each class of them.
+
+A case that is exact must stay so: a refusal fails it too. More of classes 11 and 12 is in
+`compiling/test_surroundings.py` and `test_compiled_callables.py`; leaks (class 14) in `test_leaks.py`, and
+bounds in `tests/quantities/test_bounds.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pergrad
+from pergrad.testing import assert_near
+from tests.engine.soundness import (
+    arguments,
+    contractions,
+    indices,
+    names,
+    opaque,
+    out_of_sight,
+    parameters,
+    rerunning,
+    sizes,
+    views,
+    views_of_weights,
+)
+from tests.engine.soundness.judge import (
+    Case,
+    Cases,
+    exact_or_refused,
+    rows_of_losses,
+    squares,
+)
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def each(*groups: Cases) -> Any:
+    cases = [(name, case) for group in groups for name, case in group.items()]
+    return pytest.mark.parametrize(
+        "case", [case for _, case in cases], ids=[name for name, _ in cases]
+    )
+
+
+def check(case: Case) -> None:
+    assert exact_or_refused(case.made, case.loss_fn) == case.verdict
+
+
+@each(out_of_sight.CASES)
+def test_class_1_made_out_of_sight_is_exact_or_refused(case: Case) -> None:
+    check(case)
+    out_of_sight.OUTSIDE.grad = None
+
+
+def test_class_1_a_parameter_of_no_module_gets_its_ordinary_gradient() -> None:
+    model, (x,) = out_of_sight.CASES["parameter_of_no_module"].made()
+    outside = out_of_sight.OUTSIDE
+    (expected,) = torch.autograd.grad(squares(model, x).sum(), outside)
+    pergrad.grads(model, squares, x)
+    assert_near(outside.grad, expected)
+    outside.grad = None
+
+
+@each(opaque.CASES)
+def test_class_2_opaque_functions_that_mix_are_exact_or_refused(case: Case) -> None:
+    check(case)
+
+
+@each(contractions.CASES)
+def test_class_3_contractions_over_the_batch_are_exact_or_refused(case: Case) -> None:
+    check(case)
+
+
+@each(indices.CASES)
+def test_class_4_indices_are_exact_or_refused(case: Case) -> None:
+    check(case)
+
+
+@each(arguments.CASES)
+def test_class_5_unseen_arguments_are_exact_or_refused(case: Case) -> None:
+    check(case)
+
+
+@each(views.CASES, views_of_weights.CASES)
+def test_class_6_views_are_exact_or_refused(case: Case) -> None:
+    check(case)
+
+
+@each(names.CASES)
+def test_class_7_names_of_torch_are_exact_or_refused(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize(("change", "verdict"), [(2.0, "exact"), (None, "refused")])
+def test_class_7_attention_patched_after_a_recording_is_exact_or_refused(
+    monkeypatch: pytest.MonkeyPatch, change: float | None, verdict: str
+) -> None:
+    def attend(m: Any, x: Tensor) -> Tensor:
+        return m.layer(x, x, x, need_weights=False)[0]
+
+    case = Case(
+        attend,
+        "exact",
+        batch=lambda size: (torch.randn(size, 2, 3),),
+        parts=lambda: {"layer": nn.MultiheadAttention(3, 1, batch_first=True)},
+    )
+    check(case)
+    plain = F.scaled_dot_product_attention
+
+    def patched(*args: Any, **kwargs: Any) -> Tensor:
+        found = plain(*args, **kwargs)
+        return found - found.mean(0) if change is None else change * found
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", patched)
+    assert exact_or_refused(case.made, case.loss_fn) == verdict
+
+
+def test_class_8_cached_answers_hold_for_other_indices() -> None:
+    def picks(m: Any, x: Tensor) -> Tensor:
+        return x + m.b(m.a(x)[(torch.arange(4) * m.step) % 4])
+
+    for step, verdict in [(1, "exact"), (3, "refused"), (5, "exact"), (2, "refused")]:
+        case = Case(picks, "exact", parts=lambda step=step: {"step": step})
+        assert exact_or_refused(case.made) == verdict, step
+
+
+def test_class_8_a_nan_in_the_first_batch_does_not_spoil_the_next() -> None:
+    def smooth(m: Any, x: Tensor) -> Tensor:
+        return x + m.b(torch.special.expit(torch.special.erfcx(m.a(x))))
+
+    case = Case(smooth, "exact")
+    pergrad.runtime.caches.clear_caches()
+    model, (x,) = case.made()
+    x[0, 0] = torch.nan
+    rows = pergrad.grads(model, squares, x)
+    _, expected = rows_of_losses(model, squares, x[1:])
+    for name, grad in expected.items():
+        assert_near(rows[name][1:], grad, name)
+    check(case)
+
+
+@each(parameters.CASES)
+def test_class_9_parameters_are_exact_or_refused(case: Case) -> None:
+    check(case)
+
+
+@each(rerunning.CASES)
+def test_class_10_functions_that_rerun_are_exact_or_refused(case: Case) -> None:
+    check(case)
+
+
+class Twice(nn.Module):
+    """Registers one layer in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).tanh())
+
+
+def test_class_11_a_compiled_module_registered_twice_is_exact_and_stays_real() -> None:
+    model, grads, norms = Twice(), pergrad.Grads(), pergrad.Norms()
+    kinds = [type(p) for p in model.parameters()]
+    step = pergrad.compiled(model, squares, grads, norms, backend="eager")
+    for _ in range(4):
+        x = torch.randn(4, 3)
+        step(x)
+        _, expected = rows_of_losses(model, squares, x)
+        for name, rows in expected.items():
+            assert_near(grads.result[name], rows, name)
+        assert type(norms.result) is Tensor
+        assert [type(p) for p in model.parameters()] == kinds
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["loss", "module"])
+def test_class_12_compiled_callables_inside_of_a_block_are_exact(whole: bool) -> None:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    run: Callable[..., Tensor] = torch.compile(squares if whole else inner, backend="eager")
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        return run(model, x) if whole else run(x).square().sum(1)
+
+    x = torch.randn(4, 3)
+    _, expected = rows_of_losses(inner, squares, x)
+    rows = pergrad.grads(inner, loss_fn, x)
+    for name, grad in expected.items():
+        assert_near(rows[name], grad, name)
+    torch.compiler.reset()
+
+
+@each(sizes.CASES)
+def test_class_13_sizes_are_exact_or_refused(case: Case) -> None:
+    check(case)
+
+
+STRIDES = Cases()
+
+
+@STRIDES.exact()
+def product_viewed(m: Any, x: Tensor) -> Tensor:
+    return (m.w @ x.unsqueeze(-1)).view(4, -1)
+
+
+@STRIDES.exact()
+def product_viewed_and_transposed(m: Any, x: Tensor) -> Tensor:
+    return (m.w @ x.T).view(3, 4).T + 0
+
+
+@each(STRIDES)
+def test_class_14_strides_are_those_of_torch(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("samples", [4, 1024])
+def test_class_14_a_clipped_sum_in_bfloat16_keeps_its_bound(samples: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 5).bfloat16()
+    x = torch.randn(1, 3).bfloat16().expand(samples, 3)  # rounding errors add up
+    clipped = pergrad.ClippedSum(0.7)
+    with pergrad.record(model, clipped):
+        (model(x) * torch.arange(1, 6).bfloat16()).sum().backward()
+    parts = [t.double().flatten() for t in clipped.result.values()]
+    assert torch.cat(parts).norm() <= 0.7 * samples * (1 + 1e-5)
+
+
+def test_class_14_a_refused_batch_norm_has_counted_nothing() -> None:
+    case = Case(lambda m, x: m.norm(m.a(x)), "refused", parts=lambda: {"norm": nn.BatchNorm1d(3)})
+    check(case)
