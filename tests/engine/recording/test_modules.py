@@ -8,7 +8,6 @@ from torch import nn
 
 from pergrad.engine.intercepting.weights import refusing_ordinary_gradients
 from pergrad.engine.recording.modules import (
-    hooked_modules,
     hooks_of_parameters,
     names_of_tensors,
     refuse_new_parameters,
@@ -160,11 +159,11 @@ def test_a_hook_that_waits_for_a_gradient_is_refused_with_the_name_of_its_parame
 
 def test_modules_with_backward_hooks_are_found() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
-    assert hooked_modules(model) == []
+    assert survey(model)[2] == []
     model[1].register_forward_hook(lambda *_: None)
     model[2].register_full_backward_hook(lambda *_: None)
     model[0].register_full_backward_pre_hook(lambda *_: None)
-    assert hooked_modules(model) == [model[0], model[2]]
+    assert survey(model)[2] == [model[0], model[2]]
 
 
 def test_a_parameter_that_came_later_is_refused_only_if_it_was_used() -> None:

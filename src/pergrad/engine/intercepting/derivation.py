@@ -107,7 +107,9 @@ def derive(
         for t, carrier in zip(new, carriers, strict=True):
             weight = Derived(first.scope, roots, t, first.uses, first.sink, carrier)
             base = internals.base_of(t)
-            if base is not None:
-                weight.view(by_leaf.get(id(base), first))
+            if base is not None and id(base) in by_leaf:
+                weight.view(by_leaf[id(base)])
+            elif base is not None and sum(internals.base_of(other) is base for other in new) > 1:
+                weight.view(first)  # several results share a tensor that nobody else has
             found[id(t)] = weight
     return result, found

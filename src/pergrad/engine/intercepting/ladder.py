@@ -309,10 +309,13 @@ def by_masked_vjp(
     return made
 
 
-def with_strides_of(t: Tensor, plain: Tensor) -> Tensor:
-    """Returns `t` with the strides of the plain result, so that a later `view` works as it would there."""
-    if t.stride() == plain.stride() or not plain.numel():
+def with_strides_of(t: Tensor, strides: Sequence[int]) -> Tensor:
+    """Returns `t` in the order of memory that these strides give.
+
+    A later `view` needs the strides of the plain result, and random functions draw in the order of memory.
+    """
+    if t.stride() == tuple(strides) or not t.numel():
         return t
-    order = sorted(range(t.dim()), key=plain.stride, reverse=True)
+    order = sorted(range(t.dim()), key=strides.__getitem__, reverse=True)
     back = [order.index(d) for d in range(t.dim())]
     return t.permute(order).contiguous().permute(back)

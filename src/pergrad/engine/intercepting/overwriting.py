@@ -66,7 +66,7 @@ class Overwriting:
         target, pure, tracker = args[0], out_of_place(func), self._tracker
         assert pure is not None
         old = tracker.weight_of(target)
-        if old is not None and old.is_view:
+        if old is not None and old.is_view and not self._is_alone(old):
             return self._write_through(run, func, old, args, kwargs)
         before = target
         if old is None:  # the backward may need the overwritten value
@@ -90,6 +90,11 @@ class Overwriting:
             old.write()
         tracker.mark(target, weight)
         return target
+
+    def _is_alone(self, view: Weight) -> bool:
+        """Whether the tensor behind a view is gone; other views of it become stale for good."""
+        reference, _ = self._bases.get(view, (None, 0))
+        return reference is not None and reference() is None
 
     def _write_through(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointError, CheckpointFunction
 
 from pergrad.engine.collecting.hooks import guarded
 from pergrad.engine.collecting.ledger import Ledger, Sink, UseCounter
@@ -65,6 +65,7 @@ __all__ = ["Recorder"]
 _PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
 _SET_DATA, _HOOK, _TRANSPARENT = Kind.SET_DATA, Kind.HOOK, Kind.TRANSPARENT
 _BACKWARD, _ORDINARY, _WRITING = Kind.BACKWARD, Kind.ORDINARY, Kind.WRITING
+_STRIDES: Cache[list[tuple[int, ...]]] = Cache(__name__, "strides of results, by signature")
 _AGREED: Cache[bool] = Cache(__name__, "whether vmap of a call gave its values, by signature")
 _REPEATS = frozenset("expand broadcast_to repeat tile".split())
 
@@ -104,6 +105,7 @@ class Recorder(TorchFunctionMode):
         self._journal = journal
         self._begun = False
         self._made_overwriting: Overwriting | None = None
+        self._refusal: Exception | None = None  # the first error that a backward would raise
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}  # buffers before the first write to them
 
     def begin(self, tracker: Tracker, uses: UseCounter, sink: Sink) -> None:
@@ -213,6 +215,12 @@ class Recorder(TorchFunctionMode):
             if ledger.passes > 1 and not some_only and not is_nested:
                 self._run_earlier_passes(ledger, *args, **kwargs)
             result = run_backward(func, self, args, kwargs)
+        except (
+            CheckpointError
+        ) as error:  # a recomputation takes another way where a call was refused
+            if self._refusal is None:
+                raise
+            raise self._refusal from error
         finally:
             ledger.is_paused = was_paused
         if not some_only:
@@ -349,8 +357,32 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
         """Returns the output with the strides that the function itself gives it: a `view` may need them."""
-        if not isinstance(output, Tensor) or output.is_contiguous() or is_traced(output):
+        found = tensors_in(output)
+        if not found or is_traced(found[0]) or (output is found[0] and output.is_contiguous()):
             return output
+        *_, signature = self.tracker.read(func, args, kwargs)
+        expected = _STRIDES.get(signature)
+        if expected is None:
+            expected = self._strides_of(func, args, kwargs)
+            if signature is not None:
+                _STRIDES.put(signature, expected)
+        if len(expected) != len(found):
+            return output
+        wanted = iter(expected)
+
+        def with_strides(t: Any) -> Any:
+            if not isinstance(t, Tensor):
+                return t
+            strides = next(wanted)
+            return with_strides_of(t, strides) if len(strides) == t.dim() else t
+
+        with self:
+            return internals.pytree.tree_map(with_strides, output)
+
+    def _strides_of(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[int, ...]]:
+        """Returns the strides of the function's own results; none if it does not run on meta tensors."""
 
         def described(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -362,11 +394,9 @@ class Recorder(TorchFunctionMode):
         with internals.DisableTorchFunction(), torch.no_grad():
             given, named = internals.pytree.tree_map(described, (args, kwargs))
             try:
-                plain = func(*given, **named)
+                return [tuple(t.stride()) for t in tensors_in(func(*given, **named))]
             except (RuntimeError, NotImplementedError):  # not on meta tensors
-                return output
-        with self:
-            return with_strides_of(output, plain) if plain.shape == output.shape else output
+                return []
 
     def _suits_rules(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the arguments are real, and none is a vector of one sample: rules expect a batch dimension.
@@ -496,7 +526,7 @@ class Recorder(TorchFunctionMode):
             results, rung = by_masked_vjp(run, plain, layouts), "masked VJP"
         self._note(func, args, kwargs, rung)
         for k, t, layout in zip(places, results, layouts, strict=True):
-            flat[k] = with_strides_of(t, plain[places.index(k)])
+            flat[k] = with_strides_of(t, plain[places.index(k)].stride())
             tracker.mark(flat[k], layout)
         return internals.pytree.tree_unflatten(flat, spec)
 
@@ -537,6 +567,7 @@ class Recorder(TorchFunctionMode):
             )
         else:
             error = unsupported(func, weights, lost.reason)
+        self._refusal = self._refusal or error
         flat, spec = internals.pytree.tree_flatten(output)
         results = refused(error, weights[0].anchor, flat)
         for t in results:
