@@ -401,7 +401,7 @@ def test_an_apply_that_somebody_has_set_meanwhile_stays() -> None:
 
 
 def of_a_checkpoint(*shape: int) -> Tensor:
-    return numbers(*shape).requires_grad_()
+    return numbers(*shape).requires_grad_().clone()  # with a graph, as what a Function returns
 
 
 def mark_inside(tracker: Tracker, t: Tensor, layout: Layout) -> None:

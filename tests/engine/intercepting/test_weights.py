@@ -173,7 +173,8 @@ def test_a_weight_that_shares_its_memory_with_its_parent_is_a_view() -> None:
 
 
 def test_a_view_is_stale_once_the_weight_behind_it_is_written_to() -> None:
-    parent = root(numbers(2, 4))
+    parameter = root(numbers(2, 4))
+    parent = Transformed(parameter, parameter.value.clone(), lambda factor: factor)
     before = transposed(parent)
     copied = Transformed(parent, parent.value.clone(), lambda factor: factor)
     twice = transposed(before)
@@ -188,6 +189,7 @@ def test_a_view_is_stale_once_the_weight_behind_it_is_written_to() -> None:
     after.write()
     assert parent.is_stale, "a write through a view changes what is behind"
     assert not after.is_stale
+    assert not parameter.is_stale, "torch lets nobody write to it"
 
 
 def test_any_weight_may_be_a_view_of_another() -> None:
