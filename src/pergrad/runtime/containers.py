@@ -53,12 +53,18 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 def skeleton(value: Any) -> Any:
-    """Replaces tensors by one mark: what is left is the same after every step if no state accumulates."""
+    """Replaces tensors by one mark: what is left is the same after every step if no state accumulates.
+
+    The order of names does not count: on a GPU, parameters are reduced in the order of their launches.
+    """
     if isinstance(value, Tensor):
         return Tensor
     if isinstance(value, dict):
-        return type(value), [(key, skeleton(part)) for key, part in value.items()]
+        parts = [(key, skeleton(part)) for key, part in value.items()]
+        return type(value), sorted(parts, key=lambda part: str(part[0]))
     if isinstance(value, list | tuple | deque):
+        if all(isinstance(part, str) for part in value):
+            return type(value), sorted(value)
         return type(value), [skeleton(part) for part in value]
     if isinstance(value, set | frozenset):
         return type(value), len(value)
