@@ -94,7 +94,7 @@ class Overwriting:
     def _is_alone(self, view: Weight) -> bool:
         """Whether the tensor behind a view is gone; other views of it become stale for good."""
         reference, _ = self._bases.get(view, (None, 0))
-        return reference is not None and reference() is None
+        return reference is not None and reference() is None and not view.views_parameter
 
     def _write_through(
         self,

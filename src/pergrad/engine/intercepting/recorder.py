@@ -268,6 +268,11 @@ class Recorder(TorchFunctionMode):
             ledger.end_pass()
 
     def _register_hook(self, t: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
+        weight = self.tracker.weight_of(t)
+        if weight is not None:
+            raise unsupported(
+                Tensor.register_hook, [weight], "a hook inside of the recording would not run"
+            )
         layout = self.tracker.layout(t)
         if isinstance(layout, Samples | Owners) and layout.scope.count > 1:
             hook = guarded(hook, layout)

@@ -313,7 +313,11 @@ class Tracker:
         tag: Layout | Weight | None = getattr(t, TAG, None)
         if tag is not None and tag.scope is self.scope:
             return False
-        setattr(t, TAG, self.by_shape(t, dim))
+        layout = self.by_shape(t, dim)
+        if not torch.is_grad_enabled():
+            self.mark(t, layout)
+            return True
+        setattr(t, TAG, layout)  # as `mark`, inlined
         if internals.version_of(t):
             setattr(t, VERSION, internals.version_of(t))
         return True

@@ -61,6 +61,7 @@ class Weight:
         self.sink = sink
         self.anchor = anchor  # an input of its taps in the graph; `take` returns its gradient
         self.is_view = False  # whether it shares memory with the weight that it comes from
+        self.views_parameter = False  # whether that memory is a parameter's
         self._writes: list[
             None
         ] = []  # one entry for each write to its memory; its views share the list
@@ -76,6 +77,7 @@ class Weight:
     def view(self, other: Weight) -> None:
         """Declares that its value is a view of another weight's."""
         self.is_view = True
+        self.views_parameter = isinstance(other, Root) or other.views_parameter
         self._writes, self._seen = other._writes, len(other._writes)
 
     def write(self) -> None:
