@@ -263,6 +263,7 @@ class _Trial:
         model = self._model()
         if self.turn:
             self._pass_on(model)
+        torch.default_generator.manual_seed(self.seed + self.turn)  # the answer's random numbers
         try:
             report = certify(model, self.loss_fn, *batch, quiet=True)
         except pergrad.PergradError:
@@ -283,6 +284,7 @@ class _Trial:
         model = self._model()
         if self.turn:
             self._pass_on(model)
+        torch.default_generator.manual_seed(self.seed + self.turn)
         try:
             return bool(certify(model, self.loss_fn, *batch, quiet=True).ok)
         except Exception:  # the answer is wrong anyway
