@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,3 +138,24 @@ def test_a_certificate_of_samples_that_meet_is_found(monkeypatch: pytest.MonkeyP
     steps = (Step("linear", 0), Step("detached_mean", 1))
     program = Program(Sizes(4, 3, 4), "vec", steps)
     assert judge(program).kind in ("certified", "refused")  # never exact
+
+
+def test_the_certificate_is_asked_for_the_random_numbers_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[torch.Tensor] = []
+    grads = pergrad.grads
+
+    def certify(*args: Any, quiet: bool) -> Any:
+        drawn.append(torch.get_rng_state())
+        return type("Report", (), {"ok": True})()
+
+    def noting(*args: Any) -> Any:
+        drawn.append(torch.get_rng_state())
+        return grads(*args)
+
+    monkeypatch.setattr(pergrad, "certify", certify)
+    monkeypatch.setattr(pergrad, "grads", noting)
+    assert judge(replace(PLAIN, first="grads", second="grads")).kind == "exact"
+    _, answer, certificate = drawn
+    assert torch.equal(answer, certificate)

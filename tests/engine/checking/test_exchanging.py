@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
-from pergrad.engine.checking.exchanging import exchanged_in, meeting, rounds_for
+from pergrad.engine.checking.exchanging import meeting
 from pergrad.engine.checking.replays import LossReplay
 from pergrad.engine.checking.snapshots import Snapshot
 from pergrad.engine.recording.options import Options
+from pergrad.engine.samples.proving import subsets
 from pergrad.errors import PergradError
 from tests.engine.exactness import Formula, numbers, state_of
 
@@ -33,15 +34,14 @@ def problems(model: nn.Module, *batch: Any, size: int = SIZE, fn: Any = loss) ->
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 20, 64])
 def test_every_ordered_pair_has_a_round_that_exchanges_one_and_keeps_the_other(size: int) -> None:
-    table = exchanged_in(size)
+    table = subsets(size)
     for m, n in permutations(range(size), 2):
         assert any(bool(row[m]) and not bool(row[n]) for row in table)
 
 
 @pytest.mark.parametrize(("size", "rounds"), [(1, 0), (2, 2), (3, 3), (64, 8), (256, 11)])
 def test_rounds_are_the_fewest(size: int, rounds: int) -> None:
-    assert rounds_for(size) == rounds
-    assert len(exchanged_in(size)) == rounds
+    assert len(subsets(size)) == rounds
     assert comb(rounds, rounds // 2) >= size
     assert rounds == 0 or comb(rounds - 1, (rounds - 1) // 2) < size
 

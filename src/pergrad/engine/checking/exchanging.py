@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import combinations, islice
-from math import comb
 from typing import Any
 
 import torch
@@ -20,10 +18,11 @@ from torch.nn.utils.rnn import PackedSequence
 from pergrad.engine.checking.replays import Output, Replay
 from pergrad.engine.checking.snapshots import random_state
 from pergrad.engine.recording.arguments import map_leaves
+from pergrad.engine.samples.proving import subsets
 from pergrad.errors import PergradError
 from pergrad.runtime.tolerances import tolerance_of_rule
 
-__all__ = ["exchanged_in", "meeting", "rounds_for"]
+__all__ = ["meeting"]
 
 _DROPOUTS = (
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
@@ -34,27 +33,6 @@ _NORMALISATIONS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
-
-
-def rounds_for(size: int) -> int:
-    """Returns the least k with C(k, ⌊k/2⌋) ≥ size.
-
-    >>> [rounds_for(size) for size in (1, 2, 3, 64, 256)]
-    [0, 2, 3, 8, 11]
-    """
-    rounds = 0
-    while comb(rounds, rounds // 2) < size:
-        rounds += 1
-    return rounds
-
-
-def exchanged_in(size: int) -> list[Tensor]:
-    """Returns for each round whether it exchanges each sample, (size,)."""
-    rounds = rounds_for(size)
-    table = torch.zeros(rounds, size, dtype=torch.bool)
-    for n, code in enumerate(islice(combinations(range(rounds), rounds // 2), size)):
-        table[list(code), n] = True
-    return list(table)
 
 
 def meeting(replay: Replay, notes: list[str]) -> list[str]:
@@ -104,7 +82,7 @@ def _moved(replay: Replay, batch: _Batch, sources: Tensor) -> tuple[list[int], b
     end = random_state()
     moved: set[int] = set()
     draws_as_before = True
-    for exchanged in exchanged_in(replay.size):
+    for exchanged in subsets(replay.size):
         origin = torch.arange(replay.size).where(~exchanged, sources)
         after = [_detached(o) for o in replay.outputs(batch.taken_from(origin))]
         pairs = zip(end, random_state(), strict=True)
