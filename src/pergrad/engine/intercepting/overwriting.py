@@ -74,6 +74,8 @@ class Overwriting:
             tracker.mark(before, tracker.layout(target))
         result = run(pure, (before, *args[1:]), kwargs)
         weight = tracker.weight_of(result)
+        if weight is None and old is not None:
+            raise unsupported(func, [old], "the function writes samples into it in place")
         if weight is None:
             layout = tracker.layout(result)
             target.copy_(result)
