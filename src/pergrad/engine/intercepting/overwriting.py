@@ -74,10 +74,11 @@ class Overwriting:
             tracker.mark(before, tracker.layout(target))
         result = run(pure, (before, *args[1:]), kwargs)
         weight = tracker.weight_of(result)
-        if weight is None and old is not None:
-            raise unsupported(func, [old], "the function writes samples into it in place")
         if weight is None:
             layout = tracker.layout(result)
+            if old is not None and target.is_leaf and target.requires_grad:
+                # The leaf that stands for the old weight cannot take a graph.
+                raise unsupported(func, [old], "the function writes samples into it in place")
             target.copy_(result)
             tracker.mark(target, layout)
             return target
