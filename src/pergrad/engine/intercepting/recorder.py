@@ -65,7 +65,9 @@ __all__ = ["Recorder"]
 _PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
 _SET_DATA, _HOOK, _TRANSPARENT = Kind.SET_DATA, Kind.HOOK, Kind.TRANSPARENT
 _BACKWARD, _ORDINARY, _WRITING = Kind.BACKWARD, Kind.ORDINARY, Kind.WRITING
-_STRIDES: Cache[list[tuple[int, ...]]] = Cache(__name__, "strides of results, by signature")
+_STRIDES: Cache[list[tuple[int, ...]]] = Cache(
+    __name__, "strides of results, by signature and strides"
+)
 _AGREED: Cache[bool] = Cache(__name__, "whether vmap of a call gave its values, by signature")
 _REPEATS = frozenset("expand broadcast_to repeat tile".split())
 
@@ -365,12 +367,13 @@ class Recorder(TorchFunctionMode):
         found = tensors_in(output)
         if not found or is_traced(found[0]) or (output is found[0] and output.is_contiguous()):
             return output
-        *_, signature = self.tracker.read(func, args, kwargs)
-        expected = _STRIDES.get(signature)
+        tensors, _, signature = self.tracker.read(func, args, kwargs)
+        key = None if signature is None else (signature, tuple([t.stride() for t in tensors]))
+        expected = _STRIDES.get(key)
         if expected is None:
             expected = self._strides_of(func, args, kwargs)
-            if signature is not None:
-                _STRIDES.put(signature, expected)
+            if key is not None:
+                _STRIDES.put(key, expected)
         if len(expected) != len(found):
             return output
         wanted = iter(expected)
