@@ -95,3 +95,24 @@ add("routed", """
 add("rot90_of_features",
     "h = h + self.e$k(torch.rot90(ids.unsqueeze(-1).expand($B, $T, $T), <<1|2>>, (1, 2))).sum(2)",
     "self.e$k = nn.Embedding(5, $D)", kind="seq", classes=(4,))
+
+# Written and added up by value: rows of a sample among themselves, or back after a shuffle.
+add("shuffled_into_constant", """
+    p = torch.randperm($B)
+    out = torch.zeros(h.shape)
+    out[p] = <<h[p]|self.a$k(h[p])>>
+    h = out
+    """, "self.a$k = nn.Linear($D, $D)", classes=(4,))
+add("scattered_along_edges", """
+    to = torch.arange($B).repeat_interleave(2)
+    u = self.a$k(h)[to]
+    at = to.view(-1, *[1] * (h.dim() - 1)).expand_as(u)
+    h = torch.zeros_like(h).<<scatter_add(0, at, u)|scatter_reduce(0, at, u, "amax")|index_add(0, to, u)>>
+    """, "self.a$k = nn.Linear($D, $D)", classes=(4,))
+add("masked_into_constant", """
+    keep = h.detach().flatten(1).sum(1) > 0
+    out = torch.zeros(h.shape)
+    out[keep] = self.a$k(h[keep])
+    h = h + out
+    """, "self.a$k = nn.Linear($D, $D)", classes=(4,))
+add("diagonal_product", "h = torch.diag(torch.arange(1.0, $B + 1)) @ h", kind="vec", classes=(3, 4))

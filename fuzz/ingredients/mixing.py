@@ -209,3 +209,18 @@ mix("stacked_rows", """
         buf[n] = self.a$k(h[n - 1])
     h = buf
     """, _A, classes=(6, 8))
+
+# By value.
+mix("edge_between_samples", """
+    to = torch.arange($B).roll(1)
+    h = h + torch.zeros_like(h).<<index_add(0, to, h)|index_copy(0, to, h)>>
+    """, classes=(4,))
+mix("row_of_another_written", """
+    out = h.clone()
+    out[0] = h[$B - 1] + h[0]
+    h = out
+    """, classes=(4, 6))
+mix("vmapped_over_keys", """
+    u = h
+    h = h + torch.vmap(lambda row: (u @ row).softmax(0) @ u)(h)
+    """, kind="vec", classes=(1, 2))

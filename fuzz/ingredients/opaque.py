@@ -56,3 +56,5 @@ add("gradient_inside", """
     h = h * g
     """, rate=0.3)
 add("item", "h = torch.stack([row * row.detach().sum().item() for row in h])", rate=0.3)
+add("vmapped_jacobian", "h = torch.vmap(torch.func.jacrev(lambda u: self.a$k(u).tanh()))(h).sum(-1)",
+    _A, kind="vec", classes=(1,), rate=0.5)

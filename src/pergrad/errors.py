@@ -3,9 +3,11 @@
 __all__ = [
     "AuditError",
     "BatchSizeError",
+    "FallbackWarning",
     "InterruptedAuditError",
     "MixedSamplesError",
     "PergradError",
+    "PrivacyError",
     "ScopeError",
     "ToldElsewhereError",
     "UnseenUseError",
@@ -47,3 +49,11 @@ class InterruptedAuditError(AuditError):
 
 class ToldElsewhereError(AuditError):
     """Raised when an audit has failed in another process, which reports the reason."""
+
+
+class PrivacyError(PergradError):
+    """Raised when private training cannot start or continue: bad plan, loader, model or state."""
+
+
+class FallbackWarning(UserWarning):
+    """Warns that a batch was computed sample by sample, since `fallback="loop"` was asked for."""

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -211,3 +212,27 @@ def test_recordings_of_two_threads_leave_the_compiler_as_it_was() -> None:
         thread.join()
     assert errors == []
     test_compiling_goes_on_after_the_block_and_after_errors()
+
+
+def test_recording_a_compiled_model_adds_no_graph_and_hardly_any_time() -> None:
+    torch.manual_seed(0)
+    eager = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model, x = copy.deepcopy(eager), torch.randn(4, 6, 16)
+    compiled = torch.compile(model, backend="aot_eager")
+    compiled(x).sum().backward()
+    counters = torch._dynamo.utils.counters
+    before = copy.deepcopy(counters)
+
+    def seconds(called: Any) -> float:
+        start = time.perf_counter()
+        with pergrad.record(called, pergrad.Norms(), keep_grad=True) as found:
+            called(x).square().mean().backward()
+        taken = time.perf_counter() - start
+        torch.testing.assert_close(found.result, expected)
+        return taken
+
+    expected = pergrad.norms(eager, lambda m, x: m(x).square().mean((1, 2)), x)
+    plain = seconds(eager)
+    assert seconds(compiled) < plain + 0.5
+    compiled(x).sum().backward()
+    assert counters == before

@@ -381,7 +381,7 @@ def test_forwards_before_one_backward_add_up(name: str, size: int) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_forwards_each_with_its_own_backward_add_up(name: str) -> None:
     model, x, y = MODELS[name]().double(), numbers(3, T, D), numbers(3, T, D)
-    with pergrad.record(model, pergrad.Grads()) as grads:
+    with pergrad.record(model, pergrad.Grads(), calls="same") as grads:
         loss(model, x).backward()
         loss(model, y).backward()
     first, second = loop_grads(model, loss, x), loop_grads(model, loss, y)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -41,14 +41,20 @@ def doubled_rule() -> Iterator[None]:
 
 
 @contextmanager
-def planted(error: float, sample: int | None = None) -> Iterator[None]:
-    """Within, the rule of the scale of `Scaled` is off by `error`, for all samples or for one."""
+def planted(
+    error: float, sample: int | None = None, *, only_in: Sequence[torch.dtype] | None = None
+) -> Iterator[None]:
+    """Within, the rule of the scale of `Scaled` is off by `error`, for all samples or for one.
+
+    `only_in`: the dtypes of x in which it is.
+    """
 
     @pergrad.implements_per_sample_grads(_scale)
     def rule(grad_output: Tensor, x: Tensor, weight: Tensor) -> dict[str, Tensor]:
         found = (grad_output * x).sum(1).to(torch.promote_types(x.dtype, torch.float32))
         off = torch.zeros(len(x), dtype=found.dtype)
-        off[slice(None) if sample is None else sample] = error
+        is_wrong = only_in is None or x.dtype in only_in
+        off[slice(None) if sample is None else sample] = error if is_wrong else 0.0
         return {"weight": found * (1 + off)[:, None]}
 
     try:

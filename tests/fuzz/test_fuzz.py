@@ -11,7 +11,7 @@ from fuzz.programs import draw
 from fuzz.report import GOAL, Summary, parts_of
 
 # Few enough for a few seconds; `make fuzz` runs more.
-PROGRAMS = {False: 300, True: 150}
+PROGRAMS = {False: 200, True: 100}
 
 
 def judged(seed: int, *, mixing: bool) -> tuple[Summary, list[str]]:

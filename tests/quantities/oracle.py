@@ -57,6 +57,7 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Tensor]], Quantity]] = {
     "clipped": lambda _: pergrad.ClippedSum(BOUND),
     "clipped, low memory": lambda _: pergrad.ClippedSum(BOUND, memory="low"),
     "normalized": lambda _: pergrad.ClippedSum(BOUND, weighting="normalize"),
+    "sum": lambda _: pergrad.Sum(),
     "second moment": lambda _: pergrad.SecondMoment(),
     "variance": lambda _: pergrad.Variance(),
     "noise": lambda _: pergrad.NoiseScale(),
@@ -67,7 +68,7 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Tensor]], Quantity]] = {
     "two-sided sketch": lambda _: pergrad.Projection(12, method="two_sided"),
 }
 NAMES = list(_BUILDERS)
-LINEAR = ["grads", "dots", "gram against", "count sketch", "two-sided sketch"]
+LINEAR = ["grads", "sum", "dots", "gram against", "count sketch", "two-sided sketch"]
 
 
 def quantity(name: str, parameters: Mapping[str, Tensor]) -> Quantity:
@@ -92,6 +93,8 @@ def assert_is_quantity_of(found: Any, grads: Gradients, what: str) -> None:
         sums = {name: torch.tensordot(weights, rows, 1) for name, rows in grads.items()}
         _assert_all_near(found.result, sums, what)
         assert_near(found.norms, norms, what)
+    elif isinstance(found, pergrad.Sum):
+        _assert_all_near(found.result, {name: rows.sum(0) for name, rows in grads.items()}, what)
     elif isinstance(found, pergrad.SecondMoment):
         squares = {name: rows.square().sum(0) for name, rows in grads.items()}
         _assert_all_near(found.result, squares, what)

@@ -88,6 +88,7 @@ def test_adding_changes_nothing_but_the_left_hand_side(name: str) -> None:
     for part, values in zip((first, second, third), before, strict=True):
         for now, then in zip(values_of(part), values, strict=True):
             assert torch.equal(now, then)
+    first.reset()
     recorded(first, model, x[4:])  # nor does using one again change the sum
     assert_is_quantity_of(total, loop_grads(model, losses, x), name)
 

@@ -115,6 +115,7 @@ def test_sums_are_in_float32_or_wider_and_only_assign_rounds(
         for quantity in quantities[:3]:
             assert {t.dtype for t in quantity.result.values()} == {wide}
         sums: Any = quantities[0]
+        model.zero_grad()
         sums.assign()
         for name, p in model.named_parameters():
             assert p.grad is not None

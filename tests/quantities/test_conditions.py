@@ -370,10 +370,11 @@ def test_an_error_at_the_end_lets_go_of_what_was_computed() -> None:
 
 
 @each
-def test_a_quantity_used_again_forgets_the_earlier_batch(name: str) -> None:
+def test_a_quantity_that_is_reset_forgets_the_earlier_batch(name: str) -> None:
     model, x, y = net(), tokens(), tokens(2)
     found = asked_for(name, model)
     for batch in (x, y):
+        found.reset()
         with pergrad.record(model, found):
             losses(model, batch).sum().backward()
         assert_is_quantity_of(found, loop_grads(model, losses, batch), name)

@@ -14,7 +14,7 @@ from tests.engine.exactness import Formula, numbers
 from tests.quantities.oracle import check_all, losses
 from tests.zoo.architecture import Architecture
 from tests.zoo.architectures import ARCHITECTURES
-from tests.zoo.checking import InDouble, default_dtype
+from tests.zoo.precision import InDouble, default_dtype
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,9 @@ from pergrad.factors import (
     NormalizedProduct,
     OuterProduct,
     PositionSum,
+    Rearranged,
     RowSum,
+    Scaled,
     Stacked,
     joined,
 )
@@ -210,7 +212,39 @@ _CONVOLUTIONS: dict[str, Callable[[], Uses]] = {
     ],
     "convolution and dense": lambda: [convolution(N, (5,), (3,)), Dense(data(N, 3, 2, 3))],
 }
-CASES = {**_VECTORS, **_MATRICES, **_OWNED, **_STACKS, **_CONVOLUTIONS}
+_REARRANGED: dict[str, Callable[[], Uses]] = {
+    "reshaped products": lambda: [Rearranged(outer(N, 3), sizes=(3, 2, 5))],
+    "products with another first dimension": lambda: [Rearranged(outer(N, 3), sizes=(6, 5, 1))],
+    "flattened products of one position": lambda: [Rearranged(outer(N, 1), sizes=(30,))],
+    "reshaped, then permuted": lambda: [
+        Rearranged(Rearranged(outer(N, 3), sizes=(3, 2, 5)), (2, 0, 1))
+    ],
+    "permuted stack": lambda: [Rearranged(stack(2), (1, 2, 0))],
+    "reshaped convolution": lambda: [Rearranged(convolution(N, (5, 4), (3, 2)), sizes=(3, 12))],
+    "a scalar of a vector": lambda: [Rearranged(PositionSum(data(N, 3, 1)), sizes=())],
+    "products times a mask": lambda: [Scaled(outer(N, 3), data(6, 5, seed=7))],
+    "a product times a mask": lambda: [Scaled(outer(N, 1), data(6, 5, seed=7))],
+    "products times a column": lambda: [Scaled(outer(N, 3), data(6, 1, seed=7))],
+    "products times a number": lambda: [Scaled(outer(N, 3), torch.tensor(-1.5))],
+    "permuted, times a row": lambda: [Scaled(Rearranged(outer(N, 3), (1, 0)), data(6, seed=7))],
+    "owned, permuted": lambda: [
+        Rearranged(ByOwner(outer(7, 2), torch.tensor([3, 0, 3, 1, 3, 0, 1]), N), (1, 0))
+    ],
+    "reshaped alike": lambda: [
+        Rearranged(outer(N, 2), sizes=(5, 6)),
+        Rearranged(outer(N, 3, seed=5), sizes=(5, 6)),
+    ],
+    "reshaped from other shapes": lambda: [
+        Rearranged(PositionSum(data(N, 3, 5, 1)), sizes=(5,)),
+        Rearranged(PositionSum(data(N, 3, 1, 5)), sizes=(5,)),
+    ],
+    "reshaped and permuted": lambda: [
+        Rearranged(outer(N, 2), sizes=(5, 6)),
+        Rearranged(outer(N, 3, seed=5), (1, 0)),
+        outer(N, 1, 5, 6),
+    ],
+}
+CASES = {**_REARRANGED, **_VECTORS, **_MATRICES, **_OWNED, **_STACKS, **_CONVOLUTIONS}
 
 # One use of each kind, for what is checked factor by factor.
 EACH = {
@@ -235,6 +269,10 @@ def cast(factors: Sequence[Factor], dtype: torch.dtype) -> Uses:
     def one(factor: Factor) -> Factor:
         if isinstance(factor, ByOwner):
             return ByOwner(one(factor.each), factor.owner, factor.samples)
+        if isinstance(factor, Rearranged):
+            return Rearranged(one(factor.each), factor.order, factor.sizes)
+        if isinstance(factor, Scaled):
+            return Scaled(one(factor.each), factor.constant)
         if isinstance(factor, Stacked):
             return Stacked(one(factor.each), factor.count)
         found: Factor = factor.mapped(lambda t: t.to(dtype) if t.is_floating_point() else t)
@@ -247,6 +285,10 @@ def with_bad_sample(factors: Sequence[Factor], sample: int, value: float) -> Use
     """The same factors, with `value` in the gradients that flow back to one sample."""
 
     def one(factor: Factor, samples: Tensor) -> Factor:
+        if isinstance(factor, Rearranged):
+            return Rearranged(one(factor.each, samples), factor.order, factor.sizes)
+        if isinstance(factor, Scaled):
+            return Scaled(one(factor.each, samples), factor.constant)
         if isinstance(factor, Stacked):
             of_sample = samples.unsqueeze(1) * factor.count + torch.arange(factor.count)
             return Stacked(one(factor.each, of_sample.flatten()), factor.count)

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pergrad.factors import Dense, Factor, OuterProduct, PositionSum, RowSum, Stacked, joined
+from pergrad.factors import (
+    Dense,
+    Factor,
+    OuterProduct,
+    PositionSum,
+    Rearranged,
+    RowSum,
+    Scaled,
+    Stacked,
+    joined,
+)
 from pergrad.reductions import choosing
 from pergrad.reductions.choosing import chooser_for
 from pergrad.reductions.norms import by_gram, by_rank_one, by_tiles, squared_norms
@@ -222,6 +232,10 @@ def enlarged(factors: list[Factor], size: float) -> list[Factor]:
     def one(factor: Factor) -> Factor:
         if isinstance(factor, Stacked):
             return Stacked(one(factor.each), factor.count)
+        if isinstance(factor, Rearranged):
+            return Rearranged(one(factor.each), factor.order, factor.sizes)
+        if isinstance(factor, Scaled):
+            return Scaled(one(factor.each), factor.constant)
         name = "gradients" if isinstance(factor, Dense) else "grad_output"
         new = iter([t * size if key == name else t for key, t in factor._tensors().items()])
         found: Factor = factor.mapped(lambda _: next(new))

@@ -20,7 +20,11 @@ from pergrad.testing import check_rule
 from tests.rules.cases import CASES, Case, recurrent
 
 # Arguments whose other values no sample can have alone, or the same twice.
-REFUSED = {F.batch_norm: {"training"}, F.scaled_dot_product_attention: {"dropout_p"}}
+REFUSED = {
+    F.batch_norm: {"training"},
+    F.scaled_dot_product_attention: {"dropout_p"},
+    torch.tensordot: {"out"},
+}
 ELSEWHERE = {torch._grouped_mm, rows_by_group}  # there is no float64 of them: in test_experts.py
 FUNCTIONS = [
     function
@@ -36,7 +40,16 @@ _PRODUCTS = {
     *("addmm 6 5x4 4x6 alpha=0.5", "addmm 6 5x4 4x6 beta=2.0"),
     *("addmm 1x6 5x4 4x6", "addmm 5x6 5x4 4x6"),
 }
-LEFT_OUT = {torch.addmm: _PRODUCTS, Tensor.addmm: _PRODUCTS}
+_CONTRACTIONS = {  # three operands, a sum of the weight alone, a diagonal
+    "einsum bti,t,io->bo 5x3x4 3 4x6",
+    "einsum bi,oij->bo 5x4 6x4x2",
+    "einsum bii,io->bo 5x4x4 4x6",
+}
+LEFT_OUT = {
+    torch.addmm: _PRODUCTS,
+    Tensor.addmm: _PRODUCTS,
+    torch.einsum: _CONTRACTIONS,
+}
 # Elementwise, so that nothing is gained by rounding; and a stand-in whose output is known before.
 KEPT_IN_FLOAT32 = {torch.prelu, Tensor.prelu, linear_over_steps}
 MERGING = {F.linear, F.layer_norm, F.rms_norm}
@@ -180,7 +193,7 @@ def test_rules_that_merge_rows_give_the_same_without_a_dimension_of_one(
 def test_only_sums_and_products_take_samples_where_they_take_weights(
     function: Callable[..., Any],
 ) -> None:
-    commutes = function.__name__ in ("add", "mul")
+    commutes = function.__name__ in ("add", "mul", "einsum")
     assert RULES[function].symmetric == commutes
 
 

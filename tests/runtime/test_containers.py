@@ -1,5 +1,6 @@
 """Containers are copied, compared and searched at all depths; tensors are compared by identity only."""
 
+import gc
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
@@ -7,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from pergrad.runtime.containers import is_same, owned_copy, skeleton, tensors_in
+from pergrad.runtime.containers import (
+    is_same,
+    map_parts,
+    owned_copy,
+    parts_of,
+    refilled,
+    skeleton,
+    tensors_in,
+)
 
 T = torch.ones(2)
 VALUES: list[Any] = [
@@ -71,3 +80,30 @@ def test_tensors_in_attributes_of_objects_are_found_in_spite_of_cycles() -> None
     holder.own, holder.all = holder, [{"t": T}]
     assert [id(t) for t in tensors_in((holder, holder))] == [id(T)]
     assert isinstance(next(tensors_in(holder)), Tensor)
+
+
+PYTREES: list[Any] = [
+    [1, (T, {"a": None, "b": [T.shape, slice(0, T, None)]})],
+    torch.sort(T),
+    OrderedDict(a=[T], b=(T,)),
+    T,
+    [],
+]
+
+
+@pytest.mark.parametrize("value", PYTREES, ids=repr)
+def test_leaves_are_mapped_in_order_and_containers_keep_their_kinds(value: Any) -> None:
+    parts = parts_of(value)
+    again = refilled(value, parts)
+    assert type(again) is type(value)
+    assert [id(part) for part in parts_of(again)] == [id(part) for part in parts]
+    names = refilled(value, map(str, range(len(parts))))
+    assert parts_of(names) == [str(k) for k in range(len(parts))]
+    assert parts_of(map_parts(lambda _: 7, value)) == [7] * len(parts)
+
+
+def test_mapping_leaves_no_garbage() -> None:
+    gc.collect()
+    for _ in range(5):
+        refilled(PYTREES[0], parts_of(PYTREES[0]))
+    assert gc.collect() == 0

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms import Joinable
 from torch.overrides import TorchFunctionMode
 
 import pergrad
@@ -28,7 +29,9 @@ SOURCE = Path(pergrad.__file__).parent
 OF_CUDA = {"current_device", "current_stream", "current_raw_stream"}
 # What no small step on a CPU asks for: names for GPUs, for the compiler and for one kind of model.
 UNASKED = OF_CUDA | {"fused_lstm_cell", "fused_lstm_cell_backward", "grouped_mm"}
-UNASKED |= {"compile_fx", "force_stride_order", "unsafe_view"}
+UNASKED |= {"compile_fx", "force_stride_order", "unsafe_view", "vmapped"}
+UNASKED |= {"join_config_of"}  # names for many processes
+UNASKED |= {"add_mapped_dim", "outside_of_transform"}  # names for torch.vmap
 
 
 # Where the names are
@@ -293,6 +296,47 @@ def test_a_function_is_applied(way: Any) -> None:
     assert x.grad.tolist() == [3, 3]
 
 
+@ways("batched_gradients")
+def test_the_gradients_of_all_samples_are_pulled_back_at_once(way: Any) -> None:
+    x, w = torch.rand(3, 1, 2), torch.rand(4, 2, requires_grad=True)
+    unused = torch.rand(2, requires_grad=True)
+    y, each = torch.cdist(x, w), torch.rand(3, 3, 1, 4)
+    found, nothing = way([y], [w, unused], [each], 3)
+    expected = [torch.autograd.grad(y, w, g, retain_graph=True)[0] for g in each]
+    torch.testing.assert_close(found, torch.stack(expected))
+    assert nothing is None
+
+
+@ways("vmapped")
+def test_a_function_runs_on_all_samples_at_once(way: Any) -> None:
+    x, y = torch.arange(6.0).view(3, 2), torch.arange(6.0).view(2, 3)
+    found = way(lambda a, b, c: [a * b.sum(), c + 1], [x, y, torch.ones(1)], [0, 1, None], 3)
+    assert torch.equal(found[0], x * y.sum(0).unsqueeze(1))
+    assert torch.equal(found[1], torch.full((3, 1), 2.0))
+    with pytest.raises(RuntimeError, match="random"):
+        way(lambda a: [a + torch.rand(2)], [x], [0], 3)
+    torch.vmap(torch.sin)(x)  # the failed call has left no level behind
+
+
+@ways("exchange_stance")
+def test_compiled_functions_run_eagerly_until_the_old_stance_is_back(way: Any) -> None:
+    compiled: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    function = torch.compile(lambda x: 2 * x, backend=backend)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        before = way()
+        assert function(torch.ones(1)).item() == 2
+        way(before)
+        with pytest.raises(RuntimeError, match="fail_on_recompile"):
+            function(torch.ones(1))
+    assert not compiled
+    torch.compiler.reset()
+
+
 def test_a_write_changes_the_version() -> None:
     t = torch.zeros(2)
     before = internals.version_of(t)
@@ -381,6 +425,19 @@ def test_tensors_inside_of_a_transformation_are_told_apart() -> None:
     torch.func.grad(look)(x)
     look(x)
     assert seen == [False, True, True, False]
+
+
+def test_a_module_tells_whether_ranks_may_have_left() -> None:
+    class Joined(Joinable):
+        join_device = join_process_group = join_hook = None
+
+        def __init__(self) -> None:
+            super().__init__()
+
+    public = internals.ENTRIES["join_config_of"].instead
+    assert public is not None
+    for config_of in (internals.join_config_of, public):
+        assert config_of(Joined()).enable is False
 
 
 @ways("copy_each")

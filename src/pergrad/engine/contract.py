@@ -32,6 +32,9 @@ from pergrad.runtime.eagerness import uncompiled
 __all__ = ["ExpandedWeight", "call_for_per_sample_grads"]
 
 
+_REDUCTIONS: tuple[LossReduction, ...] = ("sum", "mean")
+
+
 class _GradSamples(Quantity):
     """Adds full gradients to the `grad_sample` of the parameters at the end of the backward."""
 
@@ -80,6 +83,10 @@ def call_for_per_sample_grads(
     (torch.Size([5, 3, 4]), torch.Size([5, 3]), None)
     """
     check_module(module)
+    if loss_reduction not in _REDUCTIONS:
+        raise PergradError(
+            f"Expected loss_reduction argument to be {' or '.join(_REDUCTIONS)}, got {loss_reduction}"
+        )
     options = Options(batch_size, loss_reduction, batch_first)
     for name, p in module.named_parameters():
         if getattr(p, "grad_sample", None) is not None:

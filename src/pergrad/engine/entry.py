@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from pergrad.engine.checking.certification import certified, certified_run
 from pergrad.engine.checking.step_check import verified
-from pergrad.engine.recording.options import LossReduction, Options, Params
+from pergrad.engine.collecting.blocks import EarlierBlocks
+from pergrad.engine.looping.fallback import Fallback, Runner
+from pergrad.engine.recording.loss_units import UnitsOfLoss
+from pergrad.engine.recording.micro_batches import MicroBatches
+from pergrad.engine.recording.options import Calls, LossReduction, Options, Owners, Params
 from pergrad.engine.recording.recording import check_quantities, recorded
-from pergrad.engine.recording.running import run_recorded
 from pergrad.errors import PergradError
 from pergrad.quantities import Grads, Norms, Quantity
 from pergrad.runtime.eagerness import refused_in_compiled_code, uncompiled
@@ -31,26 +35,34 @@ def record(
     module: nn.Module,
     *quantities: Quantity,
     batch_size: int | None = None,
-    loss_reduction: LossReduction = "sum",
+    loss_reduction: LossReduction = "auto",
     batch_first: bool = True,
     params: Params | None = None,
     sample_weights: Tensor | None = None,
     max_bytes: int | None = None,
     offload: bool = False,
+    keep_grad: bool = False,
+    loss_scale: float | Tensor | None = None,
     verify: bool = False,
     certify: bool = False,
+    owners: Owners | None = None,
+    calls: Calls | None = None,
 ) -> Iterator[Any]:
     """Computes quantities of the per-sample gradients of the backward inside the block.
 
-    The module is not changed, and its parameters get no `.grad`. The quantities have their results when
-    the block ends. The block's value is the quantity, or a tuple of several, which share their work.
+    The module is not changed, and its parameters get no `.grad`, unless `keep_grad` is set. The quantities
+    have their results when the block ends. The block's value is the quantity, or a tuple of several, which
+    share their work. An empty batch gives empty rows, and sums of zeros.
 
     Args:
         module: the module whose trainable parameters are recorded.
-        quantities: what to compute: `Grads`, `Norms`, `ClippedSum`, `SecondMoment`, `Variance`, `Dots`,
-            `Gram`, `Projection`, `NoiseScale`, or one of your own.
+        quantities: what to compute: `Grads`, `Norms`, `Sum`, `ClippedSum`, `SecondMoment`, `Variance`,
+            `Dots`, `Gram`, `Projection`, `NoiseScale`, or one of your own.
         batch_size: the number of samples; by default inferred from the module's first call.
-        loss_reduction: whether the loss is the "sum" or the "mean" of the samples' losses.
+        loss_reduction: whether the loss is the "sum" or the "mean" of the samples' losses. "auto" sees which
+            one it is: all terms must be sums over the samples, or all of them means, and a mean is undone. A
+            factor on one term is part of the loss, one on the whole loss is an error. So is a loss that
+            cannot be told, such as a mean over valid positions of which the samples have different numbers.
         batch_first: whether the samples are in the first dimension of the inputs or in the second.
         params: the parameters to record: a pattern of names such as "head.*", a parameter, or several of
             either. The others are treated as frozen within the block.
@@ -59,6 +71,13 @@ def record(
             and on a GPU the memory that queued work may hold. By default a sixteenth of the free memory,
             at most 1 GB. The result does not depend on it.
         offload: move the results of each parameter to CPU memory as soon as they are computed.
+        loss_scale: a factor on the whole loss, to undo: 1 / 4 for a loss divided by four steps of
+            accumulation. The factor of a `torch.amp.GradScaler`, or of Accelerate, is found by itself.
+        calls: what several calls of the module in the block are, if they are backpropagated apart: "same",
+            the same samples, whose gradients add up; or "more", further samples, whose rows are appended.
+            Calls that meet in one loss are the same samples.
+        keep_grad: let the backward fill `.grad` too, as it would without the block: log norms while
+            training. It costs what ordinary weight gradients cost.
         verify: compare a few samples with the module run on each alone, and raise an error if they
             differ; for the first step of a job. It holds full gradients, and needs exactly one call of a
             module without dropout.
@@ -66,6 +85,11 @@ def record(
             weights of the samples certifies all of them, and a few forward passes find samples that mix;
             see `pergrad.certify`. The module must return tensors whose samples can be told apart, and
             the loss must use no parameter outside of it. The loss itself is not certified.
+        owners: for samples of several rows: the sample of each row, a vector of integers 0 … B - 1 in any
+            order. Arguments with as many rows have their samples there, those of B rows one row each. A
+            mapping from names or positions of arguments (keys of dictionaries, too) to vectors tells
+            arguments of different lengths apart; None marks one that all samples share. A function of the
+            arguments may return either. A batch of graphs of torch_geometric needs no owners.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(3, 1)
@@ -75,18 +99,42 @@ def record(
     (torch.Size([4, 1, 3]), tensor([2., 2., 2., 2.]), None)
     """
     options = Options(
-        batch_size, loss_reduction, batch_first, params, sample_weights, max_bytes, offload
+        batch_size,
+        loss_reduction,
+        batch_first,
+        params,
+        sample_weights,
+        max_bytes,
+        offload,
+        keep_grad,
+        owners,
+        loss_scale,
+        calls,
     )
-    check_quantities(quantities)
+    is_again = check_quantities(quantities)
     if verify and certify:
         raise PergradError("certify=True proves all that verify=True compares: pass one of them")
-    check = Grads() if verify else None
+    if calls is not None and (verify or certify):
+        raise PergradError("verify=True and certify=True check one batch: leave out calls=")
+    if verify and owners is not None:
+        raise PergradError("verify=True cuts single rows, which owners= groups: pass certify=True")
+    check, told = Grads() if verify else None, UnitsOfLoss()
     recording = certified if certify else recorded
-    with (
-        nullcontext() if check is None else verified(module, check, loss_reduction, batch_first),
-        recording(module, [*quantities, *([] if check is None else [check])], options),
-    ):
-        yield quantities[0] if len(quantities) == 1 else quantities
+    if calls == "more":
+        recording = partial(recorded, kind=MicroBatches)
+    earlier = EarlierBlocks(quantities) if is_again else None
+    try:
+        with (
+            nullcontext() if check is None else verified(module, check, told, batch_first),
+            recording(module, [*quantities, *([] if check is None else [check, told])], options),
+        ):
+            yield quantities[0] if len(quantities) == 1 else quantities
+    except BaseException:
+        if earlier is not None:
+            earlier.restore()
+        raise
+    if earlier is not None:
+        earlier.join()
 
 
 @uncompiled
@@ -95,6 +143,7 @@ def grads(
     loss_fn: Callable[..., Tensor],
     *batch: Any,
     certify: bool = False,
+    fallback: Fallback | None = None,
     **options: Unpack[RecordOptions],
 ) -> dict[str, Tensor]:
     """Returns the gradient of every sample's loss: for each trainable parameter a tensor (B, *shape).
@@ -105,6 +154,10 @@ def grads(
             or mean, as `loss_reduction` says.
         batch: the arguments of loss_fn after the model.
         certify: prove the result as `pergrad.certify` does, or raise an error; loss_fn must return (B,).
+        fallback: "loop" computes what is refused sample by sample, one forward and one backward pass each,
+            with a `FallbackWarning` that says why and what it cost. Each sample's loss alone must be its
+            loss in the batch; otherwise samples meet in the model, and the refusal stands. A model that
+            draws random numbers keeps those of the batch: the (B,) losses are pulled back one by one.
         options: the options of `pergrad.record` except `verify`; `loss_reduction` applies to a scalar loss.
 
     >>> import torch, pergrad
@@ -117,7 +170,7 @@ def grads(
             [[0., 1.]]])
     """
     quantity = Grads()
-    _run(model, loss_fn, batch, quantity, Options(**options), certify)
+    _run(model, loss_fn, batch, quantity, Options(**options), certify, fallback)
     return quantity.result
 
 
@@ -127,6 +180,7 @@ def norms(
     loss_fn: Callable[..., Tensor],
     *batch: Any,
     certify: bool = False,
+    fallback: Fallback | None = None,
     **options: Unpack[RecordOptions],
 ) -> Tensor:
     """Returns the L2 norm of the gradient of every sample's loss over all trainable parameters, (B,).
@@ -140,7 +194,7 @@ def norms(
     tensor([5., 1.])
     """
     quantity = Norms()
-    _run(model, loss_fn, batch, quantity, Options(**options), certify)
+    _run(model, loss_fn, batch, quantity, Options(**options), certify, fallback)
     return quantity.result
 
 
@@ -151,9 +205,11 @@ def _run(
     quantity: Quantity,
     options: Options,
     certify: bool,
+    fallback: Fallback | None,
 ) -> None:
+    runner = Runner(fallback)
     if certify:
-        _, report = certified_run(model, loss_fn, batch, [quantity], options)
+        _, report = certified_run(model, loss_fn, batch, [quantity], options, runner=runner)
         report.check()
     else:
-        run_recorded(model, loss_fn, batch, [quantity], options)
+        runner.run(model, loss_fn, batch, [quantity], options)

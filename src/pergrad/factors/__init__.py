@@ -10,7 +10,9 @@ from pergrad.factors.products import (
     PositionSum,
     sums_by_groups,
 )
+from pergrad.factors.rearranging import Rearranged, in_any_order
 from pergrad.factors.rows import ByOwner, RowSum, Stacked, owned
+from pergrad.factors.scaling import Scaled
 
 __all__ = [
     "ALL",
@@ -22,9 +24,12 @@ __all__ = [
     "NormalizedProduct",
     "OuterProduct",
     "PositionSum",
+    "Rearranged",
     "RowSum",
+    "Scaled",
     "Stacked",
     "add_up",
+    "in_any_order",
     "joined",
     "owned",
     "sums_by_groups",

@@ -11,6 +11,7 @@ from torch import Tensor
 from pergrad.factors.base import Dense, Factor
 from pergrad.factors.convolution import Convolution
 from pergrad.factors.products import OuterProduct
+from pergrad.factors.rearranging import Rearranged
 from pergrad.factors.rows import RowSum
 from pergrad.runtime.precision import promoted, wide
 
@@ -36,6 +37,8 @@ def _kind(factor: Factor) -> tuple[object, ...]:
     if isinstance(factor, Convolution):
         space = factor.input.shape[3:]
         return (*factor.geometry, space, factor.grad_output.shape[3:])
+    if isinstance(factor, Rearranged):
+        return (factor.order, factor.sizes, factor.each.shape, *_kind(factor.each))
     return (type(factor) if isinstance(factor, OuterProduct | RowSum) else Dense,)
 
 
@@ -43,6 +46,9 @@ def _joined(group: Sequence[Factor]) -> Factor:
     first = group[0]
     if len(group) == 1:
         return first
+    if isinstance(first, Rearranged):
+        each = [f.each for f in group if isinstance(f, Rearranged)]
+        return Rearranged(_joined(each), first.order, first.sizes)
     if isinstance(first, OuterProduct | RowSum | Convolution):
         others = [[*f._tensors().values()] for f in group]
         tensors = iter([_side_by_side(parts) for parts in zip(*others, strict=True)])

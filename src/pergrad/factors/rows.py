@@ -19,7 +19,7 @@ from pergrad.runtime.allocation import is_large, zeros
 from pergrad.runtime.precision import wide
 from pergrad.runtime.tracing import operation
 
-__all__ = ["ByOwner", "RowSum", "Stacked", "owned"]
+__all__ = ["ByOwner", "RowSum", "Stacked", "Wrapper", "owned"]
 
 _SMALL = Dense | PositionSum | ElementProduct | NormalizedProduct
 
@@ -81,7 +81,7 @@ class RowSum(Factor):
 
 
 @dataclass(eq=False)
-class _Wrapper(Factor):
+class Wrapper(Factor):
     """Wraps another factor, whose samples are rows or matrices of this one."""
 
     is_by_sample = False
@@ -101,7 +101,7 @@ class _Wrapper(Factor):
 
 
 @dataclass(eq=False)
-class ByOwner(_Wrapper):
+class ByOwner(Wrapper):
     """G_n = Σ_r F_r [owner[r] = n]: sums the rows of another factor that belong to sample n."""
 
     owner: Tensor  # (rows of `each`,)
@@ -142,7 +142,7 @@ class ByOwner(_Wrapper):
 
 
 @dataclass(eq=False)
-class Stacked(_Wrapper):
+class Stacked(Wrapper):
     """G_n[e] = F_{n·count+e}: outer products for a stack of matrices, such as experts.
 
     `each` may be a `ByOwner`.

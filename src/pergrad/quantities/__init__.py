@@ -8,6 +8,7 @@ from pergrad.quantities.moments import SecondMoment, Variance
 from pergrad.quantities.noise import NoiseScale
 from pergrad.quantities.norms import Norms
 from pergrad.quantities.projection import Projection
+from pergrad.quantities.sums import Sum
 
 __all__ = [
     "Batch",
@@ -22,5 +23,6 @@ __all__ = [
     "Reduction",
     "SampleReport",
     "SecondMoment",
+    "Sum",
     "Variance",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
+from pergrad.distributed.sharding import is_sharded
+from pergrad.distributed.spread import Spread
 from pergrad.errors import PergradError, ScopeError
 from pergrad.reductions import SampleGradients
 from pergrad.runtime import wide
@@ -18,32 +20,51 @@ from pergrad.runtime.queue import Queue
 
 __all__ = [
     "Batch",
+    "LossUnits",
     "Quantity",
     "Reduction",
     "SampleReport",
+    "counted",
     "joined_samples",
     "norms_of",
     "or_zeros",
+    "public_names",
+    "shown",
 ]
 
 R = TypeVar("R")
 V = TypeVar("V")
+_SHOWN = 3  # parameters in a repr
+
+
+@dataclass
+class LossUnits:
+    """How the loss of a block came to be; known once its backward pass has begun."""
+
+    how: str | None = None  # "sum" or "mean" over the samples
+    scale: Tensor | float = 1.0  # what each sample's gradient is multiplied by, (n,) or one for all
+    scalers: tuple[Tensor, ...] = ()  # factors of gradient scalers, which their own step undoes
 
 
 @dataclass(frozen=True)
 class Batch:
     """Tells a quantity the batch's size, the parameters by name, and where to put results.
 
-    `queue` takes work that is faster when done for many parameters at once.
+    `queue` takes work that is faster when done for many parameters at once. `spread` says which wrapper, such
+    as DistributedDataParallel, spreads the module over ranks. `units` say how the loss came to be.
     """
 
     size: int
     parameters: Mapping[str, Tensor]
     offload: bool = False
     queue: Queue = field(default_factory=Queue, repr=False, compare=False)
+    spread: Spread = field(default_factory=Spread, repr=False, compare=False)
+    units: LossUnits = field(default_factory=LossUnits, repr=False, compare=False)
 
     @cached_property
     def device(self) -> torch.device:
+        if self.spread.shards is not None and self.spread.shards.device is not None:
+            return self.spread.shards.device
         for p in self.parameters.values():
             return p.device
         return torch.device("cpu")
@@ -54,6 +75,13 @@ class Batch:
         dtypes = [p.dtype for p in self.parameters.values()]
         is_double = torch.float64 in dtypes or torch.complex128 in dtypes
         return torch.float64 if is_double else torch.float32
+
+    def zeros(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Returns zeros of a parameter's shape; of the whole parameter if it is sharded."""
+        p = self.parameters[name]
+        if is_sharded(p):
+            return torch.zeros(p.shape, dtype=dtype, device=self.device)
+        return torch.zeros_like(p, dtype=dtype)
 
     def stored(self, result: Tensor) -> Tensor:
         """Moves a result to the CPU if `offload` is set."""
@@ -75,9 +103,16 @@ class Quantity(ABC):
     `end` once. A parameter that the loss does not reach is never consumed: its gradients are zero.
 
     `a += b` gives the quantity of the samples of both: sums over samples are added, results per sample are
-    concatenated.
+    concatenated. One block fills a quantity: a second one is an error, unless `reset` was called in between,
+    or `accumulate` is set, which does `+=` with each further block.
     """
 
+    accumulate: bool = False  # True: further blocks add to the result
+    spans_blocks: ClassVar[bool] = False  # True: each block replaces the result of the last
+    is_full: bool = False  # set by the engine: a block has ended
+    sums_over_ranks: ClassVar[bool] = (
+        False  # True: `sum_over_ranks` is called for sharded parameters
+    )
     is_linear: bool = False  # True: a second backward may add to the same parameter
     # Lowest first. Quantities that keep gradients come first, so that others can reuse them.
     priority: ClassVar[int] = 2
@@ -98,8 +133,18 @@ class Quantity(ABC):
     def end_pass(self) -> None:  # noqa: B027  # most have one pass
         """Called after each backward pass but the last."""
 
+    def sum_over_ranks(self, name: str) -> None:  # noqa: B027  # most stay on their rank
+        """Replaces the sum of a sharded parameter by this rank's shard of the sum over all ranks.
+
+        Called once for each, on all ranks in the same order, also if `consume` was not.
+        """
+
     def abandon(self) -> None:  # noqa: B027  # some hold nothing
         """Called instead of `end` after an error: frees partial results."""
+
+    def reset(self) -> None:
+        """Forgets the result, so that another block can compute a new one."""
+        self.is_full = False
 
     def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport | None:
         """Returns what is reported for one sample, and what its gradient gives, by name of parameter.
@@ -126,6 +171,16 @@ class Quantity(ABC):
             self.copy(other)
         return self
 
+    def join(self, parts: Sequence[Any]) -> None:
+        """Takes the samples of several parts of one block, in their order; it has none itself."""
+        for part in parts:
+            self.__iadd__(part)
+
+    def prepend(self, earlier: Any) -> None:
+        """Puts the samples of an earlier block in front; called at the end of a block, for `accumulate`."""
+        earlier += self
+        self.copy(earlier)
+
     def copy(self, other: Any) -> None:
         """Copies the result of another quantity; called if this one has none."""
         self.__dict__.update(other.__dict__)
@@ -138,7 +193,10 @@ class Quantity(ABC):
     @property
     def has_ended(self) -> bool:
         """Whether there is a result; `merge` is only called if there is."""
-        return True
+        return self.is_full
+
+    def __dir__(self) -> list[str]:
+        return public_names(self)
 
 
 class Reduction(Quantity, Generic[R]):
@@ -147,6 +205,43 @@ class Reduction(Quantity, Generic[R]):
     _batch: Batch | None = None
     _result: R | None = None
     _recorded: tuple[str, ...] = ()  # the names of the parameters
+    _samples: int = 0
+
+    def __init__(self, *, accumulate: bool = False) -> None:
+        self.accumulate = accumulate
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Returns the names of the recorded parameters."""
+        self._of_ended(self._result)
+        return self._recorded
+
+    @property
+    def samples(self) -> int:
+        """Returns the number of samples behind the result."""
+        self._of_ended(self._result)
+        return self._samples
+
+    def __repr__(self) -> str:
+        """Shows the settings, then the samples, the parameters and the shape of the result.
+
+        >>> from pergrad.quantities import Norms
+        >>> Norms(accumulate=True)
+        <Norms(accumulate=True): no result yet>
+        """
+        name = f"{type(self).__name__}({', '.join(self._shown_settings())})"
+        if self._batch is not None:
+            return f"<{name}: recording {counted(self._batch.size, 'sample')}>"
+        if not self.has_ended:
+            return f"<{name}: no result yet>"
+        samples, names = counted(self._samples, "sample"), counted(len(self._recorded), "parameter")
+        return f"<{name}: {samples}, {names}, result {self._shown_result()}>"
+
+    def _shown_settings(self) -> list[str]:
+        return ["accumulate=True"] if self.accumulate else []
+
+    def _shown_result(self) -> str:
+        return shown(self.result)
 
     @property
     def batch(self) -> Batch:
@@ -168,16 +263,30 @@ class Reduction(Quantity, Generic[R]):
             if self.has_ended and other._recorded != self._recorded:
                 only = sorted({*self._recorded} ^ {*other._recorded})
                 raise PergradError(f"the two have different parameters: {only} only in one of them")
-        return super().__iadd__(other)
+        samples = self._samples
+        super().__iadd__(other)
+        if self.has_ended and isinstance(other, Reduction):
+            self._samples = samples + other._samples
+        return self
+
+    def copy(self, other: Any) -> None:
+        accumulate = self.accumulate
+        super().copy(other)
+        self.accumulate = accumulate
 
     def begin(self, batch: Batch) -> None:
         self.clear()
         self._batch, self._result = batch, None
-        self._recorded = tuple(batch.parameters)
+        self._recorded, self._samples = tuple(batch.parameters), batch.size
 
     def end(self) -> None:
         self._result = self.finish()
         self.abandon()
+
+    def reset(self) -> None:
+        super().reset()
+        self.abandon()
+        self._result, self._recorded, self._samples = None, (), 0
 
     def abandon(self) -> None:
         self.clear()
@@ -197,6 +306,35 @@ class Reduction(Quantity, Generic[R]):
                 f"{type(self).__name__} has no result yet: leave the `record` block first"
             )
         return value
+
+
+def public_names(of: Any) -> list[str]:
+    """Lists the public attributes of an object, for completion."""
+    return [name for name in object.__dir__(of) if not name.startswith("_")]
+
+
+def counted(number: int, what: str) -> str:
+    """Writes a number of things.
+
+    >>> counted(1, "sample"), counted(0, "sample")
+    ('1 sample', '0 samples')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def shown(result: Any) -> str:
+    """Writes the shape and dtype of a result.
+
+    >>> shown(torch.zeros(2, 3)), shown({"weight": torch.zeros(3)})
+    ('(2, 3) float32', "{'weight': (3,) float32}")
+    """
+    if isinstance(result, Tensor):
+        return f"{tuple(result.shape)} {str(result.dtype).removeprefix('torch.')}"
+    if isinstance(result, Mapping):
+        some = [f"{name!r}: {shown(t)}" for name, t in [*result.items()][:_SHOWN]]
+        more = [f"and {len(result) - _SHOWN} more"] if len(result) > _SHOWN else []
+        return "{" + ", ".join([*some, *more]) + "}"
+    return f"{result:.4g}" if isinstance(result, float) else repr(result)
 
 
 def joined_samples(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -224,5 +362,5 @@ def or_zeros(
     for name, p in batch.parameters.items():
         if name not in found:
             dtype = wide(p.dtype).to_real() if are_real else wide(p.dtype)
-            values[name] = batch.stored(torch.zeros_like(p, dtype=dtype))
+            values[name] = batch.stored(batch.zeros(name, dtype))
     return {name: values[name] for name in batch.parameters}

@@ -9,8 +9,10 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from pergrad.distributed.groups import Summing
 from pergrad.errors import PergradError
-from pergrad.quantities.base import Batch, Reduction, SampleReport, norms_of, or_zeros
+from pergrad.quantities.base import Batch, SampleReport, norms_of, or_zeros
+from pergrad.quantities.sums import AssignableSum
 from pergrad.reductions import SampleGradients, SquaredNorms, weighted_sums
 from pergrad.runtime import computed_once, wide
 
@@ -23,12 +25,12 @@ _MEMORY = get_args(Memory)
 _Weighed: TypeAlias = tuple[list[str], Tensor, Tensor, float]  # names, norms, weights, margin
 
 
-class ClippedSum(Reduction[Any]):
+class ClippedSum(AssignableSum[Any]):
     """Σ_n min(1, max_norm / |g_n|) g_n: `.result[name]` of the parameter's shape, in float32 or float64.
 
     `.norms` are the norms before clipping, (B,); `.assign()` writes the result to the parameters' `.grad`, in
-    their dtype. A sample whose gradient is not finite adds nothing. `a += b` adds the sums and concatenates
-    the norms.
+    their dtype, and `.assign(add=True)` adds it. A sample whose gradient is not finite adds nothing. `a += b`
+    adds the sums and concatenates the norms.
 
     The norm of the result is at most B · max_norm, whatever the dtype of the parameters; only `assign` rounds
     it to less than float32. What a sample adds has at most the norm max_norm, up to the rounding of its norm:
@@ -49,6 +51,7 @@ class ClippedSum(Reduction[Any]):
             MLPs. "high" keeps float32 gradients of all samples, which is the fastest if they fit into
             memory. The results are the same; but with "low", hooks on tensors are called twice, and
             `retain_grad` accumulates twice the gradient.
+        accumulate: add the sums of further blocks, and append their norms.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -67,7 +70,9 @@ class ClippedSum(Reduction[Any]):
         weighting: Weighting = "clip",
         stability: float = 0.01,
         memory: Memory = "kept",
+        accumulate: bool = False,
     ) -> None:
+        super().__init__(accumulate=accumulate)
         bounds = dict(max_norm) if isinstance(max_norm, Mapping) else {"*": max_norm}
         for pattern, bound in bounds.items():
             if bound is None and callable(weighting):
@@ -104,22 +109,28 @@ class ClippedSum(Reduction[Any]):
         norms: Tensor = self._of_ended(self._result)[1]
         return norms
 
-    def assign(self) -> None:
-        """Sets `.grad` of the parameters to the result, in their dtype, replacing the old one."""
-        for name, total in self.result.items():
-            p = self._parameters[name]
-            p.grad = total.to(p.device, p.dtype, copy=True)  # an optimizer may write to it
+    def _sums(self) -> dict[str, Tensor]:
+        return self.result
 
     @property
     def settings(self) -> tuple[Any, ...]:
         # The order matters: the first pattern that matches counts.
         return (list(self._bounds.items()), self._weighting, self._stability)
 
+    def _shown_settings(self) -> list[str]:
+        bound = next(iter(self._bounds.values())) if [*self._bounds] == ["*"] else self._bounds
+        shown = [] if bound is None else [str(bound)]
+        if self._weighting != "clip":
+            name = getattr(self._weighting, "__name__", self._weighting)
+            shown.append(f"weighting={name!r}" if name == self._weighting else f"weighting={name}")
+        if self._memory != "kept":
+            shown.append(f"memory={self._memory!r}")
+        return [*shown, *super()._shown_settings()]
+
     # -- the backward
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
-        self._parameters = batch.parameters
         for name in batch.parameters:
             pattern = next((p for p in self._bounds if fnmatchcase(name, p)), None)
             if pattern is None:
@@ -138,7 +149,7 @@ class ClippedSum(Reduction[Any]):
             group.missing += 1
 
     def clear(self) -> None:
-        self._sums: dict[str, Tensor] = {}
+        self._totals: dict[str, Tensor] = {}
         self._groups: dict[str, _Group] = {}  # by pattern
         self._group_of: dict[str, _Group] = {}  # by parameter
 
@@ -153,8 +164,12 @@ class ClippedSum(Reduction[Any]):
             group.kept[name] = gradients
         group.norms.add(name, gradients)
         group.missing -= 1
-        if self.passes == 1 and not group.missing:
+        if self.passes == 1 and not group.missing and self._spread.shards is None:
             self._finish(group)
+
+    def sum_over_ranks(self, name: str) -> None:
+        if self.passes > 1:  # else the sums are made when the block ends
+            self._totals[name] = self.shard_of_sum(name, self._totals.get(name))
 
     def end_pass(self) -> None:
         for group in self._groups.values():
@@ -168,6 +183,8 @@ class ClippedSum(Reduction[Any]):
         if found is None:
             return
         group.squares = found.sum(0)
+        # A kernel of its own: one that sums two rows and stores roots in two types crashed Triton 3.6.
+        group.squares = computed_once(group.squares)
         norms = group.squares.sqrt()
         margin = self._margin(group.rounding)
         group.weights = computed_once(self._applied(norms, group.bound, margin))
@@ -206,12 +223,23 @@ class ClippedSum(Reduction[Any]):
 
     def _finish(self, group: _Group) -> None:
         self._weigh(group)
-        if group.weights is not None:
-            for name, total in weighted_sums(group.kept, group.weights):
+        shards = self._spread.shards
+        if shards is not None and self.passes == 1:
+            names = [name for name, own in self._group_of.items() if own is group]
+            for some in shards.groups_of(names):  # one module's at a time, which is less memory
+                kept = {name: group.kept.pop(name) for name in some if name in group.kept}
+                self._add_sums(kept, group.weights)
+                for name in some:
+                    self._totals[name] = self.shard_of_sum(name, self._totals.get(name))
+        self._add_sums(group.kept, group.weights)
+
+    def _add_sums(self, kept: dict[str, SampleGradients], weights: Tensor | None) -> None:
+        if weights is not None:
+            for name, total in weighted_sums(kept, weights):
                 self._add(name, total)
 
     def _add(self, name: str, total: Tensor) -> None:
-        self._sums[name] = self.batch.stored(total)
+        self._totals[name] = self.batch.stored(total)
 
     def finish(self) -> tuple[dict[str, Tensor], Tensor]:
         batch = self.batch
@@ -228,7 +256,7 @@ class ClippedSum(Reduction[Any]):
                     group.weights,
                     group.margin,
                 )
-        return or_zeros(self._sums, batch), batch.stored(squares.sqrt().to(batch.dtype))
+        return or_zeros(self._totals, batch), batch.stored(squares.sqrt().to(batch.dtype))
 
     def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
         found = [self.norms[number].double()]
@@ -246,10 +274,14 @@ class ClippedSum(Reduction[Any]):
             torch.stack([t.to(device) for t in expected]),
         )
 
+    def reduced(self, group: Summing) -> tuple[dict[str, Tensor], Tensor]:
+        return group.sum(self.result), self.norms
+
     def merge(self, other: ClippedSum) -> None:
         sums, norms = self._of_ended(self._result)
         others, more = other._of_ended(other._result)
         self._weighed = {}  # of one batch alone
+        self._is_assigned = False
         self._result = (
             {name: total + others[name] for name, total in sums.items()},
             torch.cat([norms, more]),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pergrad.errors import PergradError
-from pergrad.quantities.base import Batch, Reduction, SampleReport, norms_of
+from pergrad.quantities.base import Batch, Reduction, SampleReport, norms_of, shown
 from pergrad.reductions import SampleGradients
 
 __all__ = ["Dots", "Gram"]
@@ -20,6 +20,10 @@ class Dots(Reduction[Tensor]):
 
     `direction` maps names of parameters to tensors of their shape; it is zero for parameters that it does
     not name. `a += b` concatenates the samples.
+
+    Args:
+        direction: the direction, by name of parameter.
+        accumulate: append the samples of further blocks.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -32,12 +36,16 @@ class Dots(Reduction[Tensor]):
 
     is_linear = True
 
-    def __init__(self, direction: Mapping[str, Tensor]) -> None:
+    def __init__(self, direction: Mapping[str, Tensor], *, accumulate: bool = False) -> None:
+        super().__init__(accumulate=accumulate)
         self._direction = dict(direction)
 
     @property
     def settings(self) -> tuple[Any, ...]:
         return tuple((name, id(t)) for name, t in self._direction.items())
+
+    def _shown_settings(self) -> list[str]:
+        return [shown(self._direction), *super()._shown_settings()]
 
     def begin(self, batch: Batch) -> None:
         _check_names(self._direction, batch, "direction")
@@ -76,6 +84,7 @@ class Gram(Reduction[Tensor]):
     Args:
         against: gradients of other samples, name -> (M, *shape), such as the result of a `Grads`; zero
             for parameters that it does not name.
+        accumulate: append the rows of further blocks; needs `against`.
 
     With `against`, `a += b` concatenates the rows, if both use the same stored gradients. Without it, the
     inner products across two batches are unknown: record one batch against the `Grads` of the other.
@@ -89,7 +98,12 @@ class Gram(Reduction[Tensor]):
             [ 3.,  1.]])
     """
 
-    def __init__(self, against: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self, against: Mapping[str, Tensor] | None = None, *, accumulate: bool = False
+    ) -> None:
+        super().__init__(accumulate=accumulate)
+        if accumulate and against is None:
+            raise _lacks_products()
         if against is not None and len({len(t) for t in against.values()}) != 1:
             sizes = {name: len(t) for name, t in against.items()}
             raise PergradError(
@@ -102,6 +116,10 @@ class Gram(Reduction[Tensor]):
     def settings(self) -> tuple[Any, ...]:
         against = self._against or {}
         return tuple((name, id(t)) for name, t in against.items())
+
+    def _shown_settings(self) -> list[str]:
+        against = [] if self._against is None else [f"against={shown(self._against)}"]
+        return [*against, *super()._shown_settings()]
 
     def begin(self, batch: Batch) -> None:
         others = batch.size
@@ -141,11 +159,15 @@ class Gram(Reduction[Tensor]):
 
     def merge(self, other: Gram) -> None:
         if self._against is None:
-            raise PergradError(
-                "a Gram of two batches lacks the inner products across them: record both in one "
-                "block, or the second against the Grads of the first: Gram(against=grads.result)"
-            )
+            raise _lacks_products()
         self._result = torch.cat([self.result, other.result])
+
+
+def _lacks_products() -> PergradError:
+    return PergradError(
+        "a Gram of two batches lacks the inner products across them: record both in one "
+        "block, or the second against the Grads of the first: Gram(against=grads.result)"
+    )
 
 
 def _check_names(given: Mapping[str, Tensor], batch: Batch, what: str) -> None:

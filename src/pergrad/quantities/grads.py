@@ -8,10 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pergrad.distributed.sharding import is_sharded
 from pergrad.quantities.base import Batch, Reduction, SampleReport, joined_samples
 from pergrad.reductions import SampleGradients
 
 __all__ = ["Grads"]
+
+
+def _zeros(size: int, p: Tensor, batch: Batch) -> Tensor:
+    return torch.zeros(
+        size, *p.shape, dtype=p.dtype, device=batch.device if is_sharded(p) else p.device
+    )
 
 
 class Grads(Reduction[dict[str, Tensor]]):
@@ -19,6 +26,9 @@ class Grads(Reduction[dict[str, Tensor]]):
 
     A parameter that the loss does not reach has zeros. `.precision[name]` is the dtype that the gradients
     were computed from, which is coarser under autocast. `a += b` concatenates the samples.
+
+    Args:
+        accumulate: append the samples of further blocks.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -49,7 +59,7 @@ class Grads(Reduction[dict[str, Tensor]]):
     def finish(self) -> dict[str, Tensor]:
         size, sums = self.batch.size, self._sums
         return {
-            name: sums[name] if name in sums else self.batch.stored(p.new_zeros(size, *p.shape))
+            name: sums[name] if name in sums else self.batch.stored(_zeros(size, p, self.batch))
             for name, p in self.batch.parameters.items()
         }
 

@@ -7,17 +7,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pergrad.distributed.groups import Summing
+from pergrad.distributed.sharding import is_sharded
 from pergrad.errors import PergradError
-from pergrad.quantities.base import Reduction, or_zeros
+from pergrad.quantities.base import counted, or_zeros, shown
+from pergrad.quantities.over_ranks import OverRanks
 from pergrad.reductions import SampleGradients
 
 __all__ = ["SecondMoment", "Variance"]
 
 
-class SecondMoment(Reduction[dict[str, Tensor]]):
+class SecondMoment(OverRanks[dict[str, Tensor]]):
     """Σ_n g_n², elementwise: `.result[name]` of the parameter's shape, in float32 or float64.
 
-    `a += b` adds the sums. An entry is not finite if that of some gradient is not.
+    `a += b` adds the sums, `.all_reduce()` those of all ranks. An entry is not finite if that of some
+    gradient is not.
+
+    Args:
+        accumulate: add the squares of further blocks.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -33,8 +40,14 @@ class SecondMoment(Reduction[dict[str, Tensor]]):
     def consume(self, name: str, gradients: SampleGradients) -> None:
         self._sums[name] = self.batch.stored(gradients.sum_of_squares())
 
+    def sum_over_ranks(self, name: str) -> None:
+        self._sums[name] = self.shard_of_sum(name, self._sums.get(name), is_real=True)
+
     def finish(self) -> dict[str, Tensor]:
         return or_zeros(self._sums, self.batch, are_real=True)
+
+    def reduced(self, group: Summing) -> dict[str, Tensor]:
+        return group.sum(self.result)
 
     def merge(self, other: SecondMoment) -> None:
         self._result = {name: a + other.result[name] for name, a in self.result.items()}
@@ -50,6 +63,8 @@ class _Moments(NamedTuple):
     def joined(self, other: _Moments) -> _Moments:
         """Σ (x - m)² over both = Σ_a + Σ_b + (m_a - m_b)² ab / (a + b)."""
         a, b = self.samples, other.samples
+        if not a or not b:
+            return self if a else other
         apart = {name: other.means[name] - mean for name, mean in self.means.items()}
         return _Moments(
             a + b,
@@ -60,17 +75,45 @@ class _Moments(NamedTuple):
             },
         )
 
+    def over(self, group: Summing) -> _Moments:
+        """Σ_r [Σ_n (x - m_r)² + n_r (m_r - m)²], with the mean m over the samples of all ranks r."""
+        own = self.samples
+        samples = group.count(own)
+        if samples == 0:
+            return self
+        whole = [name for name, mean in self.means.items() if not is_sharded(mean)]
+        totals = {
+            name: self.means[name] * own if own else _zeros(self.means[name]) for name in whole
+        }
+        means = {name: total / samples for name, total in group.sum(totals).items()}
+        squares = {
+            name: self.squares[name] + own * _squared(self.means[name] - means[name])
+            if own
+            else _zeros(self.squares[name])
+            for name in whole
+        }
+        return _Moments(samples, self.means | means, self.squares | group.sum(squares))
+
+
+def _zeros(t: Tensor) -> Tensor:
+    """Returns zeros, for a rank without samples: it has no mean."""
+    return torch.zeros_like(t)
+
 
 def _squared(t: Tensor) -> Tensor:
     """|t|², elementwise; real."""
     return torch.view_as_real(t).square().sum(-1) if t.is_complex() else t.square()
 
 
-class Variance(Reduction[Any]):
+class Variance(OverRanks[Any]):
     """The unbiased variance of g_n over the samples, elementwise: `.result[name]` of the parameter's shape.
 
     `.mean[name]` is the mean gradient, `.count` the number of samples. Squares are taken about the mean, so
-    nothing cancels if the mean is large. `a += b` gives the variance over the samples of both.
+    nothing cancels if the mean is large. `a += b` gives the variance over the samples of both,
+    `.all_reduce()` that over the samples of all ranks.
+
+    Args:
+        accumulate: include the samples of further blocks.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -85,8 +128,8 @@ class Variance(Reduction[Any]):
         moments = self._of_ended(self._result)
         if moments.samples < 2:
             raise PergradError(
-                "the variance of a single sample is not defined: use a batch of two or more, or add "
-                "further batches with +="
+                f"the variance of {counted(moments.samples, 'sample')} is not defined: use a batch of two or "
+                "more, or add further batches with +="
             )
         return {name: squares / (moments.samples - 1) for name, squares in moments.squares.items()}
 
@@ -101,16 +144,36 @@ class Variance(Reduction[Any]):
     def clear(self) -> None:
         self._means: dict[str, Tensor] = {}
         self._squares: dict[str, Tensor] = {}
+        self._of_all: int | None = None  # samples of all ranks, if parameters are sharded
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
-        mean = gradients.total() / self.batch.size
+        mean = gradients.total() / max(self.batch.size, 1)
         self._means[name] = self.batch.stored(mean)
         self._squares[name] = self.batch.stored(gradients.squares_about(mean))
+
+    def _shown_result(self) -> str:
+        return shown(self.mean)
+
+    def sum_over_ranks(self, name: str) -> None:
+        shards, own = self._spread.shards, self.batch.size
+        assert shards is not None
+        if self._of_all is None:
+            self._of_all = shards.count(own)
+        mean = self._means.pop(name, None)
+        total = self.shard_of_sum(name, None if mean is None else mean * own)
+        self._means[name] = total / max(self._of_all, 1)
+        apart = -shards.whole(self._means[name])
+        apart = apart if mean is None else apart + mean
+        squares = own * _squared(apart) + self._squares.pop(name, 0.0)
+        self._squares[name] = self.shard_of_sum(name, squares, is_real=True)
 
     def finish(self) -> _Moments:
         means = or_zeros(self._means, self.batch)
         squares = or_zeros(self._squares, self.batch, are_real=True)
         return _Moments(self.batch.size, means, squares)
+
+    def reduced(self, group: Summing) -> _Moments:
+        return self._of_ended(self._result).over(group)
 
     def merge(self, other: Variance) -> None:
         self._result = self._of_ended(self._result).joined(other._of_ended(other._result))

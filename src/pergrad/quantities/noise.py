@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from pergrad.distributed.groups import Ranks, Summing
+from pergrad.distributed.sharding import is_sharded, length_over_ranks
 from pergrad.errors import PergradError
-from pergrad.quantities.base import Batch, Reduction
+from pergrad.quantities.base import Batch, counted, or_zeros
+from pergrad.quantities.over_ranks import OverRanks
 from pergrad.reductions import SampleGradients
 
 __all__ = ["NoiseScale"]
 
 
-class NoiseScale(Reduction[Any]):
+class NoiseScale(OverRanks[Any]):
     """The simple noise scale tr(Σ) / |G|² (McCandlish et al., 2018), `.result` a float.
 
     Σ is the covariance of a sample's gradient, G its expectation; both are estimated without bias:
@@ -23,10 +27,12 @@ class NoiseScale(Reduction[Any]):
     negative, and so may the noise scale: the batch is too small to tell.
 
     One object may be used for many steps: `.running` is then the ratio of the exponential averages of the
-    two moments, which is less noisy. `a += b` gives the noise scale over the samples of both.
+    two moments, which is less noisy. `a += b` gives the noise scale over the samples of both, `.all_reduce()`
+    that over the samples of all ranks, for `.running` too.
 
     Args:
         decay: the decay of the averages behind `.running`.
+        accumulate: include the samples of all blocks in `.result`, which is otherwise that of the last one.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -36,11 +42,15 @@ class NoiseScale(Reduction[Any]):
     (2.0, 19.0, 0.105)
     """
 
-    def __init__(self, decay: float = 0.95) -> None:
+    spans_blocks: ClassVar[bool] = True
+
+    def __init__(self, decay: float = 0.95, *, accumulate: bool = False) -> None:
+        super().__init__(accumulate=accumulate)
         if not 0 <= decay < 1:
             raise PergradError(f"decay must be in [0, 1), got {decay}")
         self._decay = decay
         self._averages: Tensor | None = None  # of trace and squared mean
+        self._earlier: Tensor | None = None  # the same, without the last block
 
     @property
     def trace(self) -> float:
@@ -69,6 +79,12 @@ class NoiseScale(Reduction[Any]):
     def settings(self) -> tuple[Any, ...]:
         return (self._decay,)
 
+    def _shown_settings(self) -> list[str]:
+        return [f"decay={self._decay}", *super()._shown_settings()]
+
+    def _shown_result(self) -> str:
+        return super()._shown_result() if self._samples > 1 else "undefined"
+
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
         self._squares = torch.zeros((), dtype=torch.float64, device=batch.device)
@@ -80,25 +96,57 @@ class NoiseScale(Reduction[Any]):
         self._squares = self._squares + gradients.squared_norms().sum()
         self._totals[name] = self.batch.stored(gradients.total())
 
+    def sum_over_ranks(self, name: str) -> None:
+        self._totals[name] = self.shard_of_sum(name, self._totals.get(name))
+
     def finish(self) -> _Sums:
-        return _Sums(self.batch.size, self.batch.stored(self._squares), self._totals)
+        totals = or_zeros(self._totals, self.batch)
+        return _Sums(self.batch.size, self.batch.stored(self._squares), totals)
+
+    def reset(self) -> None:
+        """Forgets the result, and not the averages behind `.running`."""
+        super().reset()
 
     def settle(self) -> None:
+        self._earlier = self._averages
+        self._average()
+
+    def _average(self) -> None:
+        """Adds the last block to the averages."""
         sums: _Sums = self._of_ended(self._result)
         if sums.samples > 1:
             now = sums.estimates()
-            before = torch.zeros_like(now) if self._averages is None else self._averages
+            before = torch.zeros_like(now) if self._earlier is None else self._earlier
             self._averages = self._decay * before + (1 - self._decay) * now
+
+    def all_reduce(self, group: Ranks = None) -> Self:
+        super().all_reduce(group)
+        self._average()
+        return self
+
+    def reduced(self, group: Summing) -> _Sums:
+        return self._of_ended(self._result).over(group)
 
     def merge(self, other: NoiseScale) -> None:
         self._result = self._of_ended(self._result).joined(other._of_ended(other._result))
+
+    def join(self, parts: Sequence[NoiseScale]) -> None:
+        averages = self._averages
+        super().join(parts)
+        self._averages = averages
+        self.settle()
+
+    def prepend(self, earlier: NoiseScale) -> None:
+        averages, before = self._averages, self._earlier
+        super().prepend(earlier)
+        self._averages, self._earlier = averages, before
 
     def _estimates(self) -> Tensor:
         sums: _Sums = self._of_ended(self._result)
         if sums.samples < 2:
             raise PergradError(
-                "the noise scale of a single sample is not defined: use a batch of two or more, or add "
-                "further batches with +="
+                f"the noise scale of {counted(sums.samples, 'sample')} is not defined: use a batch of two or "
+                "more, or add further batches with +="
             )
         return sums.estimates()
 
@@ -109,12 +157,11 @@ class _Sums(NamedTuple):
     samples: int
     squares: Tensor
     totals: dict[str, Tensor]
+    length: Tensor | None = None  # |Σ_n g_n|², if totals are sharded: all ranks compute it together
 
     def estimates(self) -> Tensor:
         """Computes tr(Σ) and |G|² on the device, without synchronising."""
-        totals = [torch.view_as_real(t) if t.is_complex() else t for t in self.totals.values()]
-        lengths = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in totals]
-        total = torch.stack(lengths).square().sum()
+        total = self._length() if self.length is None else self.length
         trace = (self.squares - total / self.samples) / (self.samples - 1)
         return torch.stack([trace, total / self.samples**2 - trace / self.samples])
 
@@ -122,4 +169,18 @@ class _Sums(NamedTuple):
         totals = dict(self.totals)
         for name, total in other.totals.items():
             totals[name] = totals[name] + total if name in totals else total
-        return _Sums(self.samples + other.samples, self.squares + other.squares, totals)
+        length = None if self.length is None else length_over_ranks(totals.values())
+        return _Sums(self.samples + other.samples, self.squares + other.squares, totals, length)
+
+    def _length(self) -> Tensor:
+        """|Σ_n g_n|² over all parameters."""
+        totals = [torch.view_as_real(t) if t.is_complex() else t for t in self.totals.values()]
+        lengths = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in totals]
+        return torch.stack(lengths).square().sum() if lengths else torch.zeros_like(self.squares)
+
+    def over(self, group: Summing) -> _Sums:
+        squares = group.sum({"squares": self.squares})["squares"]
+        totals = group.sum(self.totals)
+        any_sharded = any(map(is_sharded, totals.values()))
+        length = length_over_ranks(totals.values()) if any_sharded else None
+        return _Sums(group.count(self.samples), squares, totals, length)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from pergrad.distributed.groups import Ranks
+from pergrad.distributed.spread import Spread
 from pergrad.quantities.base import Batch, Reduction, SampleReport, joined_samples, norms_of
 from pergrad.reductions import SampleGradients, SquaredNorms
 
@@ -18,7 +21,11 @@ class Norms(Reduction[Tensor]):
 
     Results are in float32, or float64 for a model in float64; sums are always taken in float64. A gradient
     that is not finite gives a norm that is not finite, for this sample only. In float32, entries beyond
-    1e19 do so too, since their squares overflow. `a += b` concatenates the samples.
+    1e19 do so too, since their squares overflow. `a += b` concatenates the samples, `.all_gather()` those of
+    all ranks.
+
+    Args:
+        accumulate: append the samples of further blocks.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1)
@@ -39,13 +46,19 @@ class Norms(Reduction[Tensor]):
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
         self._of_each = None
+        self._spread: Spread = batch.spread
+
+    def reset(self) -> None:
+        super().reset()
+        self._of_each = None
 
     def clear(self) -> None:
         self._squares: SquaredNorms | None = None
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
         if self._squares is None:
-            self._squares = SquaredNorms(self.batch.queue)
+            assert self._batch is not None
+            self._squares = SquaredNorms(self._batch.queue)
         self._squares.add(name, gradients)
 
     def finish(self) -> Tensor:
@@ -55,8 +68,10 @@ class Norms(Reduction[Tensor]):
         squares: Tensor | None = None
         if self._squares is not None:
             names, squares = self._squares.found()
-        reached = {*names}
-        unreached = [name for name in batch.parameters if name not in reached]
+        unreached: list[str] = []
+        if len(names) < len(batch.parameters):
+            reached = {*names}
+            unreached = [name for name in batch.parameters if name not in reached]
         if squares is None or unreached:
             zeros = torch.zeros(
                 len(unreached), batch.size, dtype=torch.float64, device=batch.device
@@ -76,3 +91,15 @@ class Norms(Reduction[Tensor]):
         joined = joined_samples(self.per_param, other.per_param)
         self._of_each = list(joined), torch.stack(list(joined.values()))
         self._result = torch.cat([self.result, other.result])
+
+    def all_gather(self, group: Ranks = None) -> Self:
+        """Concatenates the samples of all ranks, in their order, in place; every rank must call it.
+
+        Ranks may have different numbers of samples, or none. By default all ranks of the wrapper take part,
+        or all of the job.
+        """
+        ranks, each = self._spread.group(group), self.per_param
+        ranks.agree("norms", (list(each), self.result.dtype))
+        rows = ranks.gather(torch.stack([*each.values(), self.result]))
+        self._of_each, self._result = (list(each), rows[:-1]), rows[-1]
+        return self

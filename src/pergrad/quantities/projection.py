@@ -31,6 +31,7 @@ class Projection(Reduction[Tensor]):
             "two_sided" multiplies the gradient of a matrix by random signs from both sides, to (a, b) with
             a · b = dim; it is faster for wide layers, but has a larger error if a gradient has low rank.
             Both sketch vectors by "count".
+        accumulate: append the samples of further blocks.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(100, 10)
@@ -44,8 +45,14 @@ class Projection(Reduction[Tensor]):
     is_linear = True
 
     def __init__(
-        self, dim: int, seed: int = 0, *, method: Literal["count", "two_sided"] = "count"
+        self,
+        dim: int,
+        seed: int = 0,
+        *,
+        method: Literal["count", "two_sided"] = "count",
+        accumulate: bool = False,
     ) -> None:
+        super().__init__(accumulate=accumulate)
         if not isinstance(dim, int) or dim < 1:
             raise PergradError(f"dim must be a positive integer, got {dim!r}")
         if method not in _METHODS:
@@ -60,6 +67,10 @@ class Projection(Reduction[Tensor]):
     @property
     def settings(self) -> tuple[Any, ...]:
         return (self._dim, self._seed, self._method)
+
+    def _shown_settings(self) -> list[str]:
+        own = [str(self._dim), f"seed={self._seed}", f"method={self._method!r}"]
+        return [*own, *super()._shown_settings()]
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)

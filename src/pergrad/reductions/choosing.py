@@ -20,6 +20,8 @@ __all__ = ["chooser_for", "chooser_of", "fourier_is_cheaper"]
 Shape = tuple[int, ...]
 Dtype = torch.dtype
 
+_WITH_KERNELS = frozenset({"cuda"})  # devices on which `have_kernels` may be true
+
 
 def chooser_of(*tensors: Tensor, by_kernels: bool = True) -> Chooser:
     """Returns the chooser of the machine that reductions of these tensors run on.
@@ -28,9 +30,10 @@ def chooser_of(*tensors: Tensor, by_kernels: bool = True) -> Chooser:
         tensors: the tensors that a kernel would read, all on one device.
         by_kernels: whether to consider kernels, if they run on these tensors.
     """
-    if by_kernels and have_kernels(tensors):
-        return _BY_KERNELS_OR_TORCH[machine_of(tensors[0])]
-    return _BY_TORCH[machine_of(tensors[0])]
+    machine = machine_of(tensors[0])
+    if by_kernels and machine.device in _WITH_KERNELS and have_kernels(tensors):
+        return _BY_KERNELS_OR_TORCH[machine]
+    return _BY_TORCH[machine]
 
 
 def chooser_for(machine: Machine, has_kernels: bool) -> Chooser:

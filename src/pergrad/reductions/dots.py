@@ -18,7 +18,9 @@ from pergrad.factors import (
     NormalizedProduct,
     OuterProduct,
     PositionSum,
+    Rearranged,
     RowSum,
+    Scaled,
 )
 from pergrad.reductions.inner import multiplied_and_summed
 from pergrad.reductions.tiles import sample_tiles, wide_dtype
@@ -82,6 +84,16 @@ def _(factor: Convolution, direction: Tensor, bound: int) -> Tensor:
     for dim, size in enumerate(factor.grad_output.shape[3:], 2):
         pushed = pushed.narrow(dim, 0, size)  # that of a transposed convolution may be longer
     return multiplied_and_summed(pushed.reshape(factor.grad_output.shape), factor.grad_output)
+
+
+@dots_of.register
+def _(factor: Rearranged, direction: Tensor, bound: int) -> Tensor:
+    return dots_of(factor.each, factor.restored(direction.unsqueeze(0))[0], bound)
+
+
+@dots_of.register
+def _(factor: Scaled, direction: Tensor, bound: int) -> Tensor:
+    return dots_of(factor.each, direction * factor.constant.to(direction.dtype), bound)
 
 
 @dots_of.register

@@ -8,7 +8,16 @@ from math import prod
 import torch
 from torch import Tensor
 
-from pergrad.factors import Convolution, Dense, Factor, OuterProduct, PositionSum, add_up, joined
+from pergrad.factors import (
+    Convolution,
+    Dense,
+    Factor,
+    OuterProduct,
+    PositionSum,
+    Rearranged,
+    add_up,
+    joined,
+)
 from pergrad.reductions.choosing import chooser_for
 from pergrad.reductions.dots import dots
 from pergrad.reductions.gram import gram, gram_against
@@ -101,7 +110,7 @@ class SampleGradients:
     def settle(self, factor: Factor, gradients: Tensor) -> None:
         """Replaces the factor by its gradients, (n, d), unless it was replaced already."""
         if self._factors[0] is factor:
-            self._factors = [Dense(gradients.view(factor.shape))]
+            self._factors = [_settled(factor, gradients)]
 
     @property
     def launch(self) -> tuple[Launch, tuple[Tensor, ...]] | None:
@@ -210,6 +219,13 @@ def scaled_squares(squares: Tensor, scale: Tensor | float) -> Tensor:
     if isinstance(scale, Tensor):
         return squares * scale.to(squares) ** 2
     return squares if scale == 1 else squares * scale**2
+
+
+def _settled(factor: Factor, gradients: Tensor) -> Factor:
+    """Replaces the innermost factor, whose order of entries the gradients have."""
+    if isinstance(factor, Rearranged):
+        return Rearranged(_settled(factor.each, gradients), factor.order, factor.sizes)
+    return Dense(gradients.view(factor.shape))
 
 
 def _is_faster_dense(factor: Factor) -> bool:

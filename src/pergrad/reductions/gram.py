@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pergrad.factors import Factor, OuterProduct
+from pergrad.factors import Factor, OuterProduct, Rearranged
 from pergrad.reductions.choosing import chooser_of
 from pergrad.reductions.norms import is_cancelled
 from pergrad.reductions.tiles import at_once, whole_batch_tiles
@@ -19,6 +19,8 @@ __all__ = ["gram", "gram_against"]
 def gram(factors: Sequence[Factor], bound: int) -> Tensor:
     """<G_n, G_m>, (n, n) in float64, of joined factors."""
     (first, *others) = factors
+    if isinstance(first, Rearranged) and not others:
+        return gram([first.each], bound)
     if not isinstance(first, OuterProduct) or others:
         return by_rows(factors, bound)
     g, x = first.grad_output, first.input
@@ -65,7 +67,10 @@ def by_rows(factors: Sequence[Factor], bound: int) -> Tensor:
 
 def gram_against(factors: Sequence[Factor], stored: Tensor, bound: int) -> Tensor:
     """<G_n, stored[m]>, (n, m) in float64; `stored` is (m, *weight)."""
-    n, m = factors[0].shape[0], stored.shape[0]
+    (first, *others) = factors
+    if isinstance(first, Rearranged) and not others:
+        return gram_against([first.each], first.restored(stored), bound)
+    n, m = first.shape[0], stored.shape[0]
     found: Tensor | None = None
     for rows, gradients in whole_batch_tiles(factors, bound):
         part = stored if stored.dim() == 1 else stored[:, rows]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pergrad.factors import Factor, OuterProduct, RowSum
+from pergrad.factors import Factor, OuterProduct, Rearranged, RowSum, Scaled
 from pergrad.reductions.tiles import sample_tiles
 from pergrad.runtime import mm, wide
 
@@ -16,11 +16,16 @@ __all__ = ["squares_about", "sum_of_squares"]
 def sum_of_squares(factors: Sequence[Factor], scale: Tensor | None, bound: int) -> Tensor:
     """Σ_n (scale[n] G_n)², of the weight's shape, in float32 or wider."""
     (first, *others) = factors
+    if isinstance(first, Rearranged) and not others:
+        return first.arranged(sum_of_squares([first.each], scale, bound).unsqueeze(0))[0]
     if isinstance(first, OuterProduct) and not others and first.positions == 1:
         dtype = wide(first.dtype)
         g, x = first.grad_output[:, 0].to(dtype), first.input[:, 0].to(dtype)
         g = g if scale is None else g * scale.to(dtype).unsqueeze(1)
         return mm(g.square().T, x.square(), dtype)
+    if isinstance(first, Scaled) and not others:
+        found = sum_of_squares([first.each], scale, bound)
+        return found * first.constant.to(found.dtype).square()
     if isinstance(first, RowSum) and not others:
         rows = first.coalesced(wide(first.dtype))
         g = rows.grad_output
@@ -34,7 +39,12 @@ def squares_about(
     center: Tensor | None, factors: Sequence[Factor], scale: Tensor | None, bound: int
 ) -> Tensor:
     """Σ_n (scale[n] G_n - center)²; unlike a difference of sums, this does not cancel around the mean."""
-    shape = factors[0].shape[1:]
+    (first, *others) = factors
+    if isinstance(first, Rearranged) and not others:
+        if center is not None:
+            center = first.restored(center.unsqueeze(0))[0]
+        return first.arranged(squares_about(center, [first.each], scale, bound).unsqueeze(0))[0]
+    shape = first.shape[1:]
     total: Tensor | None = None
     for samples, rows, gradients in sample_tiles(factors, bound):
         if scale is not None:

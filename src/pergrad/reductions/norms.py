@@ -26,9 +26,12 @@ from pergrad.factors import (
     NormalizedProduct,
     OuterProduct,
     PositionSum,
+    Rearranged,
     RowSum,
+    Scaled,
     Stacked,
     add_up,
+    in_any_order,
 )
 from pergrad.kernels import all_launchers
 from pergrad.reductions.choosing import chooser_of
@@ -104,6 +107,23 @@ def _(factor: RowSum, bound: int) -> Tensor:
 
 
 @squared_norms_of.register
+def _(factor: Rearranged, bound: int) -> Tensor:
+    return squared_norms_of(factor.each, bound)
+
+
+@squared_norms_of.register
+def _(factor: Scaled, bound: int) -> Tensor:
+    if factor.constant.numel() == 1:
+        return squared_norms_of(factor.each, bound) * factor.constant.double().square().flatten()
+    each = factor.each
+    if isinstance(each, OuterProduct) and each.positions == 1:
+        g, x = (t[:, 0].double().square() for t in (each.grad_output, each.input))
+        squares = factor.constant.double().square().expand(each.shape[1:])
+        return (g @ squares).mul_(x).sum(1)  # Σ g² c² x²
+    return by_tiles([factor], bound)
+
+
+@squared_norms_of.register
 def _(factor: Stacked, bound: int) -> Tensor:
     return squared_norms_of(factor.products(), bound).view(-1, factor.count).sum(1)
 
@@ -142,6 +162,9 @@ def launch_of(factors: Sequence[Factor], bound: int) -> tuple[Launch, tuple[Tens
         return None
     factor: Any = factors[0]
     kind = type(factor)  # `isinstance` of an abstract class took half of the time
+    if kind is Rearranged:
+        factor = in_any_order(factor)
+        kind = type(factor)
     if kind is OuterProduct or kind is ElementProduct:
         parts = [factor.grad_output, factor.input]
     elif kind is NormalizedProduct:
@@ -210,8 +233,10 @@ def _flat_columns(t: Tensor) -> Tensor:
 
 
 def by_rank_one(factor: OuterProduct) -> Tensor:
-    """|g ⊗ x|² = |g|² |x|²; in float64, since one may be huge and the other tiny."""
-    return _squared(factor.grad_output.double()) * _squared(factor.input.double())
+    """|g ⊗ x|² = (|g| |x|)²; in float64, since one may be huge and the other tiny."""
+    g, x = factor.grad_output, factor.input
+    norms = torch.linalg.vector_norm(g, dim=(1, 2), dtype=torch.float64)
+    return (norms * torch.linalg.vector_norm(x, dim=(1, 2), dtype=torch.float64)).square()
 
 
 def by_gram(factor: OuterProduct, bound: int) -> Tensor:

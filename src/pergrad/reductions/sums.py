@@ -11,7 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.factors import ByOwner, Convolution, Dense, Factor, OuterProduct, RowSum, Stacked
+from pergrad.factors import (
+    ByOwner,
+    Convolution,
+    Dense,
+    Factor,
+    OuterProduct,
+    Rearranged,
+    RowSum,
+    Scaled,
+    Stacked,
+)
 from pergrad.kernels import all_launchers
 from pergrad.reductions.choosing import chooser_of
 from pergrad.reductions.tiles import as_rows, is_small, wide_dtype
@@ -224,6 +234,16 @@ def _(factor: Convolution, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
 @weighted_sum_of.register
 def _(factor: ByOwner, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     return weighted_sum_of(factor.each, None if scale is None else scale[factor.owner], dtype)
+
+
+@weighted_sum_of.register
+def _(factor: Rearranged, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return factor.arranged(weighted_sum_of(factor.each, scale, dtype).unsqueeze(0))[0]
+
+
+@weighted_sum_of.register
+def _(factor: Scaled, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return weighted_sum_of(factor.each, scale, dtype) * factor.constant.to(dtype)
 
 
 @weighted_sum_of.register

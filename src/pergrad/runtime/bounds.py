@@ -1,4 +1,4 @@
-"""Bounds the memory that a step may use beside its results."""
+"""Bounds the memory that a step may use beside its results, and recognises that it ran out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import torch
 
-__all__ = ["ENOUGH", "ENOUGH_ON_GPU", "default_bound"]
+__all__ = ["ENOUGH", "ENOUGH_ON_GPU", "default_bound", "is_out_of_memory", "share_of_free_memory"]
 
 # Larger pieces are no faster. On a GPU each piece costs a launch, so pieces are larger. Deferred work is
 # batched to save Python overhead, so its bound is larger still.
@@ -18,13 +18,32 @@ def default_bound(device: torch.device, *, defers: bool = False) -> int:
 
     With `defers`, rules are deferred to run many at once, and the bound is larger.
     """
+    enough = ENOUGH
     if device.type == "cuda":
         enough = ENOUGH_TO_DEFER if defers else ENOUGH_ON_GPU
+    return min(share_of_free_memory(device, 16, enough), enough)
+
+
+def share_of_free_memory(device: torch.device, parts: int, enough: int | None = None) -> int:
+    """Returns one of so many parts of the free memory in bytes; it may be less if it is `enough`."""
+    if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
-        if free < 16 * enough:  # only then: the allocator's statistics take a millisecond
+        if enough is None or free < parts * enough:  # else not: statistics take a millisecond
             free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return min(free // 16, enough)
+        return int(free // parts)
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return min(free // 16, ENOUGH)
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // parts
     return ENOUGH
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether a smaller batch may avoid the error."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    words = (
+        "can't allocate memory",
+        "not enough memory",
+        "out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+    )
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -32,18 +32,18 @@ class _Eagerness:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open = 0  # number of open blocks, in all threads
-        self._stance: Any = None
+        self._before: Any = None  # the stance before, while it is changed
         self._compile: Any = None  # torch's own, while it is replaced
 
     def open(self) -> None:
         with self._lock:
             self._open += 1
-            if self._stance is None:
+            if self._before is None:
                 self._take_stance()
 
     def _take_stance(self) -> None:
         if _DYNAMO in sys.modules:
-            self._stance = torch.compiler.set_stance("force_eager")
+            self._before = internals.exchange_stance()
         elif self._compile is None:
             self._compile = torch.compile
             torch.compile = self._compiled
@@ -51,7 +51,7 @@ class _Eagerness:
     def _compiled(self, *args: Any, **kwargs: Any) -> Any:
         found = self._compile(*args, **kwargs)
         with self._lock:
-            if self._open and self._stance is None:
+            if self._open and self._before is None:
                 self._take_stance()
         return found
 
@@ -60,9 +60,9 @@ class _Eagerness:
             self._open -= 1
             if self._open:
                 return
-            if self._stance is not None:
-                self._stance.__exit__(None, None, None)
-                self._stance = None
+            if self._before is not None:
+                internals.exchange_stance(self._before)
+                self._before = None
             if self._compile is not None:
                 torch.compile, self._compile = self._compile, None
 

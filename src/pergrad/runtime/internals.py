@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pergrad.runtime import boundary
 from pergrad.runtime.boundary import Entry, find, resolver
 
 __all__ = ["ENGINE", "ENTRIES", "OWN_OPERATORS", "STATISTICS", "present"]
@@ -32,103 +32,6 @@ ENGINE = "_engine_run_backward"
 # Modules of torch's own operators, such as `torch.ops.aten.sin`. An operator of another module is treated as
 # a function of the user, which takes longer.
 OWN_OPERATORS = frozenset(["torch._ops.aten", "torch._ops.prims"])
-
-
-# -- public replacements
-
-
-class _Never:
-    """Has no instances, and no graph calls it: every check for it is False."""
-
-
-def _yes(*_: Any) -> bool:
-    return True
-
-
-def _is_any_autocast_enabled() -> bool:
-    return any(map(torch.is_autocast_enabled, _autocast_devices()))
-
-
-def _autocast_devices() -> tuple[str, ...]:
-    accelerator = torch.accelerator.current_accelerator()
-    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
-
-
-def _without_autocast() -> AbstractContextManager[object]:
-    off = ExitStack()
-    for device in _autocast_devices():
-        off.enter_context(torch.autocast(device, enabled=False))
-    return off
-
-
-class _Hooks:
-    """Sets and removes hooks of a tensor by key, as its dictionary of hooks does, by `register_hook`."""
-
-    _handles: dict[tuple[int, int], Any] = {}  # noqa: RUF012  # of all tensors, by id and key
-
-    def __init__(self, t: Tensor) -> None:
-        self._tensor = t
-
-    def __setitem__(self, key: int, hook: Callable[[Tensor], None]) -> None:
-        self._handles[id(self._tensor), key] = self._tensor.register_hook(hook)
-
-    def __iter__(self) -> Iterator[int]:
-        return (key for own, key in self._handles if own == id(self._tensor))
-
-    def pop(self, key: int, default: None) -> None:
-        handle = self._handles.pop((id(self._tensor), key), default)
-        if handle is not None:
-            handle.remove()
-
-
-def _copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
-
-
-def _current_stream(device: int) -> tuple[int, int, int]:
-    stream = torch.cuda.current_stream(device)
-    return stream.stream_id, stream.device_index, stream.device_type
-
-
-def _current_raw_stream(device: int) -> int:
-    return torch.cuda.current_stream(device).cuda_stream
-
-
-def _children(module: nn.Module) -> dict[str, nn.Module | None]:
-    return dict(module.named_children())
-
-
-def _own_parameters(module: nn.Module) -> dict[str, Tensor | None]:
-    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
-
-
-def _own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    return dict(module.named_buffers(recurse=False, remove_duplicate=False))
-
-
-def _apply_of(_: None, function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    return function.apply
-
-
-def _none(_: Any) -> None:
-    return None
-
-
-def _unchanged(x: Tensor, _: list[int]) -> Tensor:
-    return x
-
-
-class _NoConfig:
-    """Has no options to change."""
-
-    @staticmethod
-    def patch(**_: Any) -> AbstractContextManager[object]:
-        return ExitStack()
-
-
-def _unchanged_callback(_: Any) -> None:
-    return None
 
 
 # -- objects that callers use in place of the named ones
@@ -155,8 +58,85 @@ def _trace() -> Callable[..., Any]:
     return functools.partial(make_fx, tracing_mode="fake", _allow_non_fake_inputs=True)
 
 
+def _stance_exchanger() -> Callable[..., Any]:
+    """Returns a function that sets the stance of the compiler, by default eager, and returns the old one."""
+    compiler = find("torch._dynamo.eval_frame")
+    eager = compiler.DynamoStance("force_eager")
+    _ = compiler._stance  # an AttributeError if it has moved
+
+    def exchange(stance: Any = eager) -> Any:
+        before, compiler._stance = compiler._stance, stance
+        return before
+
+    return exchange
+
+
+def _batched_gradients() -> Callable[..., Any]:
+    """Returns `grad(is_grads_batched=True)` without the cycles that torch's own leaves.
+
+    It has batching rules of its own; those of `torch.vmap` give a wrong gradient for `torch.cdist`.
+    """
+    enter, leave = map(
+        find, ("torch._C._vmapmode_increment_nesting", "torch._C._vmapmode_decrement_nesting")
+    )
+    add, remove = find("torch._add_batch_dim"), find("torch._remove_batch_dim")
+
+    def gradients(
+        outputs: Sequence[Tensor],
+        leaves: Sequence[Tensor],
+        each: Sequence[Tensor],
+        count: int,
+    ) -> list[Tensor | None]:
+        level = enter()
+        try:
+            given = [add(g, 0, level) for g in each]
+            found = torch.autograd.grad(
+                outputs, leaves, given, retain_graph=True, allow_unused=True
+            )
+            return [None if g is None else remove(g, level, count, 0) for g in found]
+        finally:
+            leave()
+
+    return gradients
+
+
+def _vmapped() -> Callable[..., Any]:
+    """Returns `torch.vmap` of a function that returns a list, without the cycles that torch's own leaves."""
+    functorch = find("torch._C._functorch")
+    enter, leave = functorch._vmap_increment_nesting, functorch._vmap_decrement_nesting
+    add, remove = functorch._add_batch_dim, functorch._remove_batch_dim
+    find("torch._functorch.vmap.lazy_load_decompositions")()
+
+    def vmapped(
+        function: Callable[..., list[Any]],
+        tensors: Sequence[Tensor],
+        dims: Sequence[int | None],
+        count: int,
+    ) -> list[Any]:
+        level = enter(count, "error")
+        try:
+            pairs = zip(tensors, dims, strict=True)
+            found = function(*[t if d is None else add(t, d, level) for t, d in pairs])
+            return [remove(t, level, count, 0) if isinstance(t, Tensor) else t for t in found]
+        finally:
+            leave()
+
+    return vmapped
+
+
 def _tensor() -> type[Tensor]:
     return Tensor
+
+
+def _joinable() -> Any:
+    joinable = find("torch.distributed.algorithms.Joinable")
+
+    def init(self: Any) -> None:
+        joinable.__init__(self)  # sets the attribute
+
+    return type(
+        "_Any", (joinable,), dict.fromkeys(joinable.__abstractmethods__) | {"__init__": init}
+    )()
 
 
 def _operator() -> Any:
@@ -193,13 +173,20 @@ ENTRIES: Mapping[str, Entry] = {
         "torch._subclasses.fake_tensor.FakeTensor",
         "to tell tensors of a trace from those with values",
         "no tensor counts as traced, and steps are not compiled",
-        instead=_Never,
+        instead=boundary.Never,
     ),
     "set_frame_callback": Entry(
         "torch._C._dynamo.eval_frame.set_eval_frame",
         "to run a recording inside of a compiled function eagerly",
         "a recording inside of a compiled function may fail",
-        instead=_unchanged_callback,
+        instead=boundary.unchanged_callback,
+    ),
+    "exchange_stance": Entry(
+        "torch._dynamo.eval_frame._stance",
+        "to run compiled functions eagerly, at a tenth of the public function's cost",
+        "`torch.compiler.set_stance` is used",
+        instead=boundary.exchange_stance,
+        make=_stance_exchanger,
     ),
     # Autograd
     "current_graph_task_id": Entry(
@@ -211,7 +198,7 @@ ENTRIES: Mapping[str, Entry] = {
         "torch._C._autograd._get_current_graph_task_keep_graph",
         "to free the saved tensors of a function as soon as its backward has run",
         "they are freed with the graph",
-        instead=_yes,
+        instead=boundary.yes,
     ),
     "top_saved_tensors_hooks": Entry(
         "torch._C._autograd._top_saved_tensors_default_hooks",
@@ -222,8 +209,22 @@ ENTRIES: Mapping[str, Entry] = {
         "torch._C._FunctionBase.apply",
         "to apply an autograd.Function without functorch's preparations",
         "it is applied with them",
-        instead=_apply_of,
+        instead=boundary.apply_of,
         make=_apply_of_base,
+    ),
+    "batched_gradients": Entry(
+        "torch._C._vmapmode_increment_nesting",
+        "to pull back the gradients of all samples at once, and leave no garbage",
+        "`is_grads_batched` is used, which leaves objects that a garbage collector frees",
+        instead=boundary.batched_gradients,
+        make=_batched_gradients,
+    ),
+    "vmapped": Entry(
+        "torch._C._functorch._vmap_increment_nesting",
+        "to run a function on all samples at once, and leave no garbage",
+        "`torch.vmap` is used, which leaves objects that a garbage collector frees",
+        instead=boundary.vmapped,
+        make=_vmapped,
     ),
     # Tensors
     "is_transformed": Entry(
@@ -231,11 +232,31 @@ ENTRIES: Mapping[str, Entry] = {
         "to see whether torch.vmap or torch.func runs a function",
         _ERROR,
     ),
+    "transforms": Entry(
+        "torch._functorch.apis",
+        "to give each sample its own copy of the weights inside of torch.vmap",
+        _ERROR,
+    ),
+    "level_of_transform": Entry(
+        "torch._C._functorch.maybe_current_level",
+        "to know which torch.vmap maps the samples",
+        _ERROR,
+    ),
+    "outside_of_transform": Entry(
+        "torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack",
+        "to make these copies outside of torch.vmap",
+        _ERROR,
+    ),
+    "add_mapped_dim": Entry(
+        "torch._C._functorch._add_batch_dim",
+        "to map these copies over the samples",
+        _ERROR,
+    ),
     "post_accumulate_hooks_of": Entry(
         "torch.Tensor._post_accumulate_grad_hooks",
         "to refuse parameters whose hooks would not run",
         "such hooks are not noticed",
-        instead=_none,
+        instead=boundary.none,
         make=_reader("_post_accumulate_grad_hooks", _tensor),
     ),
     "version_of": Entry(
@@ -254,7 +275,7 @@ ENTRIES: Mapping[str, Entry] = {
         "torch.Tensor._backward_hooks",
         "to hook many tensors at once, and to notice hooks of the user",
         "tensors are hooked one by one, and hooks of the user are not noticed",
-        instead=_Hooks,
+        instead=boundary.Hooks,
         make=_reader("_backward_hooks", _tensor),
     ),
     "storage_id": Entry(
@@ -267,61 +288,69 @@ ENTRIES: Mapping[str, Entry] = {
         "torch._foreach_copy_",
         "to copy many tensors in one launch",
         "tensors are copied one by one",
-        instead=_copy_each,
+        instead=boundary.copy_each,
     ),
     # Autocast
     "is_any_autocast_enabled": Entry(
         "torch._C._is_any_autocast_enabled",
         "to check for autocast on all devices in one call",
         "each device is checked",
-        instead=_is_any_autocast_enabled,
+        instead=boundary.is_any_autocast_enabled,
     ),
     "DisableAutocast": Entry(
         "torch._C._DisableAutocast",
         "to run a traced step, which contains its casts, without autocast",
         "`torch.autocast(enabled=False)` is used",
-        instead=_without_autocast,
+        instead=boundary.without_autocast,
     ),
     # Modules
     "children_of": Entry(
         "torch.nn.Module._modules",
         "to walk over a model faster than its iterators do",
         "its iterators are used",
-        instead=_children,
+        instead=boundary.children,
         make=_reader("_modules", nn.Module),
     ),
     "parameters_of": Entry(
         "torch.nn.Module._parameters",
         "to walk over a model faster than its iterators do",
         "its iterators are used",
-        instead=_own_parameters,
+        instead=boundary.own_parameters,
         make=_reader("_parameters", nn.Module),
     ),
     "buffers_of": Entry(
         "torch.nn.Module._buffers",
         "to walk over a model faster than its iterators do",
         "its iterators are used",
-        instead=_own_buffers,
+        instead=boundary.own_buffers,
         make=_reader("_buffers", nn.Module),
     ),
     "backward_hooks_of": Entry(
         "torch.nn.Module._backward_hooks",
         "to notice backward hooks of modules that change gradients",
         "such hooks are not noticed",
-        instead=_none,
+        instead=boundary.none,
         make=_reader("_backward_hooks", nn.Module),
     ),
     "backward_pre_hooks_of": Entry(
         "torch.nn.Module._backward_pre_hooks",
         "to notice backward hooks of modules that change gradients",
         "such hooks are not noticed",
-        instead=_none,
+        instead=boundary.none,
         make=_reader("_backward_pre_hooks", nn.Module),
     ),
     "pytree": Entry(
         "torch.utils._pytree",
         "to find the tensors in nested arguments",
         _ERROR,
+    ),
+    # Many processes
+    "join_config_of": Entry(
+        "torch.distributed.algorithms.Joinable._join_config",
+        "to notice that ranks may have left a job in the context `Join`",
+        "it is not noticed, and a reduction over ranks waits for them until it times out",
+        instead=boundary.not_joining,
+        make=_reader("_join_config", _joinable),
     ),
     # CUDA
     "current_device": Entry(
@@ -334,13 +363,13 @@ ENTRIES: Mapping[str, Entry] = {
         "torch._C._cuda_getCurrentStream",
         "to read the current stream in each call of a backward",
         "torch.cuda is used",
-        instead=_current_stream,
+        instead=boundary.current_stream,
     ),
     "current_raw_stream": Entry(
         "torch._C._cuda_getCurrentRawStream",
         "to launch a kernel in the current stream",
         "torch.cuda is used",
-        instead=_current_raw_stream,
+        instead=boundary.current_raw_stream,
     ),
     # Compiled steps
     "trace": Entry(
@@ -359,7 +388,7 @@ ENTRIES: Mapping[str, Entry] = {
         "torch._inductor.inductor_prims.force_stride_order",
         "to make the compiler save the inputs of layer norms",
         "compiled steps take more memory",
-        instead=_unchanged,
+        instead=boundary.unchanged,
     ),
     "BelowAutograd": Entry(
         "torch._C._AutoDispatchBelowAutograd",
@@ -377,7 +406,7 @@ ENTRIES: Mapping[str, Entry] = {
         "torch._dynamo.config",
         "to trace a step that calls functions of `torch.compile`",
         "such a step is not compiled",
-        instead=_NoConfig,
+        instead=boundary.NoConfig,
     ),
     # Operators
     "grouped_mm": Entry(
@@ -389,25 +418,25 @@ ENTRIES: Mapping[str, Entry] = {
         "torch.ops.aten._to_copy.default",
         "to find casts in a traced step",
         "casts are not joined",
-        instead=_Never,
+        instead=boundary.Never,
     ),
     "unsafe_view": Entry(
         "torch.ops.aten._unsafe_view.default",
         "to find reshapes in a traced step",
         "products reshaped this way are not rewritten",
-        instead=_Never,
+        instead=boundary.Never,
     ),
     "cpu_attention": Entry(
         "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default",
         "to find attention over few positions in a traced step",
         "it is not rewritten, which takes longer",
-        instead=_Never,
+        instead=boundary.Never,
     ),
     "cpu_attention_backward": Entry(
         "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
         "to find attention over few positions in a traced step",
         "it is not rewritten, which takes longer",
-        instead=_Never,
+        instead=boundary.Never,
     ),
     "fused_lstm_cell": Entry(
         "torch.ops.aten._thnn_fused_lstm_cell",

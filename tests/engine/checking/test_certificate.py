@@ -221,6 +221,67 @@ def test_an_error_of_the_promised_size_is_found(kind: str, dtype: torch.dtype) -
             assert not quietly(model, x, quantities=[], seed=seed).ok
 
 
+# The same for an error of the path in half precision alone, which float32 cannot see: (of all samples, of one
+# of 8, of one of 256).
+HALVES = [torch.bfloat16, torch.float16]
+FOUND_IN_HALVES = {torch.bfloat16: (0.1, 0.5, 4.0), torch.float16: (0.03, 0.1, 0.5)}
+
+
+@pytest.mark.parametrize("is_cast", [False, True], ids=["parameters", "autocast"])
+@pytest.mark.parametrize("dtype", FOUND_IN_HALVES, ids=str)
+@pytest.mark.parametrize("kind", ["all samples", "one of 8", "one of 256"])
+def test_an_error_of_the_half_precision_path_alone_is_found(
+    kind: str, dtype: torch.dtype, is_cast: bool
+) -> None:
+    kinds = ["all samples", "one of 8", "one of 256"]
+    error, size = FOUND_IN_HALVES[dtype][kinds.index(kind)], 8 if kind == "one of 8" else 256
+    for seed in range(5):
+        torch.manual_seed(seed)
+        own = torch.float32 if is_cast else dtype
+        model, x = Scaled(own), numbers(size, 4).to(own)
+        usual = pergrad.norms(model, loss, x).sort().indices[size * 200 // 256]
+        sample = None if kind == "all samples" else int(usual)
+        with torch.autocast("cpu", dtype, enabled=is_cast):
+            assert quietly(model, x, quantities=[], seed=seed).ok
+            with planted(error, sample, only_in=HALVES):
+                report = quietly(model, x, quantities=[], seed=seed)
+        wrong = {row.name for row in report.rows if row.verdict == "wrong"}
+        assert wrong == {"scale"}, f"seed {seed}: {report}"
+
+
+def test_a_wrong_drawn_sample_of_the_half_precision_path_is_found_by_its_norm() -> None:
+    torch.manual_seed(0)
+    model, x = Scaled(torch.float32), numbers(64, 4).float()
+    for p in model.map.parameters():
+        p.requires_grad_(False)
+    with torch.autocast("cpu", torch.bfloat16), planted(0.3, 5, only_in=HALVES):
+        reports = [quietly(model, x, seed=seed) for seed in range(60)]
+    assert any(5 in report.samples for report in reports)
+    assert all(not r.ok for r in reports if 5 in r.samples)
+
+
+def test_an_error_of_the_float32_path_alone_is_found() -> None:
+    torch.manual_seed(0)
+    model, x = Scaled(torch.float32), numbers(256, 4).float()
+    with planted(0.01, only_in=[torch.float32]):
+        assert not quietly(model, x, quantities=[]).ok
+
+
+def _normalized_constant(m: Any, x: Tensor) -> Tensor:
+    """Normalises rows of equal numbers: their deviations from the mean are rounding, times 1 / √ε."""
+    return m.n(m.a(x).sum(-1, keepdim=True) + torch.zeros(D, dtype=x.dtype)) * m.b(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_terms_that_cancel_but_for_rounding_are_no_error(dtype: torch.dtype) -> None:
+    for seed in range(5):
+        torch.manual_seed(seed)
+        parts = {"a": nn.Linear(D, D), "n": nn.LayerNorm(D), "b": nn.Linear(D, D)}
+        model, x = Formula(_normalized_constant, **parts).to(dtype), numbers(SIZE, D).to(dtype)
+        report = quietly(model, x, seed=seed)
+        assert report.ok, f"seed {seed}: {report}"
+
+
 def test_the_factor_that_explains_an_error_is_named() -> None:
     with doubled_rule():
         report = quietly(Scaled(), numbers(SIZE, 4))

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from pergrad.engine.checking.exchanging import meeting
 from pergrad.engine.checking.replays import LossReplay
-from pergrad.engine.checking.snapshots import Snapshot
+from pergrad.engine.looping.snapshots import Snapshot
 from pergrad.engine.recording.options import Options
 from pergrad.engine.samples.proving import subsets
 from pergrad.errors import PergradError
@@ -174,11 +174,17 @@ def test_a_single_sample_has_none_to_meet() -> None:
 
 def test_a_batch_without_samples_is_refused() -> None:
     with pytest.raises(PergradError, match="no tensor among the arguments has 6 samples"):
-        problems(nn.Linear(D, OUT), [numbers(D) for _ in range(SIZE)], fn=_of_a_list)
+        problems(nn.Linear(D, OUT), numbers(SIZE + 1, D), fn=lambda m, x: loss(m, x[:SIZE]))
 
 
-def _of_a_list(model: nn.Module, rows: list[Tensor]) -> Tensor:
-    return loss(model, torch.stack(rows))
+@pytest.mark.parametrize("mixes", [False, True])
+def test_entries_of_lists_are_exchanged(mixes: bool) -> None:
+    def of_a_list(model: nn.Module, rows: list[Tensor]) -> Tensor:
+        x = torch.stack(rows)
+        return loss(model, x - x.mean(0) if mixes else x)
+
+    rows = [numbers(D) for _ in range(SIZE)]
+    assert bool(problems(nn.Linear(D, OUT), rows, fn=of_a_list)) == mixes
 
 
 @pytest.mark.parametrize("mixes", [False, True])

@@ -11,7 +11,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import pergrad
 from pergrad.engine.checking.explanation import Explanation
-from pergrad.engine.intercepting.journal import RUNGS
+from pergrad.engine.collecting.journal import RUNGS
 from pergrad.errors import PergradError
 from tests.engine.exactness import Formula, numbers, of, state_of, total
 
@@ -85,7 +85,7 @@ ON_RUNG: dict[str, tuple[Callable[..., Any], tuple[int, ...], str, set[str], str
 
 
 def test_every_rung_has_a_case() -> None:
-    assert ON_RUNG.keys() == set(RUNGS)
+    assert ON_RUNG.keys() == set(RUNGS) - {"loop"}  # which `explain` does not take
 
 
 @pytest.mark.parametrize("rung", ON_RUNG)

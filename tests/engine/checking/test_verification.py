@@ -74,8 +74,10 @@ def test_loss_may_be_a_sum_a_mean_or_one_for_each_sample(reduce: Callable[..., T
 
 
 def test_wrong_reduction_is_found() -> None:
-    report = quietly(network(), lambda m, x: loss(m, x).mean(), numbers(SIZE, D))
+    taken_for = {"loss_reduction": "sum"}
+    report = quietly(network(), lambda m, x: loss(m, x).mean(), numbers(SIZE, D), **taken_for)
     assert not report.ok
+    assert quietly(network(), lambda m, x: loss(m, x).mean(), numbers(SIZE, D)).ok
 
 
 def test_tied_weights_have_one_row() -> None:
@@ -318,7 +320,8 @@ def test_gradient_of_the_input_is_untouched() -> None:
 
 
 def test_a_mean_taken_for_a_sum_is_named() -> None:
-    report = quietly(network(), lambda m, x: loss(m, x).mean(), numbers(SIZE, D))
+    taken_for = {"loss_reduction": "sum"}
+    report = quietly(network(), lambda m, x: loss(m, x).mean(), numbers(SIZE, D), **taken_for)
     (problem,) = report.problems
     assert "and 3 others: off by 1/5, exactly one by the batch size: is the loss a mean?" in problem
 
@@ -357,7 +360,7 @@ def test_a_problem_has_a_reason_even_if_the_error_has_no_message(
     def fail(*_: Any, **__: Any) -> None:
         raise kind
 
-    monkeypatch.setattr("pergrad.engine.checking.trial.run_recorded", fail)
+    monkeypatch.setattr("pergrad.engine.looping.fallback.run_recorded", fail)
     report = quietly(network(), loss, numbers(SIZE, D))
     assert report.problems == (f"{kind.__name__}, without a message",)
 

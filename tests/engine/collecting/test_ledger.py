@@ -237,6 +237,9 @@ def test_rules_wait_where_python_bounds_the_speed_of_a_step() -> None:
     class Elsewhere:
         device = torch.device("cuda")
 
+        def is_complex(self) -> bool:
+            return False
+
     ledger = Ledger([Watching([])], N, {"w": Elsewhere()}, max_bytes=7)  # type: ignore[dict-item]
     assert ledger.queue.defers_rules
     assert ledger.queue.bound == 7

@@ -44,6 +44,36 @@ def test_input_gradients_are_convolutions_with_the_same_result(
     torch.testing.assert_close(traced(x), gradient(x))
 
 
+@pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format], ids=str)
+def test_input_gradients_keep_the_strides_that_a_view_needs(order: torch.memory_format) -> None:
+    layer = nn.Conv2d(4, 4, 3, padding=1, groups=4).double().requires_grad_(False)
+    x = torch.randn(3, 4, 5, 6, dtype=torch.float64).to(memory_format=order)
+
+    def gradient(x: Tensor) -> Tensor:
+        leaf = x.detach().requires_grad_()
+        out = layer(leaf).contiguous()  # its gradient has other strides than x
+        found = torch.autograd.grad(out.square().sum(), leaf)[0]
+        last = found.permute(0, 2, 3, 1) if order is torch.channels_last else found
+        return last.view(-1, last.shape[-1]) * 2
+
+    traced = make_fx(gradient)(x)
+    rewrite(traced.graph)
+    traced.recompile()
+    assert not _calls(traced, _BACKWARD)
+    torch.testing.assert_close(traced(x), gradient(x))
+
+
+def test_columns_that_are_cut_off_are_not_padded() -> None:
+    def cut(x: Tensor) -> Tensor:
+        return F.pad(x * 2, (0, -3)) @ F.pad(x * 2, (0, -3)).mT
+
+    x = torch.randn(4, 5).double()
+    traced = make_fx(cut, tracing_mode="fake")(x)
+    rewrite(traced.graph)
+    traced.recompile()
+    torch.testing.assert_close(traced(x), cut(x))
+
+
 def test_gradients_of_kernels_stay_as_they_are() -> None:
     x = torch.randn(2, 3, 5, 5)
 

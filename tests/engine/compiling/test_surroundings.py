@@ -195,6 +195,7 @@ def test_steps_give_what_recorded_ones_give_and_leave_no_traced_tensor(name: str
         for _ in range(4):
             x = data()
             step(x)
+            wanted.reset()
             with pergrad.record(plain, wanted):
                 losses(plain, x).sum().backward()
             for key, expected in wanted.result.items():
@@ -388,6 +389,7 @@ def test_states_of_quantities_are_those_of_recorded_steps(kind: type[_Own]) -> N
         for _ in range(4):
             x = data()
             step(x)
+            wanted.reset()
             with pergrad.record(model, wanted):
                 losses(model, x).sum().backward()
             assert not holds_traced(vars(found))

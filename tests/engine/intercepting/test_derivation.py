@@ -442,3 +442,67 @@ def test_the_gradients_of_a_transposed_matrix_stay_outer_products(
     x = numbers(5, T, D)
     (row,) = pergrad.explain(model, lambda model, x: model(x).square().sum((1, 2)), x).rows
     assert row.factors == ("OuterProduct",)
+
+
+REARRANGED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "a view": lambda m, x: F.linear(x, m.w.view(2, 2, 4).reshape(4, 4)),
+    "a permutation": lambda m, x: F.linear(
+        x, m.w.view(4, 2, 2).permute(2, 0, 1).reshape(2, 8)[:, :4]
+    ),
+    "dimensions of one": lambda m, x: F.linear(x, m.w[None].squeeze(0).unsqueeze(-1).flatten(1)),
+    "moved dimensions": lambda m, x: F.linear(x, m.w.movedim(0, 1)) * m.v.view(1, 4),
+    "the same weight in two shapes": lambda m, x: x * m.v.view(4, 1)[:, 0] * m.v.view(1, 4)[0],
+}
+SCALED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "a mask": lambda m, x: F.linear(x, m.w * torch.ones(4, 4, dtype=x.dtype).tril()),
+    "a mask of booleans": lambda m, x: F.linear(x, torch.ones(4, 4).tril().bool() * m.w),
+    "a number": lambda m, x: F.linear(x, m.w * 0.5, 2 * m.v),
+    "a column, transposed": lambda m, x: x @ (m.w * torch.arange(1.0, 5).double()[:, None]),
+    "a number without dimensions": lambda m, x: x * (torch.tensor(3.0).double() * m.v),
+    "a larger constant": lambda m, x: F.linear(x, m.v * torch.ones(4, 4, dtype=x.dtype)),
+    "another weight": lambda m, x: F.linear(x, m.w * m.v),
+}
+LOOKED_UP: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "more look-ups than rows": lambda m, x: x + m.w[torch.tensor([0, 1, 1, 3, -1, -4, 1])].mean(0),
+    "fewer look-ups than rows": lambda m, x: x * F.embedding(torch.tensor([[2]]), m.w)[0],
+    "one row": lambda m, x: x * m.w[torch.tensor(2)],
+    "entries of a vector": lambda m, x: x * torch.index_select(m.v, 0, torch.tensor([1, 1, 0, 3])),
+    "a table of indices": lambda m, x: x + m.v[torch.tensor([[0, 1], [1, 3]])].flatten(),
+    "a row that is padding": lambda m, x: x + F.embedding(torch.tensor([1, 2, 1]), m.w, 1).sum(0),
+}
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("name", [*REARRANGED, *LOOKED_UP, *SCALED])
+def test_rearranged_scaled_and_looked_up_weights_have_the_gradients_of_the_loop(
+    name: str, size: int
+) -> None:
+    forward = {**REARRANGED, **LOOKED_UP, **SCALED}[name]
+    make = lambda: Formula(forward, w=numbers(4, 4), v=numbers(4))  # noqa: E731
+    assert_exact(Case(make, of((4,))), size)
+
+
+def test_a_reshaped_weight_is_not_materialised_for_norms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: Any) -> Tensor:
+        raise AssertionError("materialised")
+
+    monkeypatch.setattr(pergrad.factors.Rearranged, "materialize", refused)
+    model = Formula(REARRANGED["a view"], w=numbers(4, 4), v=numbers(4))
+    with pergrad.record(model, pergrad.Norms(), pergrad.ClippedSum(1.0)):
+        model(numbers(3, 4)).sum().backward()
+
+
+def test_a_constant_that_changes_before_the_backward_is_refused() -> None:
+    mask = numbers(4, 4)
+    model = Formula(lambda m, x: F.linear(x, m.w * mask), w=numbers(4, 4))
+
+    def step() -> None:
+        with pergrad.record(model, pergrad.Norms()):
+            loss = model(numbers(3, 4)).sum()
+            mask.zero_()
+            loss.backward()
+
+    with pytest.raises(pergrad.PergradError, match="changed in place"):
+        step()

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pergrad.engine.collecting.grad_samples import GradSampleSink
+from pergrad.engine.collecting.journal import Journal, Rung
 from pergrad.engine.collecting.ledger import UseCounter
-from pergrad.engine.intercepting import recorder
-from pergrad.engine.intercepting.journal import Journal, Rung
+from pergrad.engine.intercepting import recorder, weight_calls
 from pergrad.engine.intercepting.ladder import (
     MixedCall,
     refused,
@@ -374,9 +374,10 @@ EXPANDED = frozenset(
 @pytest.fixture
 def no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves weights that meet samples nothing above vmap; no plan is there, as all caches are empty."""
-    monkeypatch.setattr(recorder, "RULES", {})
-    monkeypatch.setattr(recorder, "DECLARED", {})  # functions of this package are seen through
-    monkeypatch.setattr(recorder, "by_broadcast", lambda *_: None)
+    for module in (recorder, weight_calls):
+        monkeypatch.setattr(module, "RULES", {})
+        monkeypatch.setattr(module, "DECLARED", {})  # functions of this package are seen through
+    monkeypatch.setattr(weight_calls, "by_broadcast", lambda *_: None)
 
 
 def total_loss(model: Formula, *batch: Tensor) -> Tensor:
@@ -405,7 +406,7 @@ def test_rungs_agree_with_each_other_and_the_loop(
     lowest: Rung = "expanded" if name in EXPANDED else "masked VJP"
     expected = loop_grads(model, total_loss, *batch)
     mapped = grads_on("vmap" if is_mapped(name) else lowest, model, batch)
-    monkeypatch.setattr(recorder, "by_vmap", lambda *_: None)
+    monkeypatch.setattr(weight_calls, "by_vmap", lambda *_: None)
     masked = grads_on(lowest, model, batch)
     assert_all_near(mapped, expected)
     assert_all_near(masked, expected)

@@ -425,10 +425,11 @@ def test_nothing_is_left_after_an_exception(where: str, error: type[Exception]) 
     assert_all_near(pergrad.grads(model, losses, x, y), loop_grads(model, losses, x, y))
 
 
-def test_quantity_may_be_used_again() -> None:
+def test_quantity_may_be_used_again_after_a_reset() -> None:
     model, grads = mlp(), pergrad.Grads()
     for size in (4, 2):
         x, y = batch(size)
+        grads.reset()
         with pergrad.record(model, grads):
             losses(model, x, y).sum().backward()
         assert_all_near(grads.result, loop_grads(model, losses, x, y))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import pergrad
-from pergrad.engine.intercepting.journal import Journal
+from pergrad.engine.collecting.journal import Journal
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.running import reduced, run_recorded
 from pergrad.errors import PergradError, ScopeError

@@ -3,6 +3,7 @@
 from tests.rules.cases import (
     arithmetic,
     attention,
+    contraction,
     convolution,
     embedding,
     linear,
@@ -21,4 +22,5 @@ CASES: list[Case] = [
     *recurrent.CASES,
     *arithmetic.CASES,
     *attention.CASES,
+    *contraction.CASES,
 ]

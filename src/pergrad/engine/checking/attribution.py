@@ -31,6 +31,7 @@ class Attribution(Reduction[dict[str, Tensor]]):
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
         self.parameters = dict(batch.parameters)
+        self.units = batch.units
         self.precision: dict[str, torch.dtype] = {}
         weights = random_weights(batch.size, self.generator) if self._given is None else self._given
         self.weights = weights.to(batch.device)
@@ -104,8 +105,8 @@ def _distance(found: Tensor, wanted: Tensor, scale: float) -> float:
 _TOLERANCE = {
     torch.float64: 1e-8,
     torch.float32: 1e-4,
-    torch.float16: 0.05,
-    torch.bfloat16: 0.1,
+    torch.float16: 0.02,
+    torch.bfloat16: 0.05,
 }
 _OF_REPORTS = {torch.float64: 1e-7, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 # A sum below this share of the model's largest one is compared as if it had this size: some gradients are

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from pergrad.distributed.wrappers import refuse_repeated_steps
 from pergrad.engine.checking.attribution import Attribution
 from pergrad.engine.checking.certificate import Certificate, generator_of
 from pergrad.engine.checking.replays import LossReplay, ModuleReplay
 from pergrad.engine.checking.reports import CertifyReport
-from pergrad.engine.checking.snapshots import Snapshot
 from pergrad.engine.checking.watched_calls import WatchedCalls
-from pergrad.engine.intercepting.journal import Journal
+from pergrad.engine.collecting.journal import Journal
+from pergrad.engine.looping.fallback import Fallback, Runner
+from pergrad.engine.looping.snapshots import Snapshot
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.recording import check_module, recorded
-from pergrad.engine.recording.running import run_recorded
 from pergrad.errors import PergradError
 from pergrad.quantities import Norms, Quantity
 
@@ -36,6 +37,7 @@ def certify(
     quantities: Sequence[Quantity] | None = None,
     seed: int | None = None,
     quiet: bool = False,
+    fallback: Fallback | None = None,
     **options: Unpack[RecordOptions],
 ) -> CertifyReport:
     """Proves the per-sample gradients of one batch, prints a table and returns it; see `report.ok`.
@@ -55,6 +57,7 @@ def certify(
         quantities: what to compute and to check by single samples; by default a `Norms`.
         seed: of the random weights and samples; by default another one in each call.
         quiet: do not print.
+        fallback: as for `pergrad.grads`.
         options: the options of `pergrad.record` except `verify` and `certify`.
 
     >>> import torch, pergrad
@@ -65,7 +68,10 @@ def certify(
     """
     check_module(model)
     chosen = [Norms()] if quantities is None else list(quantities)
-    _, report = certified_run(model, loss_fn, batch, chosen, Options(**options), seed=seed)
+    runner = Runner(fallback)
+    _, report = certified_run(
+        model, loss_fn, batch, chosen, Options(**options), seed=seed, runner=runner
+    )
     if not quiet:
         print(report)
     return report
@@ -80,19 +86,26 @@ def certified_run(
     *,
     seed: int | None = None,
     mixing: bool = True,
+    runner: Runner | None = None,
+    key: Hashable = None,
 ) -> tuple[Tensor, CertifyReport]:
     """Runs a loss function recorded, and certifies the step; returns the losses, detached, and the report.
 
-    `mixing=False` leaves out the exchanges of samples, for a model that has passed them.
+    `runner` says what to do where recording is refused. `mixing=False` leaves out the exchanges of samples,
+    for a model that has passed them.
     """
+    refuse_repeated_steps(model, "certify")
+    options = options.of(batch)
     snapshot, journal = Snapshot(model), Journal()
     attribution = Attribution(generator_of(seed))
-    losses = run_recorded(
-        model, loss_fn, batch, [*quantities, attribution], options, journal=journal
+    runner = runner or Runner()
+    losses = runner.run(
+        model, loss_fn, batch, [*quantities, attribution], options, journal=journal, key=key
     )
     size = len(attribution.weights)
     known = losses if losses.shape == (size,) else None
     replay = LossReplay(model, loss_fn, batch, options, snapshot, size, losses=known)
+    replay.is_looped = runner.why is not None
     found = Certificate(replay, attribution, quantities, options, journal.rung_of)
     return losses, found.report(mixing=mixing)
 
@@ -102,6 +115,7 @@ def certified(
     module: nn.Module, quantities: Sequence[Quantity], options: Options
 ) -> Iterator[None]:
     """Records the block within as `recorded` does; at its end certifies the step, or raises."""
+    refuse_repeated_steps(module, "certify=True")
     watched = WatchedCalls(module)
     attribution = Attribution(generator_of(None))
     with (

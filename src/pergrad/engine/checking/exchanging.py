@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from pergrad.engine.checking.replays import Output, Replay
-from pergrad.engine.checking.snapshots import random_state
-from pergrad.engine.recording.arguments import map_leaves
+from pergrad.engine.looping.slices import AnySlices
+from pergrad.engine.looping.snapshots import random_state
 from pergrad.engine.samples.proving import subsets
 from pergrad.errors import PergradError
 from pergrad.runtime.tolerances import tolerance_of_rule
@@ -39,7 +37,7 @@ def meeting(replay: Replay, notes: list[str]) -> list[str]:
     """Lists the samples whose outputs change when others are exchanged; `notes` gets what was not tried."""
     if replay.size == 1:
         return []
-    batch = _Batch(replay)
+    batch = replay.slices()
     if not batch.carries_samples:
         raise PergradError(
             f"no tensor among the arguments has {replay.size} samples, so none can be exchanged to see "
@@ -76,9 +74,10 @@ def meeting(replay: Replay, notes: list[str]) -> list[str]:
     ]
 
 
-def _moved(replay: Replay, batch: _Batch, sources: Tensor) -> tuple[list[int], bool]:
+def _moved(replay: Replay, batch: AnySlices, sources: Tensor) -> tuple[list[int], bool]:
     """Lists the samples whose outputs move; and whether all runs draw equally many random numbers."""
-    before = [_detached(o) for o in replay.outputs()]
+    outputs = replay.outputs()
+    before = [_detached(o) for o in outputs]
     end = random_state()
     moved: set[int] = set()
     draws_as_before = True
@@ -87,8 +86,10 @@ def _moved(replay: Replay, batch: _Batch, sources: Tensor) -> tuple[list[int], b
         after = [_detached(o) for o in replay.outputs(batch.taken_from(origin))]
         pairs = zip(end, random_state(), strict=True)
         draws_as_before &= all(torch.equal(a, b) for a, b in pairs)
-        for a, b in zip(before, after, strict=True):
-            moved |= set((_differs(a, b) & ~exchanged).nonzero().flatten().tolist())
+        for output, a, b in zip(outputs, before, after, strict=True):
+            rows = _differs(a, b)
+            samples = torch.arange(len(rows)) if output.owner is None else output.owner.cpu()
+            moved |= {n for n in samples[rows].tolist() if not exchanged[n]}
     return sorted(moved), draws_as_before
 
 
@@ -109,80 +110,6 @@ def _differs(a: Tensor, b: Tensor) -> Tensor:
     limit = (tolerance_of_rule(a.dtype) * scale)[:, None]
     is_same = (a == b) | (a.isnan() & b.isnan()) | ((a - b).abs().double() <= limit)
     return (~is_same).any(1).cpu()
-
-
-class _Batch:
-    """Takes samples of a batch in any order, whatever holds them."""
-
-    def __init__(self, replay: Replay) -> None:
-        self._arguments = replay.arguments
-        self._dims = replay.sample_dims()
-        self._size = replay.size
-        self.carries_samples = bool(self._dims)
-
-    def taken_from(self, origin: Tensor) -> Any:
-        """Replaces each sample n by a copy of sample origin[n]."""
-        return map_leaves(
-            lambda t: _taken(t, self._dims[id(t)], origin) if id(t) in self._dims else t,
-            self._arguments,
-        )
-
-    def sources(self) -> Tensor | None:
-        """Finds for each sample the next one that differs from it; None where all are the same."""
-        found = torch.full((self._size,), -1)
-        numbers = torch.arange(self._size)
-        for shift in range(1, self._size):
-            origin = (numbers + shift) % self._size
-            differs = self._differs(origin) & (found < 0)
-            found = origin.where(differs, found)
-            if bool((found >= 0).all()):
-                return found
-        return None
-
-    def _differs(self, origin: Tensor) -> Tensor:
-        differs = torch.zeros(self._size, dtype=torch.bool)
-
-        def compare(t: Any) -> Any:
-            nonlocal differs
-            if id(t) in self._dims:
-                dim = self._dims[id(t)]
-                other = _taken(t, dim, origin)
-                if isinstance(t, PackedSequence):
-                    t, other, dim = _padded(t), _padded(other), 0
-                rows = (t != other).movedim(dim, 0).reshape(self._size, -1)
-                differs = differs | rows.any(1).cpu()
-            return t
-
-        map_leaves(compare, self._arguments)
-        return differs
-
-
-def _taken(t: Any, dim: int, origin: Tensor) -> Any:
-    if isinstance(t, PackedSequence):
-        return _taken_from_packed(t, origin)
-    found = t.detach().index_select(dim, origin.to(t.device))
-    return found.requires_grad_(t.requires_grad)
-
-
-def _taken_from_packed(packed: PackedSequence, origin: Tensor) -> PackedSequence:
-    """Replaces the steps of each sequence by those of another one, as far as both are long enough."""
-    sizes = packed.batch_sizes.tolist()
-    order = packed.sorted_indices
-    ranks = torch.arange(sizes[0])
-    sorted_to_sample = ranks if order is None else order.cpu()
-    rank_of = torch.empty_like(ranks)
-    rank_of[sorted_to_sample] = ranks
-    other = rank_of[origin[sorted_to_sample]]  # by rank
-    index, start = [], 0
-    for size in sizes:
-        own = ranks[:size]
-        index.append(start + torch.where(other[:size] < size, other[:size], own))
-        start += size
-    return packed._replace(data=packed.data[torch.cat(index).to(packed.data.device)])
-
-
-def _padded(packed: PackedSequence) -> Tensor:
-    return nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)[0]
 
 
 @contextmanager

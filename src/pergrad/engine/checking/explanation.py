@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pergrad.engine.checking.reports import text_table
-from pergrad.engine.intercepting.journal import Journal, Rung
+from pergrad.engine.collecting.journal import Journal, Rung
 from pergrad.engine.recording.options import LossReduction, Options
 from pergrad.engine.recording.running import run_recorded
 from pergrad.quantities import Batch, Quantity
@@ -25,6 +25,7 @@ _COST: dict[Rung | None, str] = {
     "expanded": "as the ordinary gradient",
     "vmap": "the function three times over",
     "masked VJP": "{count} backward passes of the function",
+    "loop": "{count} forward and backward passes of the model",
     None: "nothing: the loss does not reach it",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +12,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from pergrad.engine.checking.snapshots import Snapshot
 from pergrad.engine.checking.watched_calls import WatchedCalls, tensors_of_output
-from pergrad.engine.recording.arguments import leaves, map_leaves
+from pergrad.engine.looping.loop import looped
+from pergrad.engine.looping.owned_slices import OwnedSlices
+from pergrad.engine.looping.plain_run import CannotLoopError
+from pergrad.engine.looping.pulling_back import pulled_back
+from pergrad.engine.looping.slices import AnySlices, ownership_of_batch, slices_of
+from pergrad.engine.looping.slicing import Slices
+from pergrad.engine.looping.snapshots import Snapshot
+from pergrad.engine.recording.arguments import map_leaves
 from pergrad.engine.recording.inputs import inputs_of
 from pergrad.engine.recording.options import Options
+from pergrad.engine.recording.owning import Named, Place, named_leaves, ownership_in
+from pergrad.engine.recording.recording import recorded
 from pergrad.errors import PergradError
+from pergrad.quantities import Quantity
 from pergrad.runtime import without_autocast
 from pergrad.runtime.tolerances import largest, tolerance_of_model
 
-__all__ = ["LossReplay", "ModuleReplay", "Output", "Replay", "pulled_back"]
+__all__ = ["LossReplay", "ModuleReplay", "Output", "Replay"]
 
 
 @dataclass(frozen=True)
@@ -31,9 +40,12 @@ class Output:
     tensor: Tensor
     dim: int
     gradient: Tensor
+    owner: Tensor | None = None  # the sample of each row, where samples have several
 
     def weighted(self, weights: Tensor) -> Tensor:  # (n,)
         """Multiplies the gradient of each sample by its weight."""
+        if self.owner is not None:
+            weights = weights[self.owner.to(weights.device)]
         shape = [1] * self.gradient.dim()
         shape[self.dim] = len(weights)
         return self.gradient * weights.to(self.gradient).view(shape)
@@ -48,6 +60,7 @@ class Replay(ABC):
         self.forwards = 0
         self.backwards = 0
         self.dtype: torch.dtype | None = None  # of the present rerun; None: that of the step
+        self.jitter: Callable[[Tensor], Tensor] | None = None  # of the present rerun's arguments
 
     @property
     @abstractmethod
@@ -55,8 +68,8 @@ class Replay(ABC):
         """Returns all arguments of the step as one structure."""
 
     @abstractmethod
-    def sample_dims(self) -> dict[int, int]:
-        """Maps the id of each argument that carries samples to the dimension of the samples."""
+    def slices(self) -> AnySlices:
+        """Returns the samples of the arguments, to exchange some."""
 
     @abstractmethod
     def run(self, arguments: Any) -> list[Output]:
@@ -71,7 +84,18 @@ class Replay(ABC):
         self.forwards += 1
         given = self.arguments if arguments is None else arguments
         with torch.enable_grad():
-            return self.run(given if self.dtype is None else map_leaves(self._cast, given))
+            return self.run(self._in_dtype(given))
+
+    def _in_dtype(self, arguments: Any) -> Any:
+        if self.dtype is not None:
+            arguments = map_leaves(self._cast, arguments)
+        return arguments if self.jitter is None else map_leaves(self._jittered, arguments)
+
+    def fill(self, quantities: Sequence[Quantity], options: Options) -> None:
+        """Records the step again, which fills the quantities."""
+        with recorded(self.module, quantities, options):
+            outputs = self.outputs()
+            torch.autograd.backward([o.tensor for o in outputs], [o.gradient for o in outputs])
 
     def ordinary(
         self,
@@ -114,6 +138,20 @@ class Replay(ABC):
             for t, data in casts:
                 t.data = data
 
+    @contextmanager
+    def jittered(self, jitter: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Within, parameters and the tensors among the arguments are changed by `jitter`."""
+        changed = [(p, p.data) for p in self.module.parameters()]
+        self.jitter = jitter
+        try:
+            for p, data in changed:
+                p.data = jitter(data)
+            yield
+        finally:
+            self.jitter = None
+            for p, data in changed:
+                p.data = data
+
     def _cast(self, value: Any) -> Any:
         assert self.dtype is not None
         if isinstance(value, PackedSequence) and value.data.is_floating_point():
@@ -122,9 +160,17 @@ class Replay(ABC):
             return value.to(self.dtype)
         return value
 
+    def _jittered(self, value: Any) -> Any:
+        assert self.jitter is not None
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        return self.jitter(value).requires_grad_(value.requires_grad)
+
 
 class LossReplay(Replay):
     """Repeats a loss function that gives the losses of the samples."""
+
+    is_looped = False  # whether the step was computed sample by sample
 
     def __init__(
         self,
@@ -143,13 +189,23 @@ class LossReplay(Replay):
         self._batch: tuple[Any, ...] = map_leaves(_detached, batch)
         self._options = options
         self._snapshot = snapshot
+        self._ownership = ownership_of_batch(loss_fn, self._batch, options)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
         return self._batch
 
-    def sample_dims(self) -> dict[int, int]:
-        return _dims_by_size(leaves(self._batch), self._options.batch_dim, self.size)
+    def slices(self) -> AnySlices:
+        return slices_of(self._loss_fn, self._batch, self.size, self._options)
+
+    def fill(self, quantities: Sequence[Quantity], options: Options) -> None:
+        if not self.is_looped:
+            return super().fill(quantities, options)
+        batch = self._in_dtype(self._batch)
+        try:
+            looped(self.module, self._loss_fn, batch, quantities, options, self._snapshot)
+        except CannotLoopError as error:
+            raise PergradError(f"the step cannot be repeated sample by sample: {error}") from error
 
     def is_repeated_by(self, outputs: Sequence[Output]) -> bool:
         if self._losses is None:
@@ -161,6 +217,8 @@ class LossReplay(Replay):
     def run(self, arguments: tuple[Any, ...]) -> list[Output]:
         self._snapshot.restore()
         losses = self._loss_fn(self.module, *arguments)
+        if self._ownership is not None and isinstance(losses, Tensor):
+            losses = self._ownership.summed(losses)
         check_losses(losses, self.size)
         scale = 1 / self.size if self._options.loss_reduction == "mean" else 1.0
         return [Output(losses, 0, torch.full_like(losses, scale))]
@@ -174,6 +232,7 @@ class ModuleReplay(Replay):
         self._options = options
         self._calls = watched.calls
         self._arguments = [map_leaves(_detached, (c.args, c.kwargs)) for c in self._calls]
+        self._ownership = ownership_in(options.ownership, self._named())
         for call in self._calls:
             call.check_inputs("certify=True")
             for g in call.grads.values():
@@ -183,7 +242,7 @@ class ModuleReplay(Replay):
                         "return one loss for each sample, or use pergrad.certify with a loss function "
                         "that does"
                     )
-                if self._dim_of(g) is None:
+                if self._place_of(g) is None:
                     raise PergradError(
                         f"certify=True cannot find the {size} samples in an output of shape "
                         f"{tuple(g.shape)}: use pergrad.certify with a loss function that returns the "
@@ -194,13 +253,19 @@ class ModuleReplay(Replay):
     def arguments(self) -> list[Any]:
         return self._arguments
 
-    def sample_dims(self) -> dict[int, int]:
+    def slices(self) -> AnySlices:
+        if self._ownership is not None:
+            return OwnedSlices(self._arguments, self._named(), self._ownership)
         found: dict[int, int] = {}
         for args, kwargs in self._arguments:
             for t, dim in inputs_of(self.module, self._options.batch_dim, args, kwargs):
                 if isinstance(t, PackedSequence) or (t.dim() > dim and t.shape[dim] == self.size):
                     found[id(t)] = dim
-        return found
+        return Slices(self._arguments, self.size, found)
+
+    def _named(self) -> list[Named]:
+        forward = self.module.forward
+        return [n for args, kwargs in self._arguments for n in named_leaves(forward, args, kwargs)]
 
     def run(self, arguments: list[Any]) -> list[Output]:
         found = []
@@ -211,14 +276,17 @@ class ModuleReplay(Replay):
                     as_recorded.enter_context(call.autocast())
                 tensors = tensors_of_output(self.module(*args, **kwargs))
             for position, g in call.grads.items():
-                dim = self._dim_of(g)
-                assert dim is not None
-                found.append(Output(tensors[position], dim, g.to(tensors[position].dtype)))
+                place = self._place_of(g)
+                assert place is not None
+                dim, owner = place
+                found.append(Output(tensors[position], dim, g.to(tensors[position].dtype), owner))
         return found
 
-    def _dim_of(self, t: Tensor) -> int | None:
+    def _place_of(self, t: Tensor) -> Place | None:
+        if self._ownership is not None:
+            return self._ownership.layout_of_rows(t)
         dim = self._options.batch_dim
-        return dim if t.dim() > dim and t.shape[dim] == self.size else None
+        return (dim, None) if t.dim() > dim and t.shape[dim] == self.size else None
 
 
 def check_losses(losses: Any, size: int) -> None:
@@ -234,89 +302,6 @@ def check_losses(losses: Any, size: int) -> None:
     raise PergradError(
         f"certify needs the losses of the {size} samples, ({size},), from the loss function; got {got}"
     )
-
-
-def pulled_back(
-    tensors: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    parameters: Mapping[str, Tensor],
-    others: Iterable[Tensor],
-    *,
-    retain_graph: bool = False,
-) -> dict[str, Tensor]:
-    """Computes the gradients of parameters, dense, zeros where nothing reaches one.
-
-    `others` are tensors that the graph may use out of sight; their `.grad` is left as it was too.
-    """
-    wanted = list(parameters.values())
-    runs_python, leaves_of_graph = _surveyed(tensors)
-    found: tuple[Tensor | None, ...]
-    if runs_python:
-        touched = [*wanted, *leaves_of_graph, *others]
-        found = _accumulated(tensors, gradients, wanted, touched, retain_graph)
-    else:
-        found = torch.autograd.grad(
-            list(tensors), wanted, list(gradients), retain_graph=retain_graph, allow_unused=True
-        )
-    return {
-        name: torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
-        for (name, p), g in zip(parameters.items(), found, strict=True)
-    }
-
-
-def _surveyed(tensors: Sequence[Tensor]) -> tuple[bool, list[Tensor]]:
-    """Says whether a graph has autograd.Functions, and lists its leaves.
-
-    An autograd.Function may run a backward pass of its own, as a reentrant checkpoint does. That writes to
-    `.grad` of parameters which the outer graph does not know.
-    """
-    pending = [t.grad_fn for t in tensors if t.grad_fn is not None]
-    seen, found = set(pending), []
-    runs_python = False
-    while pending:
-        node: Any = pending.pop()
-        runs_python |= isinstance(node, torch.autograd.function.BackwardCFunction)
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                pending.append(following)
-    return runs_python, found
-
-
-def _accumulated(
-    tensors: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    wanted: Sequence[Tensor],
-    touched: Sequence[Tensor],
-    retain_graph: bool,
-) -> tuple[Tensor | None, ...]:
-    """Computes gradients by `backward`, and leaves `.grad` as it was."""
-    touched = list({id(p): p for p in touched}.values())
-    before = [p.grad for p in touched]
-    try:
-        for p in touched:
-            p.grad = None
-        torch.autograd.backward(list(tensors), list(gradients), retain_graph=retain_graph)
-        return tuple(p.grad for p in wanted)
-    finally:
-        for p, g in zip(touched, before, strict=True):
-            p.grad = g
-
-
-def _dims_by_size(values: Iterator[Any], dim: int, size: int) -> dict[int, int]:
-    """Maps the id of each tensor that has `size` samples to their dimension; a vector has only one."""
-    found: dict[int, int] = {}
-    for value in values:
-        if isinstance(value, PackedSequence):
-            found[id(value)] = 0
-        elif isinstance(value, Tensor):
-            for candidate in dict.fromkeys([dim, 0] if value.dim() == 1 else [dim]):
-                if value.dim() > candidate and value.shape[candidate] == size:
-                    found[id(value)] = candidate
-                    break
-    return found
 
 
 def _detached(value: Any) -> Any:

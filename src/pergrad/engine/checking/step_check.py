@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pergrad.distributed.wrappers import refuse_repeated_steps
 from pergrad.engine.checking.comparison import compare, spread_out
-from pergrad.engine.checking.snapshots import undisturbed
 from pergrad.engine.checking.watched_calls import WatchedCall, WatchedCalls, tensors_of_output
+from pergrad.engine.looping.snapshots import undisturbed
 from pergrad.engine.recording.arguments import map_leaves
-from pergrad.engine.recording.options import LossReduction
+from pergrad.engine.recording.loss_units import UnitsOfLoss
 from pergrad.errors import PergradError
 from pergrad.quantities import Grads
 from pergrad.runtime import without_autocast
@@ -26,19 +27,20 @@ _SAMPLES = 4  # run alone
 
 @contextmanager
 def verified(
-    module: nn.Module, grads: Grads, loss_reduction: LossReduction, batch_first: bool
+    module: nn.Module, grads: Grads, told: UnitsOfLoss, batch_first: bool
 ) -> Iterator[None]:
     """Watches the module's one call within; at the end compares `grads` with single samples.
 
     A few samples go through the module alone, each backward from the gradients that the recorded loss gave
     its part of the output. The loss function itself is not checked.
     """
+    refuse_repeated_steps(module, "verify=True")
     watched = WatchedCalls(module)
     with watched.watched():
         yield
     call = _only_call(watched)
     dim, size = 0 if batch_first else 1, len(next(iter(grads.result.values())))
-    scale = size if loss_reduction == "mean" else 1
+    scales = torch.as_tensor(told.units.scale).expand(size)
     weights = {name: p for name, p in module.named_parameters() if name in grads.result}
 
     def cut(value: Any, n: int) -> Any:
@@ -59,7 +61,7 @@ def verified(
                 found = torch.autograd.grad(
                     [outputs[k] for k in call.grads],
                     list(weights.values()),
-                    [cut(g, n) * scale if g.dim() else g for g in call.grads.values()],
+                    [cut(g, n) * scales[n].to(g) if g.dim() else g for g in call.grads.values()],
                     allow_unused=True,
                 )
             expected[n] = dict(zip(weights, found, strict=True))

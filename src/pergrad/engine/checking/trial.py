@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pergrad.engine.checking.snapshots import undisturbed
-from pergrad.engine.intercepting.journal import Journal
+from pergrad.engine.collecting.journal import Journal
+from pergrad.engine.looping.fallback import Runner
+from pergrad.engine.looping.slices import AnySlices, ownership_of_batch, slices_of
+from pergrad.engine.looping.snapshots import undisturbed
 from pergrad.engine.recording.arguments import map_leaves
-from pergrad.engine.recording.options import LossReduction, Options
-from pergrad.engine.recording.running import reduced, run_recorded
+from pergrad.engine.recording.loss_units import UnitsOfLoss
+from pergrad.engine.recording.options import LossReduction, Options, Owners
+from pergrad.engine.recording.running import reduced
 from pergrad.quantities import Grads
 from pergrad.runtime.tolerances import largest
 
@@ -31,6 +34,8 @@ class Trial:
         batch_size: int | None,
         loss_reduction: LossReduction,
         batch_first: bool,
+        runner: Runner | None = None,
+        owners: Owners | None = None,
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
@@ -38,6 +43,11 @@ class Trial:
         self.dim = 0 if batch_first else 1
         self.reduction: LossReduction = loss_reduction
         self.batch_size = batch_size
+        self._runner = runner or Runner()
+        self._options = Options(batch_size, loss_reduction, batch_first, owners=owners).of(
+            self.batch
+        )
+        self._ownership = ownership_of_batch(loss_fn, self.batch, self._options)
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
 
     @contextmanager
@@ -63,19 +73,30 @@ class Trial:
         for seed in range(2):
             with torch.no_grad(), undisturbed(self.model):
                 torch.manual_seed(seed)
-                losses.append(reduced(self.loss_fn(self.model, *self.batch), self.reduction))
+                losses.append(self._loss(self.batch))
         return torch.equal(*losses) or bool(losses[0].isnan())
+
+    def _loss(self, batch: tuple[Any, ...]) -> Tensor:
+        losses = self.loss_fn(self.model, *batch)
+        if self._ownership is not None and isinstance(losses, Tensor) and losses.dim() == 1:
+            losses = self._ownership.summed(losses) if batch is self.batch else losses.sum()
+        return reduced(losses, self.reduction)
+
+    def _slices(self, size: int) -> AnySlices:
+        return slices_of(self.loss_fn, self.batch, size, self._options)
 
     def per_sample(self, batch: tuple[Any, ...], journal: Journal | None = None) -> Grads:
         """Records the per-sample gradients of a batch."""
-        quantity = Grads()
-        options = Options(self.batch_size, self.reduction, self.dim == 0)
-        run_recorded(self.model, self.loss_fn, batch, [quantity], options, journal=journal)
+        quantity, told = Grads(), UnitsOfLoss()
+        asked = [quantity, told]
+        self._runner.run(self.model, self.loss_fn, batch, asked, self._options, journal=journal)
+        if self.reduction == "auto":
+            self.reduction = "mean" if told.units.how == "mean" else "sum"
         return quantity
 
     def ordinary(self, batch: tuple[Any, ...]) -> dict[str, Tensor]:
         """Computes the ordinary gradient of a batch's loss by autograd."""
-        loss = reduced(self.loss_fn(self.model, *batch), self.reduction)
+        loss = self._loss(batch)
         found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         return {
             name: torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
@@ -97,6 +118,8 @@ class Trial:
 
     def sample(self, n: int, size: int) -> tuple[Any, ...]:
         """Cuts sample n out of the batch."""
+        if self._ownership is not None:
+            return tuple(self._slices(size).sample(n))
         return self._map(size, lambda t, dim: t.narrow(dim, n, 1))
 
     def alone(self, n: int, size: int) -> dict[str, Tensor]:
@@ -108,6 +131,8 @@ class Trial:
 
         In eval mode, torch's batch norm has a wrong backward for one sample and transposed gradients.
         """
+        if self._ownership is not None:
+            return self.alone(n, size)
         pair = self._map(size, lambda t, dim: t.narrow(dim, n, 1).repeat_interleave(2, dim))
         copies = 2 if self.reduction == "sum" else 1
         return {name: g / copies for name, g in self.ordinary(pair).items()}
@@ -118,7 +143,7 @@ class Trial:
         A relative change of a parameter changes the loss by at most about itself.
         """
         with torch.no_grad(), undisturbed(self.model):
-            loss = reduced(self.loss_fn(self.model, *self.batch), self.reduction).abs().item()
+            loss = self._loss(self.batch).abs().item()
         return {
             name: 10 * torch.finfo(p.dtype).eps * loss / (largest(p.detach()) or 1.0)
             for name, p in self.parameters.items()
@@ -126,6 +151,12 @@ class Trial:
 
     def with_copy(self, n: int, size: int) -> tuple[Any, ...] | None:
         """Replaces sample n of the batch by one that differs from it; None where all are equal."""
+        if self._ownership is not None:
+            slices, numbers = self._slices(size), torch.arange(size)
+            sources = slices.sources()
+            if sources is None or sources[n] == n:
+                return None
+            return tuple(slices.taken_from(sources.where(numbers == n, numbers)))
         for other in range(size):
             differs = False
 
@@ -142,7 +173,12 @@ class Trial:
         return None
 
     def spoilt(self, n: int, size: int) -> tuple[Any, ...] | None:
-        """Makes sample n of the batch NaN; None where the batch holds no floating-point numbers."""
+        """Makes sample n of the batch NaN; None where the batch holds no floating-point numbers.
+
+        Rows that have owners are not made NaN: `with_copy` changes the sample instead.
+        """
+        if self._ownership is not None:
+            return None
         touched = False
 
         def spoil(t: Tensor, dim: int) -> Tensor:

@@ -8,13 +8,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pergrad.distributed.wrappers import refuse_repeated_steps
 from pergrad.engine.checking.comparison import compare, reason_of, spread_out
 from pergrad.engine.checking.mixing import mixing
 from pergrad.engine.checking.reports import Verification, VerifyReport
-from pergrad.engine.checking.snapshots import undisturbed
 from pergrad.engine.checking.trial import Trial
-from pergrad.engine.intercepting.journal import Journal
-from pergrad.engine.recording.options import LossReduction
+from pergrad.engine.collecting.journal import Journal
+from pergrad.engine.looping.fallback import Fallback, Runner
+from pergrad.engine.looping.snapshots import undisturbed
+from pergrad.engine.recording.options import LossReduction, Owners
 from pergrad.runtime.eagerness import uncompiled
 
 __all__ = ["Verification", "VerifyReport", "verify"]
@@ -27,9 +29,11 @@ def verify(
     *batch: Any,
     samples: int = 4,
     batch_size: int | None = None,
-    loss_reduction: LossReduction = "sum",
+    loss_reduction: LossReduction = "auto",
     batch_first: bool = True,
     quiet: bool = False,
+    fallback: Fallback | None = None,
+    owners: Owners | None = None,
 ) -> VerifyReport:
     """Checks the per-sample gradients of one batch, prints a table and returns it; see `report.ok`.
 
@@ -48,6 +52,8 @@ def verify(
         loss_reduction: as for `pergrad.grads`.
         batch_first: as for `pergrad.grads`.
         quiet: do not print.
+        fallback: as for `pergrad.grads`.
+        owners: as for `pergrad.record`.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1).double()
@@ -55,7 +61,9 @@ def verify(
     >>> pergrad.verify(model, lambda model, x: model(x).sum(1), x, quiet=True).ok
     True
     """
-    run = Trial(model, loss_fn, batch, batch_size, loss_reduction, batch_first)
+    refuse_repeated_steps(model, "pergrad.verify")
+    runner = Runner(fallback)
+    run = Trial(model, loss_fn, batch, batch_size, loss_reduction, batch_first, runner, owners)
     with undisturbed(model), run.repeatable() as notes:
         report = _report(run, samples, notes)
     if not quiet:
@@ -73,6 +81,8 @@ def _report(run: Trial, samples: int, notes: list[str]) -> VerifyReport:
         found = run.per_sample(run.batch, journal)
     except Exception as error:  # not of the model itself, whose plain run has just worked
         return VerifyReport((), (), (reason_of(error),), tuple(notes))
+    if run.reduction == "mean":
+        notes.append("the loss is a mean over the samples, which is undone")
     size = len(next(iter(found.result.values())))
     report = compare(
         found,

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pergrad.engine.checking.snapshots import Snapshot
-from pergrad.engine.intercepting.journal import Journal, Rung
-from pergrad.engine.intercepting.weights import Weight
+from pergrad.engine.collecting.journal import Journal, Rooted, Rung
+from pergrad.engine.looping.snapshots import Snapshot
 from pergrad.engine.recording.arguments import leaves, map_leaves
 from pergrad.errors import PergradError
 from pergrad.runtime import current_autocast, internals
@@ -58,7 +57,7 @@ class WatchedCalls(Journal):
         self.used_outside: dict[str, str] = {}  # parameter -> function
         self._is_inside = False
 
-    def note(self, weights: Iterable[Weight], function: str, rung: Rung) -> None:
+    def note(self, weights: Iterable[Rooted], function: str, rung: Rung) -> None:
         weights = list(weights)
         super().note(weights, function, rung)
         # A use within a backward pass is a checkpoint's, which repeats one of the forward.

@@ -28,7 +28,10 @@ def guarded(hook: Hook, layout: Samples | Owners) -> Hook:
     def call(gradient: Tensor) -> Tensor | None:
         if layout.scope.is_pulling_back:
             return None
+        version = internals.version_of(gradient)
         changed = hook(gradient)
+        if changed is gradient and internals.version_of(gradient) == version:
+            return None  # it only looks, as those of `fully_shard` do
         if changed is not None and not _treats_each_alone(hook, gradient, changed, layout):
             raise MixedSamplesError(
                 f"a hook on a tensor of shape {tuple(gradient.shape)} combines the gradients of several "

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pergrad.distributed.spread import Spread
 from pergrad.errors import ScopeError
 from pergrad.factors import Dense, Factor
 from pergrad.quantities import Batch, Quantity
@@ -92,21 +93,36 @@ class Ledger:
         max_bytes: int | None = None,
         offload: bool = False,
         hooks: Mapping[str, Sequence[Callable[[Tensor], Tensor | None]]] | None = None,
+        spread: Spread | None = None,
     ) -> None:
         first = next(iter(parameters.values()), None)
+        self._shards = None if spread is None else spread.shards
         self._device = torch.device("cpu") if first is None else first.device
+        if self._shards is not None:
+            self._device = self._shards.device or self._device
         self._is_traced = isinstance(first, internals.FakeTensor)
         self.uses = UseCounter()
-        self.queue = _queue_for(self._device, self._is_traced, max_bytes)
+        # Rules may read weights, which are sharded again when a deferred rule runs.
+        may_defer = not self._is_traced and self._shards is None
+        self.queue = _queue_for(self._device, may_defer, max_bytes)
         self.is_paused = False  # True while a backward pass runs that is not recorded
         self._quantities = sorted(quantities, key=_priority)
         self.passes = max([q.passes for q in quantities])
-        # Per sample: the divisor of a mean loss times the user's sample weight.
-        self._scale = scale
-        self._batch = Batch(batch_size, parameters, offload, self.queue)
+        self._batch = Batch(batch_size, parameters, offload, self.queue, spread or Spread())
+        self.units = self._batch.units
+        self.units.scale = scale
+        self.calls: str | None = (
+            None  # what several calls of the module are; "same": reduced at the end
+        )
+        self._passed: set[int] = set()  # calls that earlier backward passes have reached
+        self.passed_alone: frozenset[int] = frozenset()  # the same, while there was only one call
+        self.skips_sums = True  # whether a loss that is a plain sum over the samples needs no look
         self._hooks = hooks or {}  # of the user, on the gradients of parameters
+        self._complex = {name for name, p in parameters.items() if p.is_complex()}
         self._pass = 0
         self._reduced: set[str] = set()
+        self._summed: set[str] = set()  # sharded parameters that were summed over ranks
+        self._late: set[str] = set()  # those of them that got gradients later
         self._factors: dict[str, list[Factor]] = {}
         self._is_open = False
 
@@ -121,7 +137,7 @@ class Ledger:
         """Takes one factor and reduces the parameter after the last; must run outside of autocast."""
         if self.expects(name):
             self._factors.setdefault(name, []).append(factor)
-            if self.uses.arrive(name):
+            if self.uses.arrive(name) and self.calls != "same":
                 self._reduce(name)
 
     def expects(self, name: str) -> bool:
@@ -137,14 +153,17 @@ class Ledger:
         return True
 
     def _reduce(self, name: str) -> None:
-        parameter = self._batch.parameters[name]
-        factors = self._factors.pop(name)
-        gradients = SampleGradients(factors, self._scale, bound=self.queue.bound)
-        if gradients.dtype.is_complex or parameter.is_complex():
-            gradients = gradients_of(parameter, factors, self._scale, self.queue.bound)
+        factors, bound = self._factors.pop(name), self.queue.bound
+        if name in self._summed:
+            self._late.add(name)  # raised when the block ends, on all ranks
+            return
+        gradients = SampleGradients(factors, self.units.scale, bound=bound)
+        if name in self._complex or gradients.dtype.is_complex:
+            gradients = gradients_of(self._batch.parameters[name], factors, self.units.scale, bound)
         if name in self._hooks:
+            parameter = self._batch.parameters[name]
             changed = _changed_by(self._hooks[name], gradients.materialize(parameter.dtype))
-            gradients = gradients_of(parameter, [Dense(changed)], 1.0, self.queue.bound)
+            gradients = gradients_of(parameter, [Dense(changed)], 1.0, bound)
         for quantity in self._quantities:
             if self._pass < self.passes - quantity.passes:
                 continue
@@ -152,15 +171,59 @@ class Ledger:
                 raise ScopeError(
                     f"a second backward in the `record` block adds to parameter {name!r}, but "
                     f"{type(quantity).__name__} was already computed from the first; add the losses up and "
-                    "call backward() once, or use one block per backward"
+                    "call backward() once, use one block per backward, or, for a second call of the "
+                    'module, pass calls="same" or calls="more"'
                 )
             quantity.consume(name, gradients)
         self._reduced.add(name)
+
+    def end_backward(self, reached: set[int]) -> None:
+        """Refuses a backward pass through calls of the module that no earlier one has reached.
+
+        Their rows may be the same samples, or others.
+        """
+        passed = self._passed | self.passed_alone
+        if passed and reached and not reached & passed and self.calls is None:
+            raise ScopeError(
+                "two calls of the module are backpropagated apart in one `record` block: pass "
+                'calls="same" if their rows are the same samples, calls="more" if they are further ones, or '
+                "give each a block of its own"
+            )
+        self._passed |= reached
+        reached.clear()
 
     def end_recomputation(self) -> None:
         """Reduces the parameters that only one reentrant checkpoint uses, after its inner backward pass."""
         self.queue.drain()
         self._reduce_those([name for name in self._factors if self.uses.is_recomputed_once(name)])
+
+    def sum_over_ranks(self, names: Iterable[str]) -> None:
+        """Sums the quantities of sharded parameters over ranks; all ranks call it in the same order."""
+        summing = [q for q in self._quantities if q.sums_over_ranks]
+        if self._shards is None or not summing or self._pass < self.passes - 1:
+            return
+        names = [name for name in names if name not in self._summed]
+        with torch.no_grad(), without_autocast(self._device):
+            for name in names:
+                if name in self._factors:
+                    self._reduce(name)  # the loss does not depend on all of its uses
+                for quantity in summing:
+                    quantity.sum_over_ranks(name)
+        self._summed.update(names)
+        self._shards.summed(names)
+
+    def _sum_rest_over_ranks(self) -> None:
+        """Sums what is left over ranks; raises an error on all ranks if a gradient came too late on one."""
+        if self._shards is None or not any(q.sums_over_ranks for q in self._quantities):
+            return
+        for names in self._shards.groups_of(self._shards.names):
+            self.sum_over_ranks(names)
+        if self._shards.count(len(self._late)):
+            raise ScopeError(
+                f"gradients of {sorted(self._late) or 'a parameter, on another rank,'} arrived after their "
+                "module's parameters were summed over ranks: within fully_shard, use a parameter only in the "
+                "forward of the module that shards it, and call backward() once in a `record` block"
+            )
 
     def end_pass(self) -> None:
         """Ends a backward pass that is not the last."""
@@ -194,11 +257,13 @@ class Ledger:
         """Reduces the remaining parameters and ends the quantities."""
         try:
             self._reduce_all()
+            self._sum_rest_over_ranks()
             self._is_open = False
             is_on = internals.is_any_autocast_enabled()
             with without_autocast(self._device) if is_on else nullcontext():
                 for quantity in self._quantities:
                     quantity.end()
+                    quantity.is_full = True
                     if not self._is_traced:
                         quantity.settle()
         except BaseException:
@@ -218,6 +283,10 @@ class Ledger:
         self.uses.arrived.clear()
         self._factors.clear()
         self._reduced.clear()
+        self._summed.clear()
+        self._late.clear()
+        if self._shards is not None:
+            self._shards.begin_pass()
 
 
 def _changed_by(hooks: Sequence[Callable[[Tensor], Tensor | None]], grads: Tensor) -> Tensor:
@@ -235,12 +304,12 @@ def _priority(quantity: Quantity) -> int:
     return quantity.priority
 
 
-def _queue_for(device: torch.device, is_traced: bool, max_bytes: int | None) -> Queue:
+def _queue_for(device: torch.device, may_defer: bool, max_bytes: int | None) -> Queue:
     """Makes the queue of one recording; it defers rules if the parameters are on a GPU.
 
     A trace runs rules at once, since a compiled step frees memory in the order of the trace.
     """
-    defers_rules = _is_bound_by_python(device) and not is_traced
+    defers_rules = _is_bound_by_python(device) and may_defer
     bound = default_bound(device, defers=defers_rules) if max_bytes is None else max_bytes
     return Queue(bound, device, defers_rules=defers_rules)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
@@ -48,8 +49,15 @@ def _make_input_gradients_convolutions(graph: Graph, written: set[int]) -> None:
         moves = written.isdisjoint(map(storage, (g, weight)))
         if node.args[-1] == [True, False, False] and moves:
             (gradient,) = node.users
+            order = _order_of(gradient.meta["val"])
+            if order is None:
+                continue  # of strides that a convolution does not give
             with graph.inserting_after(_last(graph, g, weight)):
-                gradient.replace_all_uses_with(_as_convolution(graph, node))
+                found = _as_convolution(graph, node)
+            if order is not torch.contiguous_format:  # a later view may need it
+                with graph.inserting_after(found):
+                    found = _in_order(graph, found, order)
+            gradient.replace_all_uses_with(found)
 
 
 def _give_kernel_gradients_channels_last(graph: Graph) -> None:
@@ -70,6 +78,14 @@ def _give_kernel_gradients_channels_last(graph: Graph) -> None:
         for gradient in [user for user in node.users if user.args[1] == 1]:
             with graph.inserting_after(gradient):
                 put_behind(gradient, _in_order(graph, gradient, torch.contiguous_format))
+
+
+def _order_of(value: Tensor) -> torch.memory_format | None:
+    """Returns the memory format of a tensor; None if it has none of those that convolutions know."""
+    orders = [torch.contiguous_format]
+    if value.dim() in (4, 5):
+        orders.append(torch.channels_last if value.dim() == 4 else torch.channels_last_3d)
+    return next((order for order in orders if value.is_contiguous(memory_format=order)), None)
 
 
 def _in_order(graph: Graph, node: Node, order: torch.memory_format) -> Node:
@@ -108,8 +124,8 @@ def _share_padding(graph: Graph, written: set[int]) -> None:
         arguments: Any = node.args
         x, sides, *value = arguments
         whole = _with_all_rows(x)
-        if len(sides) != 2 or sides[0] or any(value):
-            continue
+        if len(sides) != 2 or sides[0] or sides[1] <= 0 or any(value):
+            continue  # a negative number cuts off
         if whole.op == "placeholder" or storage(whole) in written:
             continue
         if (whole, sides[1]) not in padded:

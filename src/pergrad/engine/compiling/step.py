@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
+from pergrad.distributed.data_parallel import refuse_broadcasts
+from pergrad.distributed.wrappers import refuse_sharded
 from pergrad.engine.checking.certification import certified_run
-from pergrad.engine.checking.snapshots import Snapshot, undisturbed
+from pergrad.engine.collecting.blocks import EarlierBlocks
 from pergrad.engine.compiling.certified_graphs import check_graph, copies_of
 from pergrad.engine.compiling.cuda_graphs import Replayed, check_devices
 from pergrad.engine.compiling.eager_backend import as_python
@@ -25,11 +27,16 @@ from pergrad.engine.compiling.state import (
     state_of,
 )
 from pergrad.engine.compiling.trace import Guard, trace_step
+from pergrad.engine.looping.fallback import Fallback, Runner
+from pergrad.engine.looping.snapshots import Snapshot, undisturbed
+from pergrad.engine.recording.arguments import is_graph_batch
+from pergrad.engine.recording.loss_units import EvenSamples
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.recording import check_module, check_quantities
 from pergrad.engine.recording.running import run_recorded
 from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
+from pergrad.quantities.base import counted, public_names
 from pergrad.runtime import internals, without_compiler
 from pergrad.runtime.containers import skeleton
 from pergrad.runtime.eagerness import uncompiled
@@ -52,6 +59,7 @@ def compiled(
     max_graphs: int = 8,
     cuda_graphs: bool = False,
     certify: bool = False,
+    fallback: Fallback | None = None,
     **options: Unpack[RecordOptions],
 ) -> CompiledStep:
     """Compiles a step: called as step(*batch), it computes the quantities and returns the loss.
@@ -84,6 +92,8 @@ def compiled(
             signature, and of the graph in its first call. Later calls are not checked. loss_fn must return
             (B,) losses. Compiled random functions then draw as uncompiled ones do, so that the two can be
             compared.
+        fallback: "loop" computes batches that are refused sample by sample, as `pergrad.grads` does, with
+            one warning; such batches are not compiled.
         options: those of `pergrad.record` but `verify`.
 
     >>> import torch, pergrad
@@ -94,11 +104,19 @@ def compiled(
     tensor([5., 1.])
     """
     check_module(model)
-    check_quantities(quantities)
+    check_quantities(quantities, may_have_results=True)  # each call replaces them
     if backend not in get_args(Backend):
         raise PergradError(f"backend must be one of {get_args(Backend)}, got {backend!r}")
     return CompiledStep(
-        model, loss_fn, quantities, Options(**options), backend, max_graphs, cuda_graphs, certify
+        model,
+        loss_fn,
+        quantities,
+        Options(**options),
+        backend,
+        max_graphs,
+        cuda_graphs,
+        certify,
+        Runner(fallback),
     )
 
 
@@ -115,15 +133,23 @@ class CompiledStep:
         max_graphs: int,
         cuda_graphs: bool,
         certify: bool,
+        runner: Runner,
     ) -> None:
+        refuse_sharded(model, "pergrad.compiled", "use pergrad.record there")
+        refuse_broadcasts(model, "pergrad.compiled")
         self._model = model
         self._loss_fn = loss_fn
         self._quantities = quantities
+        self._even = (
+            EvenSamples()
+        )  # a mean over valid positions is looked at when the graph has run
+        self._filled = [*quantities, self._even]
         self._options = options
         self._backend = backend
         self._max_graphs = max_graphs
         self._cuda_graphs = cuda_graphs
         self._certify = certify
+        self._runner = runner
         self._certified: set[Any] = set()  # signatures whose uncompiled step is certified
         self._pool: Any = None  # the memory of CUDA graphs
         self._states = StateNumbers()
@@ -132,6 +158,7 @@ class CompiledStep:
             Any, list[dict[str, Any]]
         ] = {}  # of the quantities after that first call
         self._why_not: str | None = None  # the reason to stay uncompiled
+        self._has_owners = options.owners is not None
         self._is_warned = False  # that there are too many signatures
 
     @property
@@ -140,13 +167,44 @@ class CompiledStep:
 
     @uncompiled
     def __call__(self, *batch: Any) -> Tensor:
+        earlier = EarlierBlocks(self._quantities)
+        for quantity in self._quantities:
+            quantity.reset()
+        try:
+            losses = self._step(batch)
+            if self._even.uneven:
+                self._even.check()
+        except BaseException:
+            for quantity in self._quantities:
+                quantity.reset()
+            earlier.restore()
+            raise
+        earlier.join()
+        return losses
+
+    def __repr__(self) -> str:
+        """Shows the model, the quantities and how the step runs."""
+        how = f"{counted(self.graphs, 'graph')} by {self._backend}"
+        if self._why_not is not None:
+            how = f"uncompiled ({self._why_not})"
+        names = ", ".join(type(quantity).__name__ for quantity in self._quantities)
+        return f"<compiled step of {type(self._model).__name__} for {names}: {how}>"
+
+    def __dir__(self) -> list[str]:
+        return public_names(self)
+
+    def _step(self, batch: tuple[Any, ...]) -> Tensor:
+        if self._why_not is None and (self._has_owners or any(map(is_graph_batch, batch))):
+            self._stay_uncompiled("which rows belong to a sample is known by their values alone")
         flat, spec = internals.pytree.tree_flatten(batch)
+        if self._is_empty(flat):
+            return self._run(self._filled, batch)
         state, training = state_of(self._model)
         number = self._states.number(state)
         key = (spec, signature_of_leaves(flat), number, self._states.autocast(), training)
         if self._cuda_graphs and key not in self._graphs:  # a signature names the devices
             check_devices(graph_inputs(state, flat))
-        if self._why_not is not None or not self._wants_graph(key):
+        if self._why_not is not None or self._runner.loops(key) or not self._wants_graph(key):
             return self._uncompiled(key, batch)
         graph = self._graphs[key]
         if graph is None:
@@ -161,15 +219,28 @@ class CompiledStep:
                 "a tensor that is an attribute of a module was replaced by another"
             )
             return self._uncompiled(key, batch)
-        return graph.run(state, flat, self._quantities)
+        return graph.run(state, flat, self._filled)
+
+    def _is_empty(self, flat: Sequence[Any]) -> bool:
+        """Whether the batch has no samples: there is nothing to compile."""
+        dim = self._options.batch_dim
+        return any(isinstance(t, Tensor) and t.shape[dim : dim + 1] == (0,) for t in flat)
 
     def _uncompiled(self, key: Any, batch: tuple[Any, ...]) -> Tensor:
         """Runs the step as it is; certifies it if this is the signature's first time."""
         if not self._certify or key in self._certified:
-            losses = self._run(self._quantities, batch)
+            losses = self._runner.run(
+                self._model, self._loss_fn, batch, self._filled, self._options, key=key
+            )
         else:
             losses, report = certified_run(
-                self._model, self._loss_fn, batch, self._quantities, self._options
+                self._model,
+                self._loss_fn,
+                batch,
+                self._filled,
+                self._options,
+                runner=self._runner,
+                key=key,
             )
             report.check()
             self._certified.add(key)
@@ -181,7 +252,7 @@ class CompiledStep:
         is_first = key in self._graphs and self._graphs[key] is None
         if self._why_not is None and is_first and key not in self._skeletons:
             self._skeletons[key] = [
-                {name: skeleton(value) for name, value in vars(q).items()} for q in self._quantities
+                {name: skeleton(value) for name, value in vars(q).items()} for q in self._filled
             ]
 
     def _first_run(
@@ -189,9 +260,9 @@ class CompiledStep:
     ) -> Tensor:
         """Runs a new graph; certifies its results by a certified, uncompiled run from the same state."""
         if not self._certify:
-            return graph.run(state, flat, self._quantities)
-        snapshot, copies = Snapshot(self._model), copies_of(self._quantities)
-        losses = graph.run(state, flat, self._quantities)
+            return graph.run(state, flat, self._filled)
+        snapshot, copies = Snapshot(self._model), copies_of(self._filled)
+        losses = graph.run(state, flat, self._filled)
         with undisturbed(self._model):
             snapshot.restore()
             expected, report = certified_run(
@@ -199,7 +270,7 @@ class CompiledStep:
             )
         report.check()
         check_graph(
-            (losses, expected), self._quantities, copies, graph.template.attributes, report.dtype
+            (losses, expected), self._filled, copies, graph.template.attributes, report.dtype
         )
         return losses
 
@@ -240,7 +311,7 @@ class CompiledStep:
         try:
             with nullcontext() if self._backend == "inductor" else without_compiler():
                 trace = trace_step(
-                    *(self._run, self._model, self._quantities, state, flat, spec),
+                    *(self._run, self._model, self._filled, state, flat, spec),
                     loss_fn=self._loss_fn,
                     skeletons=skeletons,
                 )

@@ -6,11 +6,11 @@ import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -21,14 +21,18 @@ from pergrad.engine.samples.propagation import (
     refuse_mixed_samples,
     tensors_in,
 )
+from pergrad.engine.samples.proving import note
 from pergrad.runtime import internals
 from pergrad.runtime.caches import CACHES
 
 __all__ = ["Applied", "intercepting_functions"]
 
+# The autograd.Functions of `fully_shard` return their arguments; their backward reshards parameters.
+_IDENTITIES = "torch.distributed.fsdp."
 _lock = threading.Lock()
 _open = 0  # number of open recordings, in all threads
 _original: classmethod = Function.__dict__["apply"]
+_original_vmap: Callable[..., Any] | None = None  # the body of `torch.vmap`
 
 
 class Applied:
@@ -95,11 +99,14 @@ def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
     keeps = (
         function.__module__ == CheckpointFunction.__module__ and function is not CheckpointFunction
     ) or function.__module__.startswith("pergrad.")
-    is_torchs = function.__module__.startswith(
-        "torch."
-    )  # for backward hooks of modules, for example
+    is_torchs = function.__module__.startswith("torch.")  # as for backward hooks of modules
     if wants is None or keeps:
         return _plain(function)(*args, **kwargs)
+    if not wants(args, kwargs) and function.__module__.startswith(_IDENTITIES):
+        output = _plain(function)(*args, **kwargs)
+        if getattr(stack[-1], "uses", None) is not None:
+            _pass_on(stack[-1].tracker, tensors_in(args, kwargs), tensors_in(output))
+        return output
     if not wants(args, kwargs):
         uses = getattr(stack[-1], "uses", None)  # None before the batch size is known
         before = 0 if uses is None else uses.to_recompute
@@ -116,6 +123,15 @@ def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
         return output
     with internals.pop_mode() as mode:
         return mode.__torch_function__(_applied(function), (), args, kwargs)
+
+
+def _pass_on(tracker: Tracker, given: list[Tensor], returned: list[Tensor]) -> None:
+    """Gives each result the layout of the argument that it is; proofs do not run through it."""
+    with internals.DisableTorchFunction():
+        for before, after in zip(given, returned, strict=True):
+            layout = tracker.layout(before)
+            tracker.mark(after, layout)
+            note(after, layout)
 
 
 def _refuse_untracked(tracker: Tracker, output: Any) -> None:
@@ -140,19 +156,48 @@ def _refuse_untracked(tracker: Tracker, output: Any) -> None:
         refuse_gradients(t, functools.partial(refuse_mixed_samples, lost.reason))
 
 
-@contextmanager
-def intercepting_functions() -> Iterator[None]:
+def _vmap(
+    func: Callable[..., Any],
+    in_dims: Any,
+    out_dims: Any,
+    randomness: str,
+    chunk_size: int | None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Replaces the body of `torch.vmap` while a recording is open: the innermost mode may map otherwise."""
+    plain = _original_vmap
+    assert plain is not None
+    stack = internals.function_modes()
+    mapped = getattr(stack[-1], "mapped", None) if stack else None
+    found = mapped(func, in_dims, args, kwargs) if mapped is not None else None
+    if found is None:
+        return plain(func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
+    with internals.pop_mode():
+        func, in_dims, given = found
+        return plain(func, in_dims, out_dims, randomness, None, *given, **kwargs)
+
+
+class intercepting_functions:  # noqa: N801  # a context manager, as in contextlib
     """Lets the innermost mode handle calls of `apply` within the block."""
-    global _open, _original
-    with _lock:
-        if _open == 0:
-            _original = Function.__dict__["apply"]
-            Function.apply = _intercepting  # type: ignore[assignment]
-        _open += 1
-    try:
-        yield
-    finally:
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        global _open, _original, _original_vmap
+        with _lock:
+            if _open == 0:
+                _original = Function.__dict__["apply"]
+                _original_vmap = internals.transforms.vmap_impl
+                internals.transforms.vmap_impl = _vmap
+                Function.apply = _intercepting  # type: ignore[assignment]
+            _open += 1
+
+    def __exit__(self, *_: object) -> None:
+        global _open
         with _lock:
             _open -= 1
             if _open == 0 and Function.__dict__["apply"] is _intercepting:
                 Function.apply = _original  # type: ignore[assignment]
+            if _open == 0 and internals.transforms.vmap_impl is _vmap:
+                internals.transforms.vmap_impl = _original_vmap

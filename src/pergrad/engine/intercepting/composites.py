@@ -60,10 +60,12 @@ def run_backward(
         with mode:
             return engine(*given, **named)
 
+    # A copy of all globals: `_Globals` would be asked for a dozen of them.
     changed = {**func.__globals__, **_answers(func), internals.ENGINE: run_engine}
     return _with_globals(func, changed)(*args, **kwargs)
 
 
+@cached("globals that disable the override check of a function, by function")
 def _answers(func: types.FunctionType) -> dict[str, Any]:
     """Returns globals that disable the override check of a function."""
     return {name: _never for name in _CHECKS if name in func.__globals__}

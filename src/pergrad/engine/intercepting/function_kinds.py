@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pergrad.engine.intercepting.composites import checks_overrides
-from pergrad.engine.intercepting.in_place import writes_in_place
 from pergrad.engine.samples.propagation import is_own, name_of
+from pergrad.engine.samples.propagation.in_place import writes_in_place
 from pergrad.runtime.caches import cached
 
 __all__ = ["Kind", "kind_of"]

@@ -25,6 +25,7 @@ from pergrad.engine.samples.layouts import Layout, Owners, Samples, samples_back
 from pergrad.engine.samples.proving import note
 from pergrad.factors import Dense
 from pergrad.runtime import internals
+from pergrad.runtime.containers import parts_of, refilled
 from pergrad.runtime.tolerances import largest, tolerance_of_rerun
 
 __all__ = [
@@ -45,20 +46,22 @@ class _Expand(torch.autograd.Function):
     """Expands a weight to (n, *shape), a tensor with samples, without storage of its own."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Weight, anchor: Tensor) -> Tensor:
+    def forward(ctx: Any, weight: Weight, anchor: Tensor, operand: Tensor) -> Tensor:
         ctx.weight = weight
         return weight.value.unsqueeze(0).expand(weight.scope.count, *weight.value.shape)
 
     @staticmethod
-    def backward(ctx: Any, gradients: Tensor) -> tuple[None, Tensor | None]:
+    def backward(ctx: Any, gradients: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        weight: Weight = ctx.weight
+        ordinary = gradients.sum(0) if weight.keeps_gradient else None
         with internals.DisableTorchFunction():
-            return None, ctx.weight.take(Dense(gradients))
+            return None, weight.take(Dense(gradients)), ordinary
 
 
 def expanded(weight: Weight) -> Tensor:
     """Returns the weight's value for each sample, (n, *shape); its gradient goes to the weight."""
     weight.uses.expect([weight])
-    t: Tensor = _Expand.apply(weight, weight.anchor)
+    t: Tensor = _Expand.apply(weight, weight.anchor, weight.operand)
     note(t, weight.scope.samples(0))
     return t
 
@@ -75,7 +78,8 @@ class MixedCall:
         layout_of: Callable[[Tensor], Layout],
     ) -> None:
         self.func = func
-        self.leaves, self._spec = internals.pytree.tree_flatten((args, kwargs))
+        self._given = args, kwargs
+        self.leaves = parts_of(self._given)
         self.weights: dict[int, Weight] = {}  # by position among the leaves
         self.inputs: dict[int, Layout] = {}  # the other tensors
         for k, leaf in enumerate(self.leaves):
@@ -89,7 +93,7 @@ class MixedCall:
     def arguments(self, tensors: dict[int, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments with some tensors replaced."""
         filled = [tensors.get(k, leaf) for k, leaf in enumerate(self.leaves)]
-        args, kwargs = internals.pytree.tree_unflatten(filled, self._spec)
+        args, kwargs = refilled(self._given, filled)
         return args, kwargs
 
     def run(self, tensors: dict[int, Tensor]) -> Any:
@@ -145,12 +149,13 @@ def by_vmap(
             tensors.append(call.leaves[k])
         dims.append(0 if k in call.weights or isinstance(layout, Samples) else None)
 
-    def one(*given: Tensor) -> Any:
-        return call.run(dict(zip(slots, given, strict=True)))
+    def one(*given: Tensor) -> list[Any]:
+        return parts_of(call.run(dict(zip(slots, given, strict=True))))
 
     try:
         with quiet_vmap():
-            mapped = internals.pytree.tree_leaves(torch.vmap(one, in_dims=tuple(dims))(*tensors))
+            count = layouts[0].scope.count
+            mapped: list[Tensor] = internals.vmapped(one, tensors, dims, count)
         return [
             samples_back(mapped[place], la)
             for place, la in zip(places, layouts, strict=True)
@@ -243,7 +248,7 @@ class _MaskedVjp(torch.autograd.Function):
         run: GraphRun,
         outputs: Sequence[Tensor],
         layouts: Sequence[Layout],
-        *anchors_and_given: Tensor,
+        *operands_anchors_and_given: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.run, ctx.outputs, ctx.layouts = run, outputs, layouts
         ctx.set_materialize_grads(False)
@@ -257,6 +262,7 @@ class _MaskedVjp(torch.autograd.Function):
             for t, g, layout in zip(ctx.outputs, gradients, ctx.layouts, strict=True)
             if g is not None and t.requires_grad
         ]
+        ordinary: list[Tensor | None] = [None] * len(run.weights)
         of_weights: list[Tensor | None] = [None] * len(run.weights)
         of_inputs: list[Tensor | None] = [None] * len(run.inputs)
         if reached:
@@ -268,14 +274,16 @@ class _MaskedVjp(torch.autograd.Function):
                 flow = iter(_gradients(ys, wanted, gs))
                 of_inputs = [next(flow) if t.requires_grad else None for t in run.inputs]
                 if is_proof:
-                    return None, None, None, *of_weights, *of_inputs
+                    return None, None, None, *ordinary, *of_weights, *of_inputs
+                if run.weights[0].keeps_gradient:
+                    ordinary = list(_gradients(ys, run.leaves, gs))
                 each = [_of_each_sample(g, layout) for _, g, layout in reached]
                 found = vjp_of_each(ys, each, run.leaves, scope.count, may_batch=not run.is_opaque)
                 of_weights = [
                     None if g is None else w.take(Dense(g))
                     for w, g in zip(run.weights, found, strict=True)
                 ]
-        return None, None, None, *of_weights, *of_inputs
+        return None, None, None, *ordinary, *of_weights, *of_inputs
 
 
 def _gradients(
@@ -291,8 +299,7 @@ def _of_each_sample(gradient: Tensor, layout: Layout) -> Tensor:
     assert isinstance(layout, Samples | Owners)
     owner = layout.owner_of_each(gradient.device)
     sample = torch.arange(layout.scope.count, device=gradient.device)
-    shape = [1] * gradient.dim()
-    shape[layout.dim] = -1
+    shape = [-1 if d == layout.dim else 1 for d in range(gradient.dim())]
     mask = (sample.unsqueeze(1) == owner).view(len(sample), *shape)
     return gradient.unsqueeze(0) * mask
 
@@ -302,8 +309,8 @@ def by_masked_vjp(
 ) -> list[Tensor]:
     """Returns the outputs of a run, whose backward computes one VJP per sample."""
     run.weights[0].uses.expect(run.weights)
-    anchors = [w.anchor for w in run.weights]
-    made = list(_MaskedVjp.apply(run, tuple(outputs), tuple(layouts), *anchors, *run.given))
+    behind = [*(w.operand for w in run.weights), *(w.anchor for w in run.weights), *run.given]
+    made = list(_MaskedVjp.apply(run, tuple(outputs), tuple(layouts), *behind))
     for t, layout in zip(made, layouts, strict=True):
         note(t, layout)
     return made

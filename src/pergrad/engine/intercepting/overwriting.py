@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.engine.intercepting.in_place import out_of_place
 from pergrad.engine.intercepting.rule_calls import unsupported
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import Weight
+from pergrad.engine.samples.propagation.in_place import out_of_place
 from pergrad.runtime import internals
 
 __all__ = ["Overwriting"]
@@ -32,6 +32,16 @@ class _Through:
     def __init__(self, func: Callable[..., Any], view: Tensor, offset: int) -> None:
         self._func = func
         self._geometry = view.shape, view.stride(), offset
+
+    def __eq__(self, other: object) -> bool:  # one entry in a cache for all that do the same
+        return isinstance(other, _Through) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return self._func, self._geometry
 
     def __call__(self, t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         out = t.clone()

@@ -65,14 +65,14 @@ def call_by_plan(
 ) -> Any:
     """Runs a call by its cached plan; the rule's `check` still runs, since it may read values."""
     rule, func = plan.rule, plan.function
-    given = [*args, *kwargs.values()]
+    given = [*args, *kwargs.values()] if kwargs else [*args]
     weights: list[Weight] = []
     flows_on = False
     for k, place in plan.weights_at:
         weight: Weight = tags[k]
         weights.append(weight)
         flows_on = flows_on or not weight.may_hook
-        given[place] = weight.value
+        given[place] = weight.operand
     if rule.casts_under_autocast and internals.is_any_autocast_enabled():
         for place in plan.kept.values():
             given[place] = cast_as_autocast(given[place])
@@ -86,17 +86,16 @@ def call_by_plan(
         output = func(*given[: len(args)], **kwargs)
     else:
         output = func(*given)
-    values = [given[place] for place in plan.tensors]
+    values = [*map(given.__getitem__, plan.tensors)]
     outputs: tuple[Tensor, ...]
     layouts: tuple[Layout, ...]
     if plan.output is not None:
-        outputs, layouts = (
-            (output,),
-            (tracker.layouts.get(plan.output) or tracker.layout_for(plan.output),),
-        )
-        setattr(output, TAG, layouts[0])  # as `Tracker.mark` does while gradients are on
-        if internals.version_of(output):
-            setattr(output, VERSION, internals.version_of(output))
+        layout = tracker.layouts.get(plan.output) or tracker.layout_for(plan.output)
+        outputs, layouts = (output,), (layout,)
+        setattr(output, TAG, layout)  # as `Tracker.mark` does while gradients are on
+        version = internals.version_of(output)
+        if version:
+            setattr(output, VERSION, version)
     else:
         # A gradient is going to flow to the weights, also where none flows to the other arguments.
         if not tracker.recall(signature, output, flows=True):
@@ -109,7 +108,7 @@ def call_by_plan(
                 raise unknown_samples(layout.reason)
             if isinstance(layout, Lost):
                 raise unsupported(func, weights, layout.reason)
-    kept = tuple([given[place].detach() for place in plan.kept.values()])
+    kept = tuple(map(Tensor.detach, map(given.__getitem__, plan.kept.values())))
     tapped = tap(Use(plan, layouts, weights, flows_on), kept, values, outputs)
     if tapped is outputs:
         return output

@@ -33,6 +33,7 @@ class Use:
     output_layouts: tuple[Layout, ...]
     weights: list[Weight]
     flows_on: bool  # gradients flow on from its weights, so the rule cannot be deferred
+    call: int = 0  # of the module, that it is in
 
     def receive(
         self,
@@ -78,33 +79,29 @@ class Use:
         """Runs the rule and gives each weight its factor; returns the gradients of the weights' anchors."""
         if internals.is_any_autocast_enabled():
             with without_autocast(self.weights[0].value.device):
-                return self._give_factors(grads, kept, results)
-        return self._give_factors(grads, kept, results)
-
-    def _give_factors(
-        self,
-        grads: tuple[Tensor | None, ...],
-        kept: tuple[Tensor, ...],
-        results: Mapping[str, Tensor],
-    ) -> list[Tensor | None]:
-        plan = self.plan
-        arguments = {**plan.arguments, **results}
+                return self.give_factors(grads, kept, results)
+        plan, scope = self.plan, self.weights[0].scope
+        if scope.call > 1:
+            scope.reached.add(self.call)
+        arguments = {**plan.arguments, **results} if results else {**plan.arguments}
         by_owner: Owners | None = None
         outputs: Sequence[Tensor | None] = grads
+        # `zip(strict=True)` takes as long as the loops here; plans have one name for each tensor.
         if plan.is_all_in_front or (
             plan.has_rows_in_front and self._outputs_have_rows_in_front(grads)
         ):
-            arguments.update(zip(plan.kept, kept, strict=True))
+            arguments.update(zip(plan.kept, kept))  # noqa: B905
         else:
-            by_owner = self._owners()
-            for name, t in zip(plan.kept, kept, strict=True):
+            if plan.output is None or plan.by_owner is not None:
+                by_owner = self._owners()
+            for name, t in zip(plan.kept, kept):  # noqa: B905
                 arguments[name] = _rows(t, plan.layouts.get(name), by_owner)
             outputs = []
-            for g, layout in zip(grads, self.output_layouts, strict=True):
+            for g, layout in zip(grads, self.output_layouts):  # noqa: B905
                 outputs.append(None if g is None else _rows(g, layout, by_owner))
         gradients = plan.rule.gradients(outputs[0] if len(outputs) == 1 else outputs, **arguments)
         flow: list[Tensor | None] = []
-        for argument, weight in zip(plan.weights, self.weights, strict=True):
+        for argument, weight in zip(plan.weights, self.weights):  # noqa: B905
             found = gradients.get(argument)
             if found is None:
                 raise self._missing_gradient(argument, weight.name, gradients)
@@ -278,17 +275,19 @@ def tap(
     use: Use, kept: tuple[Tensor, ...], inputs: Sequence[Tensor], outputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
     """Returns the outputs, whose backward runs the rule of the use."""
-    use.weights[0].uses.expect(use.weights)
+    first = use.weights[0]
+    first.uses.expect(use.weights)
+    use.call = first.scope.call
     if len(outputs) == 1:
         (output,) = outputs
         made = _hookable(use, inputs, output)
         if made is not None:
             node: Any = made.grad_fn
-            shape = None
-            note(output, use.output_layouts[0])
-            if made is not output:
-                shape = output.shape
-                note(made, use.output_layouts[0], shape)
+            layout = use.output_layouts[0]
+            shape = None if made is output else output.shape
+            note(made, layout, shape)
+            if shape is not None and layout.key is None:  # it may not survive the reshape
+                note(output, layout)
             results = _results(node, use.plan.results) if use.plan.results else _NOTHING
             node.register_prehook(_Hook(use, kept, results, made.output_nr, shape))
             return outputs

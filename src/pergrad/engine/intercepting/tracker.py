@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from pergrad.engine.intercepting.in_place import writes_in_place
 from pergrad.engine.intercepting.weights import Root, Weight
-from pergrad.engine.samples.layouts import Constant, Key, Layout, Lost, Owners, Samples, Scope
+from pergrad.engine.samples.layouts import (
+    Constant,
+    Key,
+    Layout,
+    Lost,
+    Owners,
+    Samples,
+    Scope,
+    Unfinished,
+)
+from pergrad.engine.samples.origins import MEAN, SUM, untold
+from pergrad.engine.samples.out_of_sight import (
+    Promise,
+    check_promises,
+    layout_out_of_sight,
+    proved_on_graph,
+)
 from pergrad.engine.samples.propagation import (
     Call,
     handler_of,
     is_by_value,
     is_trusted,
     layouts_of_outputs,
-    refuse_gradients,
-    refuse_unknown_samples,
+    refuse_lost,
     tensors_in,
-    unknown_samples,
 )
 from pergrad.engine.samples.propagation.elementwise import aligned
-from pergrad.engine.samples.propagation.indexing import layout_after_write
-from pergrad.engine.samples.proving import Source, candidates, is_total, proved, sources_of
+from pergrad.engine.samples.propagation.in_place import writes_in_place
+from pergrad.engine.samples.propagation.writing import layout_after_write
 from pergrad.engine.samples.signatures import PLAIN, Signature, describe
 from pergrad.engine.samples.sizes import BatchSize
-from pergrad.runtime import internals, is_traced
+from pergrad.runtime import internals
 from pergrad.runtime.caches import Cache
 
 __all__ = ["TAG", "Tracker"]
@@ -40,16 +52,19 @@ VERSION = "_pergrad_version"  # the version of the tensor that the tag speaks of
 
 
 _LAYOUTS: Cache[tuple[Key, ...]] = Cache(__name__, "the layouts of a call's outputs, by signature")
-_PROVED: Cache[Key] = Cache(__name__, "layouts of tensors made out of sight, for traced steps")
 _TAGGED: Cache[torch.Size] = Cache(__name__, "shapes that count samples, by dimension and shape")
 _SEQUENCES = (list, tuple)
 _CONSTANT = Constant.key
 _TOTAL = "total"
+_ORIGINS = {"sum": SUM, "mean": MEAN}
 
 
 def _total_key(lost: Lost) -> Key:
     """Returns the key of a sum over the samples, whose terms have own gradients; None for other reasons."""
-    return (_TOTAL, lost.reason) if lost.why == "total" else None
+    origin = lost.origin
+    if lost.why != "total" or origin is None or origin.has_factors:
+        return None
+    return _TOTAL, lost.reason, origin.how or "", origin.why_not
 
 
 def _is_by_shape(call: Call) -> bool:
@@ -68,10 +83,6 @@ def _is_by_shape(call: Call) -> bool:
     return is_alone or handler is aligned or call.name == "embedding"
 
 
-def _maker_of(t: Tensor) -> str:
-    return type(t.grad_fn).__name__.removesuffix("0").removesuffix("Backward")
-
-
 class Tracker:
     """Tracks the layouts of one scope, whose inputs have their samples in dimension `batch_dim`."""
 
@@ -81,16 +92,15 @@ class Tracker:
         self.constant = Constant(scope)
         self.untagged_are_constant = False  # while the module's own forward runs
         self.roots: dict[int, Root] = {}  # by id
+        # Adds roots for the tensors that stand for sharded parameters just then.
+        self.adopt: Callable[[], None] | None = None
         self._own = {id(t) for t in own}  # tensors of the model
-        self.strangers: dict[
-            int, Tensor
-        ] = {}  # leaves with a gradient that are not of the model, by id
-        self.promises: list[tuple[torch.Size, str, Layout]] = []  # layouts that are not proved yet
-        self.layouts: dict[Key, Layout] = {
-            self.constant.key: self.constant
-        }  # by key, as `layout_for`
+        # Leaves with a gradient that are not of the model, by id.
+        self.strangers: dict[int, Tensor] = {}
+        self.promises: list[Promise] = []
+        self.layouts: dict[Key, Layout] = {self.constant.key: self.constant}  # as `layout_for`
         # Untagged tensors seen in the forward: a checkpoint's recomputation uses them outside of it.
-        self._untagged_seen: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        self._untagged_seen: WeakValueDictionary[int, Tensor] | None = None
 
     # -- reading
 
@@ -118,7 +128,7 @@ class Tracker:
         self._settle(t, found)
         return found
 
-    def _tag_of_untagged(self, t: Tensor) -> Layout:
+    def _tag_of_untagged(self, t: Tensor) -> Layout | Weight:
         """Returns the layout of an untagged tensor: constant for the model's own, else by its shape."""
         if id(t) in self._own:
             return self.constant
@@ -127,6 +137,10 @@ class Tracker:
             return inner
         if t.requires_grad:
             if t.grad_fn is None:
+                if self.adopt is not None:
+                    self.adopt()
+                    if id(t) in self.roots:
+                        return self.roots[id(t)]
                 self.strangers[id(t)] = t
             elif not internals.is_transformed(t):
                 found = self._made_out_of_sight(t)
@@ -134,80 +148,21 @@ class Tracker:
                     self._settle(t, found)
                     return found
         if self.untagged_are_constant:
+            if self._untagged_seen is None:
+                self._untagged_seen = WeakValueDictionary()
             self._untagged_seen[id(t)] = t
             return self.constant
         is_recomputation = internals.current_graph_task_id() != -1
-        if is_recomputation and self._untagged_seen.get(id(t)) is t:
+        if is_recomputation and self._untagged_seen and self._untagged_seen.get(id(t)) is t:
             return self.constant
         return self.by_shape(t, self.batch_dim)
 
     def _made_out_of_sight(self, t: Tensor) -> Layout | None:
-        """Proves the layout of a tensor that no function in sight has made; None if no weight is behind it.
-
-        Scripted functions, `torch.vmap` and code outside of torch are out of sight. If nothing is proved, a
-        gradient through the tensor is an error.
-        """
-        scope = self.scope
-        with internals.DisableTorchFunction():
-            sources, is_packed = sources_of(t, scope)
-            if sources == []:
-                return None
-            if scope.count == 1 and t.dim():
-                return scope.samples(0, 1, t.shape[0])
-            is_recomputation = internals.current_graph_task_id() != -1
-            if is_packed and is_recomputation:
-                return None  # an argument of the checkpoint: only the layouts of the forward matter
-            known = (scope.count, t.shape, _maker_of(t)) if sources is not None else None
-            if is_traced(
-                t
-            ):  # without values; the untraced step before it has proved what the model does
-                key = _PROVED.get(known)
-                return None if key is None else self.layout_for(key)
-            if sources is not None:
-                if is_packed:
-                    return self._promise(t, sources)
-                try:
-                    found, _ = proved(t, sources, scope)
-                    if found is not None:
-                        if is_recomputation:
-                            self._redeem(t, found)
-                        if found.key is not None:
-                            _PROVED.put(known, found.key)
-                        return found
-                    if is_total(t, sources):
-                        return scope.lost("a function out of sight sums over the batch", "total")
-                except Exception as error:  # of a backward that cannot run by itself, or may not
-                    error.__traceback__ = None  # its frames hold the tensors
-            reason = (
-                f"a tensor of shape {tuple(t.shape)} was made out of sight of the recorder, by "
-                f"`{_maker_of(t)}` in a scripted function, torch.vmap or the like"
-            )
-            refuse_gradients(t, functools.partial(refuse_unknown_samples, reason))
-        return scope.lost(reason, "unknown")
-
-    def _promise(self, t: Tensor, sources: Sequence[Source]) -> Layout | None:
-        """Guesses the layout of a tensor inside of a checkpoint; its recomputation has to prove it.
-
-        The graph cannot be used now: its saved tensors are packed.
-        """
-        allowed = candidates(t, [layout for _, layout in sources], self.scope)
-        if not allowed:
-            return None
-        self.promises.append((t.shape, _maker_of(t), allowed[0]))
-        return allowed[0]
-
-    def _redeem(self, t: Tensor, found: Layout) -> None:
-        promise = t.shape, _maker_of(t), found
-        if promise in self.promises:
-            self.promises.remove(promise)
+        return layout_out_of_sight(t, self.scope, self.promises)
 
     def check_promises(self) -> None:
         """Raises an error if the layout of a tensor inside of a checkpoint was not proved."""
-        for shape, maker, _ in self.promises:
-            raise unknown_samples(
-                f"a tensor of shape {tuple(shape)} was made out of sight of the recorder, by `{maker}` in "
-                "a checkpoint whose recomputation does not prove its samples"
-            )
+        check_promises(self.promises)
 
     def is_own(self, t: Tensor) -> bool:
         """Whether the tensor is a parameter or a buffer of the module."""
@@ -297,6 +252,8 @@ class Tracker:
             self.mark(t, tag)
 
     def mark(self, t: Tensor, tag: Layout | Weight) -> None:
+        if self.scope.known and isinstance(tag, Unfinished):
+            tag = self.scope.completed(tag)
         # Without gradients it may be inside of an autograd.Function, whose result gets another graph.
         if torch.is_grad_enabled():
             setattr(t, TAG, tag)
@@ -325,9 +282,10 @@ class Tracker:
     @staticmethod
     def unmark(*tensors: Tensor) -> None:
         for t in tensors:
-            for name in (TAG, DATA, VERSION):
-                if hasattr(t, name):
-                    delattr(t, name)
+            if hasattr(t, TAG) or hasattr(t, DATA):  # no version without one of them
+                for name in (TAG, DATA, VERSION):
+                    if hasattr(t, name):
+                        delattr(t, name)
 
     def propagate(
         self,
@@ -347,15 +305,18 @@ class Tracker:
         known = _LAYOUTS.get(signature)
         if known is None:
             return False
-        has_gradients, version_of = torch.is_grad_enabled(), internals.version_of
-        for t, key in zip([output] if isinstance(output, Tensor) else output, known, strict=True):
+        outputs = (output,) if isinstance(output, Tensor) else output
+        assert len(outputs) == len(known)
+        has_gradients = torch.is_grad_enabled()
+        for t, key in zip(outputs, known):  # noqa: B905  # `strict` takes as long as the loop
             layout = self.layouts.get(key) or self.layout_for(key)
             if layout.key is None and not (t.requires_grad if flows is None else flows):
                 layout = self.constant  # a total through which no gradient flows
             if has_gradients:  # as `mark`, inlined
                 setattr(t, TAG, layout)
-                if version_of(t):
-                    setattr(t, VERSION, version_of(t))
+                version = internals.version_of(t)
+                if version:
+                    setattr(t, VERSION, version)
             else:
                 self.mark(t, layout)
         return True
@@ -382,7 +343,8 @@ class Tracker:
             if func is Tensor.__setitem__ and not tags[0].is_weight:
                 call = Call(self.scope, func, args, kwargs, [args[0]], tensors, layouts)
                 is_tensor = isinstance(args[2], Tensor)
-                self.mark(args[0], layout_after_write(call) if is_tensor else layouts[0])
+                found = [layout_after_write(call) if is_tensor else layouts[0]]
+                self._mark_all(call, found)
             return
         outputs = [output] if isinstance(output, Tensor) else tensors_in(output)
         if not outputs:
@@ -390,9 +352,22 @@ class Tracker:
         hints = () if is_trusted(func) else [self._hint(t) for t in outputs]
         call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts, flows, hints)
         found = layouts_of_outputs(call)
-        for t, layout in zip(outputs, found, strict=True):
-            self.mark(t, layout)
+        self._mark_all(call, found)
         self._remember(call, output, found, signature)
+
+    def _mark_all(self, call: Call, found: list[Layout]) -> None:
+        """Tags the outputs; a gradient through one that has lost its samples is an error.
+
+        If the call itself does not tell, because it has written in place or an argument has no separate
+        samples, the graph may: it goes back to the last uses of weights.
+        """
+        for k, (t, layout) in enumerate(zip(call.outputs, found, strict=True)):
+            if isinstance(layout, Lost) and layout.is_fatal and call.flows:
+                if not any(layout is own for own in call.layouts):
+                    found[k] = proved_on_graph(t, self.scope) or layout
+                    call.reads_values = True
+                refuse_lost(t, found[k])
+            self.mark(t, found[k])
 
     def inner_tag(self, t: Tensor) -> Any:
         """Returns the tag that a tensor got while gradients were off; None if it has none."""
@@ -427,7 +402,9 @@ class Tracker:
         if made is None:
             assert key is not None
             if key[0] == _TOTAL:
-                made = Lost(self.scope, str(key[1]), "total")
+                _, reason, how, why_not = key
+                origin = _ORIGINS.get(str(how)) or untold(str(why_not))
+                made = Lost(self.scope, str(reason), "total", origin=origin)
             else:
                 made = Samples(self.scope, *key)  # type: ignore[arg-type]
             self.layouts[key] = made

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pergrad.engine.collecting.kept_gradients import KeptGradients
 from pergrad.engine.collecting.ledger import Sink, UseCounter
 from pergrad.engine.samples.layouts import Key, Scope
 from pergrad.errors import UnseenUseError
@@ -43,6 +44,14 @@ class Weight:
     has_samples: ClassVar[bool] = False
     is_weight: ClassVar[bool] = True
     key: ClassVar[Key] = ("weight",)
+    is_view = False  # whether it shares memory with the weight that it comes from
+    views_parameter = False  # whether that memory is a parameter's
+    may_hook = False  # whether taps may be hooks: nothing flows on, and no pass skips them
+    counted: tuple[str, ...] = ()  # parameters whose uses it counts for
+    _writes: list[None] | None = (
+        None  # one entry for each write to its memory; views share the list
+    )
+    _seen = 0  # the number of writes before it was made
 
     def __init__(
         self,
@@ -57,31 +66,30 @@ class Weight:
         self.roots = roots  # names of the parameters that it is, or is derived from
         self.name = roots[0] if len(roots) == 1 else " and ".join(roots)
         self.value = value.detach()
+        self.operand = (
+            self.value
+        )  # what functions get; attached to the parameter if it keeps its `.grad`
         self.uses = uses
         self.sink = sink
         self.anchor = anchor  # an input of its taps in the graph; `take` returns its gradient
-        self.is_view = False  # whether it shares memory with the weight that it comes from
-        self.views_parameter = False  # whether that memory is a parameter's
-        self._writes: list[
-            None
-        ] = []  # one entry for each write to its memory; its views share the list
-        self._seen = 0  # the number of writes before it was made
-        self.may_hook = False  # whether taps may be hooks: nothing flows on, and no pass skips them
-        self.counted: tuple[str, ...] = ()  # parameters whose uses it counts for
 
     @property
     def is_stale(self) -> bool:
         """Whether the weight that it is a view of was written to in place since."""
-        return len(self._writes) != self._seen
+        return self._writes is not None and len(self._writes) != self._seen
 
     def view(self, other: Weight) -> None:
         """Declares that its value is a view of another weight's."""
         self.is_view = True
         self.views_parameter = isinstance(other, Root) or other.views_parameter
+        if other._writes is None:
+            other._writes = []
         self._writes, self._seen = other._writes, len(other._writes)
 
     def write(self) -> None:
         """Declares that its memory was written to: its views are stale."""
+        if self._writes is None:  # it has no views
+            return
         self._writes.append(None)
         self._seen += 1
 
@@ -93,6 +101,11 @@ class Weight:
     def take(self, factor: Factor) -> Tensor | None:
         """Takes the factor of one use; returns the gradient of the anchor."""
         raise NotImplementedError
+
+    @property
+    def keeps_gradient(self) -> bool:
+        """Whether autograd computes the ordinary gradient as well."""
+        return self.operand is not self.value
 
     def _empty_carrier(self) -> Tensor:
         return self.value.new_zeros(()).expand(self.scope.count, *self.value.shape)
@@ -264,15 +277,10 @@ def vjp_of_each(
     if may_batch:
         try:
             with quiet_vmap():
-                found = torch.autograd.grad(
-                    outputs,
-                    leaves,
-                    gradients,
-                    is_grads_batched=True,
-                    retain_graph=True,
-                    allow_unused=True,
+                found: list[Tensor | None] = internals.batched_gradients(
+                    outputs, leaves, gradients, count
                 )
-            return list(found)
+            return found
         except RuntimeError as error:  # a function has no batching rule
             error.__traceback__ = None  # its frames hold the tensors
     each = [
@@ -305,8 +313,13 @@ def _never() -> bool:
     return False
 
 
-def _refuse(name: str, is_allowed: Callable[[], bool], _: Tensor) -> None:
-    if is_allowed():
+def _refuse(
+    name: str,
+    is_allowed: Callable[[], bool],
+    kept: KeptGradients | None,
+    gradient: Tensor,
+) -> None:
+    if is_allowed() or (kept is not None and kept.has_made(name, gradient)):
         return
     raise UnseenUseError(
         f"an ordinary gradient, summed over the batch, reached parameter {name!r}: a function used it "
@@ -320,24 +333,41 @@ def refuse_ordinary_gradients(
     t: Tensor, name: str, is_allowed: Callable[[], bool] = _never
 ) -> None:
     """Makes an ordinary gradient for a recorded tensor an error, unless it is allowed just then."""
-    t.register_hook(functools.partial(_refuse, name, is_allowed))
+    t.register_hook(functools.partial(_refuse, name, is_allowed, None))
 
 
-@contextmanager
-def refusing_ordinary_gradients(
-    parameters: Mapping[str, Tensor], is_allowed: Callable[[], bool] = _never
-) -> Iterator[None]:
-    """Makes an ordinary gradient for a parameter an error within the block, unless it is allowed."""
-    key = next(_KEYS)
-    for name, p in parameters.items():
-        if internals.hooks_of(p) is None:
-            p.register_hook(_refuse).remove()  # creates the dict of hooks
-        # Like `register_hook` without a handle: handles double the time.
-        internals.hooks_of(p)[key] = functools.partial(_refuse, name, is_allowed)
-    try:
-        yield
-    finally:
-        for p in parameters.values():
-            hooks = internals.hooks_of(p)
+class refusing_ordinary_gradients:  # noqa: N801  # a context manager, as in contextlib
+    """Makes an ordinary gradient for a parameter an error within the block, unless it is allowed.
+
+    With `kept`, only one that does not come from recorded uses alone.
+    """
+
+    __slots__ = ("_is_allowed", "_kept", "_key", "_parameters")
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        is_allowed: Callable[[], bool] = _never,
+        kept: KeptGradients | None = None,
+    ) -> None:
+        self._kept = kept
+        self._parameters = parameters
+        self._is_allowed = is_allowed
+        self._key = next(_KEYS)
+
+    def __enter__(self) -> None:
+        hooks_of, key = internals.hooks_of, self._key
+        for name, p in self._parameters.items():
+            hooks = hooks_of(p)
+            if hooks is None:
+                p.register_hook(_refuse).remove()  # creates the dict of hooks
+                hooks = hooks_of(p)
+            # Like `register_hook` without a handle: handles double the time.
+            hooks[key] = functools.partial(_refuse, name, self._is_allowed, self._kept)
+
+    def __exit__(self, *_: object) -> None:
+        hooks_of, key = internals.hooks_of, self._key
+        for p in self._parameters.values():
+            hooks = hooks_of(p)
             if hooks is not None:
                 hooks.pop(key, None)

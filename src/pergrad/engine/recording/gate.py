@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pergrad.engine.recording.recording import Recording
 from pergrad.errors import ScopeError
 from pergrad.runtime import internals
+from pergrad.runtime.containers import map_parts, parts_of, refilled
 from pergrad.runtime.eagerness import uncompiled
 
 __all__ = ["run_gated"]
@@ -98,7 +99,7 @@ def run_gated(
             inner[id(value)] = own
         return inner[id(value)]
 
-    args, kwargs = internals.pytree.tree_map(enter, (args, kwargs))
+    args, kwargs = map_parts(enter, (args, kwargs))
     with recording.intercepting():
         recording.enter_forward(args, kwargs)
         try:
@@ -106,13 +107,13 @@ def run_gated(
         finally:
             recording.leave_forward()
             recording.clean_up()
-    flat, spec = internals.pytree.tree_flatten(output)
+    flat = parts_of(output)
     gated = [t for t in flat if isinstance(t, Tensor) and t.requires_grad]
     if not gated:
         return output
     anchor = torch.zeros((), requires_grad=True)
     inside = _Inside(recording, gated, leaves)
     results = iter(_Gate.apply(inside, anchor, *outer))
-    return internals.pytree.tree_unflatten(
-        [next(results) if isinstance(t, Tensor) and t.requires_grad else t for t in flat], spec
+    return refilled(
+        output, [next(results) if isinstance(t, Tensor) and t.requires_grad else t for t in flat]
     )

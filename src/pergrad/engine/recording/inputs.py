@@ -12,11 +12,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.recording.arguments import leaves
-from pergrad.engine.samples.layouts import Owners
+from pergrad.engine.recording.owning import Named, Ownership
+from pergrad.engine.samples.layouts import Layout, Owners
 from pergrad.errors import BatchSizeError
-from pergrad.runtime import internals
+from pergrad.runtime.containers import parts_of
 
-__all__ = ["Input", "batch_size_of", "inputs_of", "mark_inputs"]
+__all__ = ["Input", "batch_size_of", "inputs_of", "mark_inputs", "mark_owned"]
 
 Input: TypeAlias = tuple[Tensor | PackedSequence, int]  # and the dimension of its samples
 
@@ -47,11 +48,7 @@ def _special_arguments(
     for kind, special in _SPECIAL_ARGUMENTS.items():
         if isinstance(module, kind):
             bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
-            return {
-                id(t): dim
-                for name, dim in special.items()
-                for t in internals.pytree.tree_leaves(bound.get(name))
-            }
+            return {id(t): dim for name, dim in special.items() for t in parts_of(bound.get(name))}
     return {}
 
 
@@ -84,7 +81,13 @@ def _unopened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return ""
 
 
-def batch_size_of(inputs: Sequence[Input], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def batch_size_of(
+    inputs: Sequence[Input],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    may_be_empty: bool = False,
+) -> int:
     """Returns the size that all inputs agree on; the arguments are for the error message."""
     found: int | None = None
     for leaf, dim in inputs:
@@ -94,7 +97,7 @@ def batch_size_of(inputs: Sequence[Input], args: tuple[Any, ...], kwargs: dict[s
             size = leaf.shape[dim]
         else:
             continue
-        if size == 0:
+        if size == 0 and not may_be_empty:
             raise BatchSizeError(
                 f"0 is not a valid batch size for Expanded Weights but got input tensor of {leaf}"
             )
@@ -112,6 +115,31 @@ def batch_size_of(inputs: Sequence[Input], args: tuple[Any, ...], kwargs: dict[s
             f"it explicitly{_unopened(args, kwargs)}"
         )
     return found
+
+
+def mark_owned(tracker: Tracker, ownership: Ownership, named: Sequence[Named]) -> list[Tensor]:
+    """Tells the tracker whose rows are whose; returns the tensors that now carry a tag."""
+    marked: list[Tensor] = []
+    for names, t, entry in named:
+        if not isinstance(t, Tensor) or tracker.knows(t) or tracker.is_own(t):
+            continue
+        place = ownership.place_of(names, t, entry)
+        if place is None:
+            layout: Layout = tracker.scope.constant()
+        else:
+            dim, ids = place
+            layout = tracker.scope.samples(dim)
+            if ids is not None:
+                is_one = len(ids) > 1 and ids.stride(0) == 0  # an entry of a list
+                ids = ids.to(t.device)
+                layout = (
+                    Owners(tracker.scope, dim, ids, True)
+                    if is_one
+                    else tracker.scope.owned(dim, ids)
+                )
+        tracker.mark(t, layout)
+        marked.append(t)
+    return marked
 
 
 def mark_inputs(tracker: Tracker, inputs: Sequence[Input]) -> list[Tensor]:

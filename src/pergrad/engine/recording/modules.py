@@ -76,10 +76,12 @@ def names_of_tensors(module: nn.Module) -> list[str]:
     return list(names.values())
 
 
-def hooks_of_parameters(weights: Mapping[str, Tensor]) -> dict[str, list[Hook]]:
+def hooks_of_parameters(
+    weights: Mapping[str, Tensor], *, may_accumulate: bool = False
+) -> dict[str, list[Hook]]:
     """Finds the hooks of the user on the gradients of parameters, by name.
 
-    Raises an error for a hook that runs after a gradient is accumulated: within a recording none is.
+    Raises an error for a hook that runs after a gradient is accumulated, unless the recording keeps `.grad`.
     """
     found: dict[str, list[Hook]] = {}
     for name, p in weights.items():
@@ -88,7 +90,7 @@ def hooks_of_parameters(weights: Mapping[str, Tensor]) -> dict[str, list[Hook]]:
             own = [hooks[key] for key in hooks if key >= 0]  # those of this package are negative
             if own:
                 found[name] = own
-        if internals.post_accumulate_hooks_of(p):
+        if not may_accumulate and internals.post_accumulate_hooks_of(p):
             raise PergradError(
                 f"parameter {name!r} has a hook that runs after its gradient is accumulated, and would not "
                 "run: within a recording no parameter gets a `.grad`; remove it, or freeze the parameter"

@@ -2,44 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from pergrad.distributed.data_parallel import without_gradient_reduction
+from pergrad.distributed.groups import is_running
+from pergrad.distributed.sharding import reshard
+from pergrad.distributed.spread import Spread
+from pergrad.distributed.wrappers import refuse_pipelines, spread_of
+from pergrad.engine.collecting.blocks import refuse_second_block
 from pergrad.engine.collecting.hooks import guarding_modules
+from pergrad.engine.collecting.journal import Journal
+from pergrad.engine.collecting.kept_gradients import KeptGradients
 from pergrad.engine.collecting.ledger import Ledger
 from pergrad.engine.intercepting.autograd_functions import intercepting_functions
-from pergrad.engine.intercepting.journal import Journal
+from pergrad.engine.intercepting.ladder import expanded
 from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import refusing_ordinary_gradients
-from pergrad.engine.recording.inputs import batch_size_of, inputs_of, mark_inputs
+from pergrad.engine.recording.adopting import Adopter
+from pergrad.engine.recording.arguments import is_graph_batch
+from pergrad.engine.recording.inputs import batch_size_of, inputs_of, mark_inputs, mark_owned
+from pergrad.engine.recording.loss_units import LossReader
 from pergrad.engine.recording.modules import (
     hooks_of_parameters,
     refuse_new_parameters,
+    submodules,
     survey,
 )
 from pergrad.engine.recording.options import Options
-from pergrad.engine.samples.layouts import ROWS, Lost, Scope
+from pergrad.engine.recording.owning import named_leaves, ownership_in
+from pergrad.engine.recording.starting import batch_of_part, batch_of_step
+from pergrad.engine.samples.layouts import ROWS, Lost, Owners, Samples, Scope
 from pergrad.engine.samples.proving import APART, keeps_apart, sources_of
 from pergrad.errors import BatchSizeError, MixedSamplesError, PergradError, ScopeError
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals, is_traced
 from pergrad.runtime.eagerness import running_eagerly
 
-__all__ = ["Recording", "check_module", "check_quantities", "recorded"]
+__all__ = ["Recording", "check_module", "check_quantities", "is_recording", "recorded"]
 
 
 def check_module(module: Any) -> None:
     """Refuses anything but a module, in the words of PyTorch's own check."""
     if not isinstance(module, nn.Module):
         raise PergradError(f"Module passed must be nn.Module, got {type(module).__name__}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise PergradError(
+            f"the module is scripted or traced ({type(module).__name__}), and its functions run out of sight "
+            "of Python: record the module that it was made from"
+        )
 
 
-def check_quantities(quantities: Sequence[Any]) -> None:
-    """Refuses an empty list, anything but quantities, and one quantity passed twice."""
+def check_quantities(quantities: Sequence[Any], *, may_have_results: bool = False) -> bool:
+    """Refuses an empty list, anything but quantities, and a quantity that is passed or used twice.
+
+    Returns whether any has a result to add to.
+    """
+    is_again = False
     if not quantities:
         raise PergradError(
             "nothing to compute: pass at least one quantity, such as pergrad.Grads()"
@@ -51,8 +75,18 @@ def check_quantities(quantities: Sequence[Any]) -> None:
             )
         if not isinstance(quantity, Quantity):
             raise PergradError(f"expected quantities, got {type(quantity).__name__}")
+        if quantity.is_full:
+            if not may_have_results:
+                refuse_second_block(quantity)
+            is_again = True
     if len({id(quantity) for quantity in quantities}) < len(quantities):
         raise PergradError("the same quantity is passed twice: each needs an object of its own")
+    return is_again
+
+
+def is_recording() -> bool:
+    """Whether a recording is open in this thread."""
+    return any(isinstance(mode, Recorder) for mode in internals.function_modes())
 
 
 class Recording:
@@ -64,25 +98,53 @@ class Recording:
         quantities: Sequence[Quantity],
         options: Options,
         journal: Journal | None = None,
+        *,
+        is_block: bool = False,
+        batch: Sequence[Any] | None = None,
+        kept: KeptGradients | None = None,
     ) -> None:
+        """Prepares a recording; `is_block`: of `record`, and not of PyTorch's contract.
+
+        `kept` are the ordinary gradients of the block that it is a part of.
+        """
         self._module = module
+        self._is_spread = is_running()
+        units = reshard(module) if self._is_spread else []
+        self._batch = batch  # the arguments of the loss function, if there is one
+        self._is_block = is_block
+        self._is_empty = False
+        self._unwanted: KeptGradients | None = None  # ordinary gradients of an empty batch
         self._left_out: list[Tensor] = []  # trainable parameters that were not asked for
         self._weights, self._own, self._hooked = survey(module)
-        self._parameter_hooks = hooks_of_parameters(self._weights)
+        keeps = options.keep_grad
+        self._kept = kept or (KeptGradients(self._weights.values()) if keeps else None)
+        self._parameter_hooks = hooks_of_parameters(self._weights, may_accumulate=keeps)
         if options.params is not None:
             trainable = self._weights
             self._weights = options.chosen(module, trainable)
-            self._left_out = [p for name, p in trainable.items() if name not in self._weights]
+            if not keeps:
+                self._left_out = [p for name, p in trainable.items() if name not in self._weights]
         self._quantities = quantities
         self._options = options
-        self._recorder = Recorder(self._weights, journal)
+        self._recorder = Recorder(self._weights, journal, self._kept)
+        self._spread = Spread()
+        if self._is_spread:
+            self._spread = spread_of(module, units, self._weights, self._parameter_hooks)
+        shards, self._adopter = self._spread.shards, None
+        if shards is not None:
+            self._adopter = Adopter(shards, self._recorder, self._may_reach_weights, self._kept)
         self._ledger: Ledger | None = None
         self._tracker: Tracker | None = None
+        self._reader: LossReader | None = None
         self._is_collecting = False
         self._marked: list[Tensor] = []
+        self._ownership = options.ownership
 
     def begin(self, size: int) -> None:
-        """Records everything from here on, as a batch of `size` samples."""
+        """Records everything from here on, as a batch of `size` samples.
+
+        Without samples there is nothing to record: the block runs as it is.
+        """
         options = self._options
         self._ledger = Ledger(
             self._quantities,
@@ -92,25 +154,142 @@ class Recording:
             max_bytes=options.max_bytes,
             offload=options.offload,
             hooks=self._parameter_hooks,
+            spread=self._spread,
         )
-        self._tracker = Tracker(Scope(size), options.batch_dim, self._own)
         if self._is_collecting:
             self._ledger.open()
+        if size == 0:
+            self._is_empty = True
+            if self._kept is None:
+                self._unwanted = KeptGradients(self._weights.values())
+            if self._spread.shards is not None:
+                self._recorder.begin_without_samples(self._ledger)
+            return
+        scope = Scope(size, tells_reduction=options.loss_reduction == "auto")
+        self._tracker = Tracker(scope, options.batch_dim, self._own)
+        if self._is_block:
+            self._recorder.read_loss = self._read_loss
+            self._ledger.skips_sums = options.loss_scale is None
+            self._ledger.calls = options.calls
         self._recorder.begin(self._tracker, self._ledger.uses, self._ledger)
+        if self._adopter is not None:
+            self._tracker.adopt = self._adopter.adopt
+
+    def await_use(self) -> None:
+        """Lets the first use of a weight begin the recording, if the module is not called before."""
+        self._recorder.start = self._begin_at_use
+
+    def _begin_at_use(self) -> None:
+        """Begins where a weight is used before the module is called; not if nothing tells the batch."""
+        if self._ledger is not None:  # an empty batch
+            return
+        with internals.DisableTorchFunction():
+            dim = self._options.batch_dim
+            found = batch_of_step(self._batch, dim) or batch_of_part(submodules(self._module), dim)
+            if found is None:
+                return
+            inputs, size = found
+            earlier = self._recorder.earlier
+            self.begin(size)
+            if self._tracker is None:
+                return
+            self._marked += mark_inputs(self._tracker, inputs)
+        self._recorder.follow(earlier, self._marked)
 
     def enter_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Enters the module's own forward: its arguments carry the samples, other tensors do not."""
+        if self._is_spread:
+            refuse_pipelines()
         with internals.DisableTorchFunction():  # reading the arguments is no part of the model
+            if self._mark_owned(self._module.forward, args, kwargs):
+                self._set_inside()
+                return
             inputs = inputs_of(self._module, self._options.batch_dim, args, kwargs)
             if self._tracker is None:
-                self.begin(batch_size_of(inputs, args, kwargs))
-            assert self._tracker is not None
-            self._marked += mark_inputs(self._tracker, inputs)
+                size = batch_size_of(inputs, args, kwargs, may_be_empty=self._is_block)
+                if self._ledger is None:
+                    self.begin(size)
+                elif size:
+                    raise BatchSizeError(
+                        f"the module was called with a batch of {size} samples after an empty one: record "
+                        "each in a block of its own"
+                    )
+            if self._tracker is None:
+                return
+            marked = mark_inputs(self._tracker, inputs)
+            self._marked += marked
+        if marked:  # else it was called with tensors of the same samples
+            self._tracker.scope.call += 1
+        self._set_inside()
+
+    def _set_inside(self) -> None:
+        assert self._tracker is not None
         self._tracker.untagged_are_constant = True
+
+    def mark_batch(self, loss_fn: Callable[..., Any], batch: Sequence[Any]) -> None:
+        """Tells the samples of a loss function's arguments, if their rows have owners."""
+        with internals.DisableTorchFunction():
+            self._mark_owned(loss_fn, batch, {}, skipped=1)
+
+    def _mark_owned(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        skipped: int = 0,
+    ) -> bool:
+        """Marks arguments by the owners of their rows; returns False if there are none."""
+        if self._ownership is None and not any(map(is_graph_batch, (*args, *kwargs.values()))):
+            return False
+        named = named_leaves(function, args, kwargs, skipped=skipped)
+        own = ownership_in(self._ownership, named)
+        assert own is not None
+        if self._ownership is None or not self._marked:
+            own.check_used(named)
+        self._ownership = own
+        if self._tracker is None:
+            self.begin(own.count)
+        assert self._tracker is not None
+        if skipped == 0 and self._marked:  # positions are those of the loss function's arguments
+            named = [
+                (tuple(name for name in names if isinstance(name, str)), t, entry)
+                for names, t, entry in named
+            ]
+        self._tracker.scope.known = [ids for ids in own.vectors.values() if ids is not None]
+        self._marked += mark_owned(self._tracker, own, named)
+        return True
+
+    def by_sample(self, losses: Any) -> Any:
+        """Sums losses that are given for each row, if the rows have owners; checks whose they are."""
+        own = self._ownership
+        if own is None or self._tracker is None or not isinstance(losses, Tensor):
+            return losses
+        ids = own.ids_of_losses(losses)
+        if ids is None:
+            return losses
+        with internals.DisableTorchFunction():
+            self._check_rows(losses, self._tracker.scope.owners(0, ids))
+            found = own.summed(losses)
+            self._tracker.mark(found, self._tracker.scope.samples(0))
+        return found
 
     def leave_forward(self) -> None:
         if self._tracker is not None:
             self._tracker.untagged_are_constant = False
+
+    def separated(self, losses: Any) -> Any:
+        """Returns losses, (B,), that depend on weights and constants alone as losses of the samples."""
+        tracker = self._tracker
+        if tracker is None or not isinstance(losses, Tensor) or losses.dim() != 1:
+            return losses
+        weight = tracker.weight_of(losses)
+        if weight is None or len(losses) != tracker.scope.count:
+            return losses
+        with internals.DisableTorchFunction():
+            own = expanded(weight).diagonal()  # of (B, B): row n is the loss of sample n
+            tracker.mark(own, tracker.scope.samples(0))
+        return own
 
     def check_losses(self, losses: Tensor) -> None:
         """Raises an error unless row n of the losses, (B,), is the loss of sample n."""
@@ -118,61 +297,139 @@ class Recording:
         if tracker is None or not losses.dim() or not losses.requires_grad:
             return
         with internals.DisableTorchFunction():
-            scope, layout = tracker.scope, tracker.layout(losses)
+            scope = tracker.scope
             if len(losses) != scope.count:
                 raise BatchSizeError(
                     f"loss_fn returned {len(losses)} losses for a batch of {scope.count} samples: return "
                     "one loss for each sample, or tell the number of samples by batch_size= and their "
                     "dimension by batch_first="
                 )
-            if layout.key == ROWS or scope.count == 1 or tracker.weight_of(losses) is not None:
+            self._check_rows(losses, scope.samples(0))
+
+    def _check_rows(self, losses: Tensor, wanted: Samples | Owners) -> None:
+        """Raises an error unless each row of the losses belongs to the sample that a layout says."""
+        tracker = self._tracker
+        assert tracker is not None
+        scope, layout = tracker.scope, tracker.layout(losses)
+        if (
+            layout.key == ROWS == wanted.key
+            or scope.count == 1
+            or tracker.weight_of(losses) is not None
+        ):
+            return
+        if isinstance(layout, Samples | Owners) and layout.dim == 0 and not is_traced(losses):
+            device = losses.device
+            if torch.equal(layout.owner_of_each(device), wanted.owner_of_each(device)):
                 return
-            if isinstance(layout, Lost) and layout.why in ("mixed", "unknown"):
-                return  # the backward raises with the reason
-            sources, is_packed = sources_of(losses, scope)
-            is_judged = sources is not None and not is_packed and not is_traced(losses)
-            if is_judged and keeps_apart(losses, scope.samples(0), sources or ()) in APART:
-                return
+        if isinstance(layout, Lost) and layout.why in ("mixed", "unknown"):
+            return  # the backward raises with the reason
+        sources, is_packed = sources_of(losses, scope)
+        is_judged = sources is not None and not is_packed and not is_traced(losses)
+        if is_judged and keeps_apart(losses, wanted, sources or ()) in APART:
+            return
         raise MixedSamplesError(
             "row n of the losses does not depend on sample n alone: the samples were reordered, or losses of "
             "several were added up; return the losses in the order of the batch, one for each sample"
         )
 
+    def _read_loss(self, tensors: Any, gradients: Any) -> None:
+        """Reads the factor on every sample's loss off the tensors that a backward pass starts from."""
+        assert self._tracker is not None
+        assert self._ledger is not None
+        if self._reader is None:
+            self._reader = LossReader(self._options, self._tracker, self._ledger.units)
+        self._reader.read(tensors, gradients)
+
+    @property
+    def uneven(self) -> list[Tensor]:
+        """Returns whether samples have different numbers of valid positions, for every mean over these."""
+        return [] if self._tracker is None else self._tracker.scope.uneven
+
     def check_complete(self) -> None:
         """Raises an error if nothing was recorded."""
         if self._ledger is None:
             raise ScopeError("the recorded module was not called inside the `record` block")
-        if not self._ledger.uses.arrived and not self._ledger.queue.work:
+        if not self._is_empty and not self.has_arrived:
             raise ScopeError(
                 "no gradient reached a recorded parameter: call backward() on a loss of the "
                 "module's output inside the `record` block"
             )
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether a gradient has reached a recorded parameter."""
+        ledger = self._ledger
+        return ledger is not None and bool(ledger.uses.arrived or ledger.queue.work)
+
+    @property
+    def recorder(self) -> Recorder:
+        return self._recorder
+
+    @property
+    def is_empty(self) -> bool:
+        return self._is_empty
+
+    def start_collecting(self) -> None:
+        """Collects gradients from here on; for a part of a block, which the block itself closes."""
+        self._is_collecting = True
+
     def clean_up(self) -> None:
         """Takes the tags off the caller's tensors and the module's own."""
         Tracker.unmark(*self._marked, *self._own)
         self._marked.clear()
+        self._recorder.read_loss = None  # it holds this object
+
+    @contextmanager
+    def _spreading(self) -> Iterator[None]:
+        """Within, the module runs on many ranks: wrappers reduce no gradients, and shards are summed."""
+        shards, keeps = self._spread.shards, self._kept is not None
+        with (
+            without_gradient_reduction(self._module, self._weights, self._spread, keeps=keeps),
+            nullcontext() if shards is None else shards.watching(self._leave),
+            nullcontext() if shards is None else shards.dropping_gradients(self._has_unwanted),
+        ):
+            try:
+                yield
+            except RuntimeError as error:
+                if isinstance(
+                    error.__cause__, PergradError
+                ):  # a pipeline wraps errors of its stages
+                    raise error.__cause__ from None
+                raise
+
+    def _has_unwanted(self) -> bool:
+        return self._unwanted is not None
+
+    def _leave(self, names: list[str]) -> None:
+        """Sums the quantities of parameters over ranks, once the backward pass has left their module."""
+        if self._ledger is not None and self._is_collecting:
+            with internals.DisableTorchFunction():
+                self._ledger.sum_over_ranks(names)
 
     def _may_reach_weights(self) -> bool:
+        if self._is_empty:
+            return True
         return self._tracker is not None and self._tracker.scope.may_reach_weights
 
     @contextmanager
     def intercepting(self) -> Iterator[None]:
         """Within, the recorder sees every function; parameters that were not asked for are frozen."""
-        for mode in internals.function_modes():
-            if isinstance(mode, Recorder):
-                raise ScopeError(
-                    "recordings cannot be nested: end the outer one first, or record one module that "
-                    "holds both (for example an nn.ModuleList)"
-                )
+        if is_recording():
+            raise ScopeError(
+                "recordings cannot be nested: end the outer one first, or record one module that "
+                "holds both (for example an nn.ModuleList)"
+            )
         for p in self._left_out:
             p.requires_grad_(False)
         try:
             hooked = guarding_modules(self._hooked) if self._hooked else nullcontext()
-            with running_eagerly(), hooked, intercepting_functions(), self._recorder:
+            spread = self._spreading() if self._is_spread else nullcontext()
+            with running_eagerly(), spread, hooked, intercepting_functions(), self._recorder:
                 yield
         except PergradError:
             self._recorder.restore_buffers()
+            if self._spread.shards is not None:
+                self._spread.shards.reset()
             raise
         finally:
             for p in self._left_out:
@@ -185,26 +442,41 @@ class Recording:
         if self._ledger is not None:
             self._ledger.open()
         try:
-            with refusing_ordinary_gradients(self._weights, self._may_reach_weights):
+            adopted = nullcontext() if self._adopter is None else self._adopter.refusing_gradients()
+            refusing = refusing_ordinary_gradients(
+                self._weights, self._may_reach_weights, self._kept
+            )
+            with refusing, adopted:
                 yield
         except BaseException:
-            if self._ledger is not None:
-                self._ledger.abandon()
+            self.abandon()
             raise
         finally:
             self._is_collecting = False
+            if self._unwanted is not None:
+                self._unwanted.restore()
+        try:
+            self.finish()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def finish(self) -> None:
+        """Makes the checks that need the whole block, and ends the quantities."""
         if self._tracker is not None:
-            try:
-                if self._tracker.promises:
-                    self._tracker.check_promises()
-                if self._tracker.strangers:
-                    refuse_new_parameters(self._module, self._tracker.strangers)
-            except PergradError:
-                if self._ledger is not None:
-                    self._ledger.abandon()
-                raise
+            if self._tracker.promises:
+                self._tracker.check_promises()
+            if self._tracker.strangers:
+                refuse_new_parameters(self._module, self._tracker.strangers)
         if self._ledger is not None:
             self._ledger.close()
+
+    def abandon(self) -> None:
+        """Drops what was recorded after an error, and the gradients that were kept."""
+        if self._ledger is not None:
+            self._ledger.abandon()
+        if self._kept is not None:
+            self._kept.restore()
 
 
 @contextmanager
@@ -214,13 +486,18 @@ def recorded(
     options: Options,
     *,
     journal: Journal | None = None,
+    batch: Sequence[Any] | None = None,
+    kind: type[Recording] | None = None,
 ) -> Iterator[Recording]:
     """Within, functions are recorded; at the end the quantities have their results.
 
-    `journal` notes which rung computes the gradients of each parameter.
+    `journal` notes which rung computes the gradients of each parameter. `batch` has the arguments of the loss
+    function, if there is one: they tell the batch size if the loss does not call the module itself. `kind` is
+    `MicroBatches` where each call of the module has further samples.
     """
     check_module(module)
-    recording = Recording(module, quantities, options, journal)
+    kind = kind or Recording
+    recording = kind(module, quantities, options, journal, is_block=True, batch=batch)
 
     def before_forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recording.enter_forward(args, kwargs)
@@ -234,6 +511,8 @@ def recorded(
         with recording.collecting(), recording.intercepting():
             if options.batch_size is not None:
                 recording.begin(options.batch_size)
+            else:
+                recording.await_use()
             yield recording
             recording.check_complete()
     finally:

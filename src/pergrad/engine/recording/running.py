@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pergrad.engine.intercepting.journal import Journal
+from pergrad.engine.collecting.journal import Journal
+from pergrad.engine.recording.loss_units import EvenSamples
 from pergrad.engine.recording.options import LossReduction, Options
 from pergrad.engine.recording.recording import recorded
 from pergrad.errors import PergradError, ScopeError
@@ -27,11 +28,15 @@ def run_recorded(
     journal: Journal | None = None,
 ) -> Tensor:
     """Returns loss_fn(model, *batch), detached; its backward pass fills the quantities."""
-    with recorded(model, quantities, options, journal=journal) as recording:
-        losses = loss_fn(model, *batch)
+    with recorded(model, quantities, options, journal=journal, batch=batch) as recording:
+        recording.mark_batch(loss_fn, batch)
+        losses = recording.separated(recording.by_sample(loss_fn(model, *batch)))
         total = reduced(losses, options.loss_reduction)
         recording.check_losses(losses)
         total.backward()
+        for quantity in quantities:
+            if isinstance(quantity, EvenSamples):
+                quantity.uneven = list(recording.uneven)
     return losses.detach()
 
 

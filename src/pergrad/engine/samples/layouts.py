@@ -15,6 +15,8 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from pergrad.engine.samples.origins import Origin
+
 __all__ = [
     "ROWS",
     "Constant",
@@ -51,6 +53,14 @@ class Scope:
         False  # while the engine itself runs a backward pass: it is not recorded
     )
     may_reach_weights: bool = False  # whether that pass may compute ordinary gradients of weights
+    known: list[Tensor] = field(default_factory=list)  # the owners of rows that the user has given
+    call: int = 0  # number of calls of the module so far
+    reached: set[int] = field(
+        default_factory=set
+    )  # calls that the present backward pass has reached
+    tells_reduction: bool = True  # whether somebody asks if a loss is a sum or a mean
+    # Of means over valid positions: whether samples have different numbers of them. Traced steps look later.
+    uneven: list[Tensor] = field(default_factory=list)
 
     @contextmanager
     def pulling_back(self, *, may_reach_weights: bool = False) -> Iterator[None]:
@@ -73,11 +83,38 @@ class Scope:
             return self.samples(dim)
         return Owners(self, dim, owner)
 
+    def owned(self, dim: int, owner: Tensor) -> Samples | Owners:
+        """Returns the layout of given owners: `Samples` where they repeat the samples in order."""
+        times, left = divmod(len(owner), self.count)
+        if not left:
+            order = torch.arange(self.count, device=owner.device)
+            if torch.equal(owner, order.repeat(times)):
+                return self.samples(dim, times, 1)
+            if torch.equal(owner, order.repeat_interleave(times)):
+                return self.samples(dim, 1, times)
+        return Owners(self, dim, owner)
+
+    def completed(self, layout: Unfinished) -> Layout:
+        """Gives rows without an owner those of a known vector that agrees with all others.
+
+        They are constant, and may count as part of any sample.
+        """
+        if layout.owner is not None:
+            for owner in self.known:
+                given = owner.to(layout.owner.device)
+                is_like = len(owner) == len(layout.owner)
+                if is_like and bool(((layout.owner < 0) | (layout.owner == given)).all()):
+                    return self.owned(layout.dim, given)
+        return layout
+
     def constant(self) -> Constant:
         return Constant(self)
 
     def lost(self, reason: str, why: Why = "cut") -> Lost:
         return Lost(self, reason, why)
+
+    def total(self, reason: str, origin: Origin | None) -> Lost:
+        return Lost(self, reason, "total", origin=origin)
 
 
 @dataclass(slots=True)  # not frozen: many are made, and a frozen one takes three times as long
@@ -118,13 +155,16 @@ class Owners:
     dim: int
     owner: Tensor  # (size of dim,)
     is_one: bool = False  # whether the whole tensor is known to belong to one sample
+    presumed: Tensor | None = (
+        None  # indices that no sample has written; a write may give them another owner
+    )
 
     def at(self, dim: int) -> Owners:
         return self if dim == self.dim else Owners(self.scope, dim, self.owner)
 
-    def of_one(self, size: int) -> Owners:
-        """Returns the layout of another tensor of the one sample, with that size in front."""
-        return Owners(self.scope, 0, self.owner[:1].expand(size), True)
+    def of_one(self, t: Tensor) -> Owners:
+        """Returns the layout of another tensor of the one sample; a scalar counts as one row."""
+        return Owners(self.scope, 0, self.owner[:1].expand(t.shape[0] if t.dim() else 1), True)
 
     @property
     def size(self) -> int:
@@ -154,6 +194,12 @@ class Lost:
     scope: Scope
     reason: str
     why: Why = "cut"
+    origin: Origin | None = field(default=None, kw_only=True)  # of a total
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether a gradient that flows through the tensor is an error."""
+        return self.why in ("mixed", "unknown")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

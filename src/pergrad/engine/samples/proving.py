@@ -72,7 +72,8 @@ def note(
     """
     node: Any = t.grad_fn
     if node is not None:
-        node.metadata[_KEY, t.output_nr] = layout, shape, t.shape, is_packed
+        held = None if shape is None else t.shape
+        node.metadata[_KEY, t.output_nr] = layout, shape, held, is_packed
 
 
 def sources_of(t: Tensor, scope: Scope) -> tuple[list[Source] | None, bool]:
@@ -187,7 +188,7 @@ def keeps_apart(t: Tensor, layout: Layout, sources: Sequence[Source]) -> Verdict
 
 def _rows_of(g: Tensor, layout: Samples | Owners) -> Tensor:
     """Returns the rows of the sample dimension, flat."""
-    return g.movedim(layout.dim, 0).flatten(1) if g.dim() > 1 else g.unsqueeze(1)
+    return g.movedim(layout.dim, 0).flatten(1) if g.dim() > 1 else g.reshape(-1, 1)
 
 
 def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:

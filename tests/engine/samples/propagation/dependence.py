@@ -137,7 +137,8 @@ def assert_true(followed: Followed) -> None:
     if isinstance(layout, Constant):
         assert not needs.any(), f"constant, but depends on the samples {needs.nonzero().tolist()}"
         return
-    assert y.shape[layout.dim] == layout.size, f"{layout} of a tensor {tuple(y.shape)}"
+    size = y.shape[layout.dim] if y.dim() else 1  # a scalar may be of one sample
+    assert size == layout.size, f"{layout} of a tensor {tuple(y.shape)}"
     owner = layout.owner_of_each(y.device)
     own = torch.nn.functional.one_hot(owner, needs.shape[-1]).bool()
     own = own.view([*(-1 if d == layout.dim else 1 for d in range(y.dim())), needs.shape[-1]])

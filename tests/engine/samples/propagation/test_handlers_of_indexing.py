@@ -52,7 +52,7 @@ GETITEM: dict[str, tuple[Any, Answer]] = {
     "one sample": ((0, [1, 1]), lambda: at(rows(3, 2), 1)),
     "one sample, by a tensor": ((0, [2, 2]), lambda: at(rows(3, 2), I(2))),
     "one sample, by numpy": ((0, [2, 2]), lambda: at(rows(3, 2), np.int64(2))),
-    "one sample of a vector": ("cut", lambda: at(rows(3), 1)),
+    "one sample of a vector": ((0, [1]), lambda: at(rows(3), 1)),
     "one sample of a vector, without gradient": ("constant", lambda: at(frozen(rows(3)), 1)),
     "one sample and indices": ("cut", lambda: at(rows(3, 2), 1, I([0, 1]))),
     "one sample and indices, without gradient": (
@@ -167,9 +167,13 @@ PICKING: dict[str, tuple[Any, Answer]] = {
         lambda: answer(torch.gather, C(3, 2), 1, rows(of=torch.zeros(3, 1, dtype=torch.long))),
     ),
     "gather of samples": ((0, [2, 0]), lambda: answer(torch.gather, rows(3), 0, I([2, 0]))),
+    "gather of one sample": (
+        (0, [0, 0, 0]),
+        lambda: answer(torch.gather, rows(3, 2), 0, torch.zeros(3, 2, dtype=torch.long)),
+    ),
     "gather across samples": (
         "mixed",
-        lambda: answer(torch.gather, rows(3, 2), 0, torch.zeros(3, 2, dtype=torch.long)),
+        lambda: answer(torch.gather, rows(3, 2), 0, I([[0, 1], [1, 2]])),
     ),
     "take along": (
         ROW,
@@ -218,7 +222,7 @@ PICKING: dict[str, tuple[Any, Answer]] = {
         ),
     ),
     "masked_scatter of others": (
-        "mixed",
+        (0, [2, 1, 0]),
         lambda: answer(torch.masked_scatter, rows(3), MASK, rows(2, owners=[2, 0])),
     ),
     "masked_scatter of a constant": (
@@ -226,7 +230,7 @@ PICKING: dict[str, tuple[Any, Answer]] = {
         lambda: answer(torch.masked_scatter, rows(3), MASK, C(2).double()),
     ),
     "masked_scatter into a constant": (
-        "mixed",
+        (0, [0, 1, 2]),
         lambda: answer(torch.masked_scatter, C(3).double(), MASK, rows(2, owners=[0, 2])),
     ),
 }
@@ -248,7 +252,7 @@ SCATTER: dict[str, tuple[Any, Answer]] = {
     ),
     "of a number": (ROW, lambda: answer(torch.scatter, rows(3, 2), 1, ZEROS, 1.0)),
     "into more rows": (
-        None,
+        "cut",
         lambda: answer(torch.scatter_add, C(4, 2).double(), 1, ZEROS, rows(3, 1)),
     ),
     "into others": (
@@ -276,7 +280,7 @@ SCATTER: dict[str, tuple[Any, Answer]] = {
         lambda: answer(torch.index_copy, C(3, 2).double(), 0, I([1, 2, 0]), rows(3, 2)),
     ),
     "some rows of a constant": (
-        None,
+        "cut",
         lambda: answer(torch.index_copy, C(4, 2).double(), 0, I([1, 2, 0]), rows(3, 2)),
     ),
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pergrad.engine.samples.layouts import Owners, Scope, Unfinished
 from pergrad.engine.samples.propagation import Call, layouts_of_outputs
-from pergrad.engine.samples.propagation.indexing import layout_after_write
+from pergrad.engine.samples.propagation.writing import layout_after_write
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.rules.samples import are_samples, carry_samples
 from tests.engine.samples.propagation.calls import Tagged, answer, call_of, described, named, rows
@@ -48,7 +48,7 @@ WRITING: dict[str, tuple[Any, Answer]] = {
     "rows over rows": (ROW, lambda: written(frozen(rows(3, 2)), N, rows(3, 2))),
     "a column": (ROW, lambda: written(frozen(rows(3, 2)), (N, 0), rows(3))),
     "a column of others": (
-        "mixed",
+        (0, [1, 0, 2]),  # the rest is data
         lambda: written(frozen(rows(3, 2)), (N, 0), rows(3, owners=[1, 0, 2])),
     ),
     "some rows": (
@@ -56,11 +56,11 @@ WRITING: dict[str, tuple[Any, Answer]] = {
         lambda: written(frozen(rows(3, 2)), slice(0, 2), rows(2, 2, owners=[0, 1])),
     ),
     "another sample": (
-        "mixed",
+        (0, [2, 1, 2]),
         lambda: written(frozen(rows(3, 2)), slice(0, 1), rows(1, 2, owners=[2])),
     ),
     "one row over all": (
-        "mixed",
+        (0, [0, 0, 0]),
         lambda: written(frozen(rows(3, 2)), N, rows(1, 2, owners=[0])),
     ),
     "samples where one was": ("mixed", lambda: written(frozen(rows(3, 3)), 0, rows(1, 3))),
@@ -81,7 +81,7 @@ WRITING: dict[str, tuple[Any, Answer]] = {
         lambda: written(W(2, 4), (N, slice(0, 3)), rows(2, 3, dim=1)),
     ),
     "into part of part of a constant": (
-        "mixed",
+        ("unfinished", 0, [-1, 0, 1, 2]),
         lambda: written(W(4, 2), (slice(1, 4), slice(0, 1)), rows(3, 1)),
     ),
     "the rest": (
@@ -94,9 +94,13 @@ WRITING: dict[str, tuple[Any, Answer]] = {
     ),
     "part of what was filled along another dimension": (
         "mixed",
+        lambda: written(W(5, 4), slice(1, 4), rows(3, 4), before=(1, [2, 0, 2, 1])),
+    ),
+    "what was filled along another dimension, but one part": (
+        (0, [2, 0, 1, 2]),
         lambda: written(W(4, 4), slice(1, 4), rows(3, 4), before=(1, [2, -1, -1, -1])),
     ),
-    "by indices": ("mixed", lambda: written(W(3, 2), I([0, 2, 1]), rows(3, 2))),
+    "by indices": ((0, [0, 2, 1]), lambda: written(W(3, 2), I([0, 2, 1]), rows(3, 2))),
 }
 
 JOINING: dict[str, tuple[Any, Answer]] = {
@@ -109,7 +113,7 @@ JOINING: dict[str, tuple[Any, Answer]] = {
         lambda: answer(torch.cat, [rows(6, post=2), rows(3)]),
     ),
     "cat with a constant": ("cut", lambda: answer(torch.cat, [rows(3, 2), C(1, 2)])),
-    "cat with an empty matrix": ("cut", lambda: answer(torch.cat, [rows(3, 2), C(0, 2)])),
+    "cat with an empty matrix": (ROW, lambda: answer(torch.cat, [rows(3, 2), C(0, 2)])),
     "cat of two places": ("mixed", lambda: answer(torch.cat, [rows(3, 3), rows(3, 3, dim=1)])),
     "stack": (SECOND, lambda: answer(torch.stack, [rows(3, 2), C(3, 2)])),
     "stack behind": (ROW, lambda: answer(torch.stack, [rows(3, 2), C(3, 2)], 1)),

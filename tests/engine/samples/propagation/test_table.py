@@ -23,6 +23,7 @@ from pergrad.engine.samples.propagation.table import (
     is_own,
     moves_samples,
     name_of,
+    refuse_lost,
     tensors_in,
 )
 from pergrad.errors import MixedSamplesError
@@ -89,6 +90,7 @@ def test_mixed_samples_are_an_error_once_a_gradient_flows_through_them() -> None
     layout = call_of(Scope(2), output=output).mixed()
     assert isinstance(layout, Lost)
     assert layout.why == "mixed"
+    refuse_lost(output, layout)
     with pytest.raises(MixedSamplesError, match="`add` mixes the samples"):
         output.sum().backward()
 
@@ -146,8 +148,9 @@ def test_what_is_picked_belongs_to_the_sample_of_its_index() -> None:
     assert part.owner.tolist() == [1, 1, 1]
     assert isinstance(call.after_select(torch.tensor(1.0), layout, 2), Constant)
     picked = call.after_select(flowing(), layout, 2)
-    assert isinstance(picked, Lost)
-    assert "selects one sample" in picked.reason
+    assert isinstance(picked, Owners)
+    assert picked.is_one
+    assert picked.owner.tolist() == [1]
 
 
 def test_a_handler_is_found_by_any_form_of_its_operation(monkeypatch: pytest.MonkeyPatch) -> None:

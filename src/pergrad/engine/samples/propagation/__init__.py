@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pergrad.engine.samples.layouts import Constant, Layout, Lost, Owners, Samples
+from pergrad.engine.samples.origins import SUM
 from pergrad.engine.samples.propagation import (
     batchwise,
     contracting,
@@ -16,11 +17,13 @@ from pergrad.engine.samples.propagation import (
     joining,
     reducing,
     shaping,
+    writing,
 )
 from pergrad.engine.samples.propagation.creating import layout_by_sizes, sizes_in
 from pergrad.engine.samples.propagation.declared import declared_samples
 from pergrad.engine.samples.propagation.elementwise import ELEMENTWISE
-from pergrad.engine.samples.propagation.probing import layouts_by_probe
+from pergrad.engine.samples.propagation.pairing import layout_of_pairs
+from pergrad.engine.samples.propagation.probing import layouts_by_probe, proved_apart
 from pergrad.engine.samples.propagation.table import (
     Call,
     handler_of,
@@ -30,10 +33,16 @@ from pergrad.engine.samples.propagation.table import (
     mixed_samples,
     name_of,
     refuse_gradients,
+    refuse_lost,
     refuse_mixed_samples,
     refuse_unknown_samples,
     tensors_in,
     unknown_samples,
+)
+from pergrad.engine.samples.propagation.totals import (
+    divides_by_total,
+    origin_after,
+    origin_of_mean,
 )
 from pergrad.rules.samples import DECLARED
 
@@ -55,36 +64,59 @@ __all__ = [
     "name_of",
     "reducing",
     "refuse_gradients",
+    "refuse_lost",
     "refuse_mixed_samples",
     "refuse_unknown_samples",
     "shaping",
     "sizes_in",
     "tensors_in",
     "unknown_samples",
+    "writing",
 ]
 
 
 def layouts_of_outputs(call: Call) -> list[Layout]:
-    """Returns the layout of every output of a call, from the layouts of its arguments."""
+    """Returns the layout of every output of a call, from the layouts of its arguments.
+
+    A handler may find that samples meet although the values keep them apart, as a block-diagonal matrix does:
+    the graph of the call has the last word.
+    """
+    pairs = layout_of_pairs(call) if call.scope.known else None
+    if pairs is not None:
+        return [pairs] * len(call.outputs)
+    found = _found(call)
+    if call.scope.count > 1 and any(isinstance(la, Lost) and la.is_fatal for la in found):
+        return proved_apart(call) or found
+    return found
+
+
+def _found(call: Call) -> list[Layout]:
+    if call.has_scalars:
+        is_lost = any(isinstance(layout, Lost) for layout in call.layouts)
+        if is_lost or (call.of_one is None and call.name not in _JOINING):
+            call = call.without_scalars()
     for t, layout in zip(call.tensors, call.layouts, strict=True):
         if isinstance(layout, Lost) and t.requires_grad:
-            if layout.why in ("mixed", "unknown"):
+            if layout.is_fatal:
                 return [layout] * len(call.outputs)
             if not _may_mix_samples(call, layout):
-                is_summed = layout.why == "cut" and call.name in _SUMS
-                return [call.total() if is_summed else layout] * len(call.outputs)
+                return [_after_linear(call, layout)] * len(call.outputs)
             reason = f"uses a result without separate samples ({layout.reason})"
             return [call.mixed(reason)] * len(call.outputs)
     if not call.has_samples:
         return [declared_samples(call) or layout_by_sizes(call)] * len(call.outputs)
     one = call.of_one
     if one is not None:
-        return [one.of_one(t.shape[0]) if t.dim() else call.total() for t in call.outputs]
+        is_data = not call.flows
+        return [
+            call.scope.constant() if is_data and not t.dim() else one.of_one(t)
+            for t in call.outputs
+        ]
     handler = handler_of(call.func)
     found = handler(call) if handler is not None else None
     if found is None:
         return layouts_by_probe(call)
-    is_fatal = isinstance(found, Lost) and found.why in ("mixed", "unknown")
+    is_fatal = isinstance(found, Lost) and found.is_fatal
     if call.flows and not is_fatal and call.func not in DECLARED:
         is_open = isinstance(found, Constant) or not call.is_accounted_for
         if is_open:
@@ -98,6 +130,16 @@ def layouts_of_outputs(call: Call) -> list[Layout]:
     ]
 
 
+def _after_linear(call: Call, lost: Lost) -> Layout:
+    """Returns the layout after a function of lost samples that combines them in no other way than by sums."""
+    if lost.why == "total":
+        return call.scope.total(lost.reason, origin_after(call)) if call.flows else lost
+    if call.name not in _SUMS:
+        return lost
+    return call.total(SUM if call.name == "sum" else origin_of_mean(call, call.output, lost))
+
+
+_JOINING = frozenset(["stack"])  # of scalars of several samples
 _SUMS = frozenset(["sum", "mean"])
 # Functions of a sum over the samples whose result is still a sum over the samples.
 _LINEAR = frozenset(
@@ -125,11 +167,13 @@ def _may_mix_samples(call: Call, lost: Lost) -> bool:
         return not alone or call.name not in ELEMENTWISE | _RESHAPES
     totals = sum(t.requires_grad and isinstance(call.layout(t), Lost) for t in call.tensors)
     is_product = call.name in ("mul", "div", "truediv", "true_divide", "dot") and totals > 1
-    return call.name not in _LINEAR or is_product
+    return call.name not in _LINEAR or is_product or divides_by_total(call)
 
 
 def _matches_shape(layout: Layout, t: Tensor) -> bool:
     """Whether the tensor's shape allows that layout: a wrong layout would give wrong gradients."""
     if not isinstance(layout, Samples | Owners):
         return True
+    if not t.dim():
+        return isinstance(layout, Owners) and layout.is_one
     return layout.dim < t.dim() and t.shape[layout.dim] == layout.size

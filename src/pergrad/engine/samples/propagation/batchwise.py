@@ -7,6 +7,7 @@ from torch import Tensor
 from pergrad.engine.samples.layouts import Layout, Owners, Samples
 from pergrad.engine.samples.propagation.elementwise import aligned
 from pergrad.engine.samples.propagation.table import Call, moves_samples
+from pergrad.engine.samples.propagation.totals import origin_of
 
 __all__: list[str] = []
 
@@ -130,7 +131,7 @@ def _elementwise_loss(call: Call) -> Layout | None:
         return aligned(call)
     rank = max(t.dim() for t, _ in call.with_samples)
     common = call.agreed([la.at(rank - t.dim() + la.dim) for t, la in call.with_samples])
-    return call.total() if common.has_samples else common
+    return call.total(origin_of(call)) if common.has_samples else common
 
 
 @moves_samples("cross_entropy", "nll_loss")
@@ -147,7 +148,7 @@ def _class_loss(call: Call) -> Layout | None:
         if any(la.dim for la in both):
             return None  # positions, or classes of targets that are probabilities
         common = call.agreed(both) if both else layout
-        return call.total() if common.has_samples or not both else common
+        return call.total(origin_of(call)) if common.has_samples or not both else common
     if not isinstance(layout, Samples | Owners):
         return None
     place = layout.at(layout.dim - (layout.dim > classes))

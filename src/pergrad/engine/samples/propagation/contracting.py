@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from pergrad.engine.samples.layouts import Layout, Owners, Samples
+from pergrad.engine.samples.propagation.pairing import attends_to_own, paired
 from pergrad.engine.samples.propagation.table import Call, moves_declared, moves_samples
+from pergrad.rules.contraction import letters_of, terms_of
 from pergrad.rules.samples import RowsTimesWeight
 
 __all__: list[str] = []
@@ -61,6 +64,9 @@ def _matmul(call: Call) -> Layout | None:
     b = call.argument(1, "other", "mat2", "vec", "tensor")
     if call.func.__name__ == "__rmatmul__":
         a, b = b, a
+    pairs = paired(call, a, b)
+    if pairs is not None:
+        return pairs
     return _combined(call, _matmul_places(call, a, b))
 
 
@@ -113,30 +119,24 @@ def _einsum(call: Call) -> Layout | None:
         return None
     if len(operands) == 1 and isinstance(operands[0], Sequence):
         operands = list(operands[0])
-    left, _, right = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
-    if "->" not in equation:
-        letters = sorted(set(left) - {",", "."})
-        right = "".join(x for x in letters if left.count(x) == 1)
-        right = ("..." if "..." in left else "") + right
+    terms, right = terms_of(equation)
     places: list[tuple[Tensor, int | None]] = []
-    output = _letters(right, call.output.dim())
+    output = letters_of(right, call.output.dim())
     for term, t in zip(terms, operands, strict=True):
-        letter = _letters(term, t.dim())[_place(call, t)] if t.dim() else None
+        letter = letters_of(term, t.dim())[_place(call, t)] if t.dim() else None
         places.append((t, output.index(letter) if letter in output else SUMMED))
     return _combined(call, places)
 
 
-def _letters(term: str, rank: int) -> list[str]:
-    """Names each dimension of an einsum term; dimensions of an ellipsis are numbered from the right."""
-    before, dots, after = term.partition("...")
-    hidden = rank - len(before) - len(after) if dots else 0
-    return [*before, *(f".{k}" for k in range(hidden, 0, -1)), *after]
-
-
 @moves_samples("scaled_dot_product_attention")
 def _attention(call: Call) -> Layout | None:
-    """Requires queries, keys and values to agree on a sample dimension before positions and features."""
+    """Requires queries, keys and values to agree on a sample dimension before positions and features.
+
+    The samples may be in the positions, too, if a mask keeps them apart.
+    """
+    packed = _packed_attention(call)
+    if packed is not None:
+        return packed
     places: list[tuple[Tensor, int | None]] = []
     for k, name in enumerate(("query", "key", "value")):
         t = call.argument(k, name)
@@ -144,3 +144,26 @@ def _attention(call: Call) -> Layout | None:
         shift = call.output.dim() - t.dim()
         places.append((t, SUMMED if dim >= t.dim() - 2 else dim + shift))
     return _combined(call, places)
+
+
+def _packed_attention(call: Call) -> Layout | None:
+    """Returns the layout of attention over positions of several samples that a mask keeps apart, or None."""
+    tensors = [call.argument(k, name) for k, name in enumerate(("query", "key", "value"))]
+    layouts = [call.layout(t) for t in tensors]
+    for t, layout in zip(tensors, layouts, strict=True):
+        if not isinstance(layout, Samples | Owners) or layout.dim != t.dim() - 2:
+            return None
+    query, key, value = layouts
+    assert isinstance(query, Samples | Owners)
+    assert isinstance(key, Samples | Owners)
+    assert isinstance(value, Samples | Owners)
+    device = call.output.device
+    if not torch.equal(key.owner_of_each(device), value.owner_of_each(device)):
+        return None
+    mask = call.argument(3, "attn_mask")
+    if not attends_to_own(call, mask, query, key):
+        return call.mixed(
+            "lets rows attend to rows of other samples, since no mask keeps them apart"
+        )
+    call.layout(mask)
+    return query.at(call.output.dim() - 2)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.engine.samples.layouts import Constant, Layout, Owners, Samples, Unfinished
+from pergrad.engine.samples.layouts import Layout, Owners, Samples
 from pergrad.engine.samples.propagation.elementwise import aligned
 from pergrad.engine.samples.propagation.table import Call, moves_samples
 
-__all__ = ["layout_after_write"]
+__all__ = ["Indexing", "width"]
 
 
 def _is_number(index: Any) -> bool:
@@ -33,7 +33,7 @@ def _as_tensor(index: Any, device: torch.device) -> Tensor:
     return made if made.numel() else made.long()
 
 
-def _width(index: Any) -> int:
+def width(index: Any) -> int:
     """Returns how many dimensions of the tensor an index consumes."""
     if index is None:
         return 0
@@ -45,13 +45,13 @@ def _width(index: Any) -> int:
 def _normalized(index: Any, rank: int) -> list[Any]:
     """Returns the index as a list, with slices for the ellipsis and for trailing dimensions."""
     items = list(index) if isinstance(index, tuple) else [index]
-    free = rank - sum(_width(i) for i in items if i is not Ellipsis)
+    free = rank - sum(width(i) for i in items if i is not Ellipsis)
     at = next((k for k, i in enumerate(items) if i is Ellipsis), None)
     whole = [slice(None)] * free
     return [*items, *whole] if at is None else [*items[:at], *whole, *items[at + 1 :]]
 
 
-class _Indexing:
+class Indexing:
     """Maps the dimensions of `t` and of its index tensors to the dimensions of `t[index]`."""
 
     def __init__(self, t: Tensor, index: Any) -> None:
@@ -72,10 +72,10 @@ class _Indexing:
         """Finds the item that indexes dimension `dim` of t: its position, itself, and dim's offset in it."""
         first = 0
         for k, item in enumerate(self.items):
-            width = _width(item)
-            if first <= dim < first + width:
+            covered = width(item)
+            if first <= dim < first + covered:
                 return k, item, dim - first
-            first += width
+            first += covered
         raise IndexError(dim)
 
     def place_of_slice(self, k: int) -> int:
@@ -95,15 +95,15 @@ def _getitem(call: Call) -> Layout | None:
             return call.mixed("indexes with Python bools")
         index = None  # t[True] and t[None] both add a first dimension
     layout = call.layout(t)
-    where = _Indexing(t, index)
+    where = Indexing(t, index)
     varying = [i for i in where.tensors if isinstance(call.layout(i), Samples | Owners)]
     if not isinstance(layout, Samples | Owners) or (varying and not t.requires_grad):
         return _gathered(call, where, varying)  # without a gradient, t counts as constant
     k, item, offset = where.find(layout.dim)
     if isinstance(item, slice):
-        if varying:
-            return call.mixed()
         place = where.place_of_slice(k)
+        if varying:
+            return _of_one(call, layout.owner_of_each(t.device)[item], varying, place)
         if call.output.shape[place] == layout.size and (item.step or 1) == 1:
             return layout.at(place)
         if _is_shared(call, t, layout.dim):
@@ -114,6 +114,18 @@ def _getitem(call: Call) -> Layout | None:
             return call.lost("selects one sample") if t.requires_grad else call.scope.constant()
         return call.after_select(call.output, layout, int(item))
     return _picked(call, where, _as_tensor(item, t.device), offset, layout)
+
+
+def _of_one(call: Call, rows: Tensor, varying: Sequence[Tensor], place: int) -> Layout:
+    """Returns the layout of rows of one sample that an index of that sample selects from; else mixed."""
+    owners = [rows]
+    for index in varying:
+        layout = call.layout(index)
+        assert isinstance(layout, Samples | Owners)
+        owners.append(layout.owner_of_each(rows.device))
+    if len(torch.cat(owners).unique()) != 1 or not len(rows):
+        return call.mixed()
+    return Owners(call.scope, place, rows)
 
 
 def _is_shared(call: Call, t: Tensor, dim: int) -> bool:
@@ -128,7 +140,7 @@ def _is_shared(call: Call, t: Tensor, dim: int) -> bool:
     return t.stride(dim) == 0 or bool((t == t.narrow(dim, 0, 1)).all())
 
 
-def _gathered(call: Call, where: _Indexing, varying: Sequence[Tensor]) -> Layout | None:
+def _gathered(call: Call, where: Indexing, varying: Sequence[Tensor]) -> Layout | None:
     """Returns the layout of a constant indexed by tensors that differ between samples."""
     found: Layout | None = None
     for index in varying:
@@ -146,7 +158,7 @@ def _gathered(call: Call, where: _Indexing, varying: Sequence[Tensor]) -> Layout
 
 
 def _picked(
-    call: Call, where: _Indexing, index: Tensor, offset: int, layout: Samples | Owners
+    call: Call, where: Indexing, index: Tensor, offset: int, layout: Samples | Owners
 ) -> Layout:
     """Returns the layout of rows selected by an index tensor: each keeps its owner."""
     owner = layout.owner_of_each(index.device)
@@ -161,57 +173,6 @@ def _picked(
         if len(wide) == 1 or bool((rows == rows[:, :1]).all()):
             return call.scope.owners(where.start + where.rank - index.dim() + d, rows[:, 0])
     return call.mixed("selects samples along several dimensions at once")
-
-
-@moves_samples("written")
-def layout_after_write(call: Call) -> Layout:
-    """Returns the layout of `t` after `t[index] = value`."""
-    t, index, value = call.args[:3]
-    layout = call.layout(t)
-    written = call.layout(value) if isinstance(value, Tensor) else call.scope.constant()
-    if not isinstance(written, Samples | Owners):
-        return layout
-    region = t.detach()[index]
-    place = region.dim() - value.dim() + written.dim
-    if isinstance(layout, Samples | Owners):
-        reading = Call(call.scope, Tensor.__getitem__, (t, index), {}, [region], [t], [layout])
-        there = _getitem(reading)
-        if not isinstance(there, Samples | Owners) or region.shape[there.dim] != there.size:
-            return call.mixed("overwrites samples with others")
-        if place < 0 or written.size != region.shape[place]:
-            return call.mixed("overwrites samples with others")
-        return layout if call.agreed([there, written.at(place)]).has_samples else call.mixed()
-    where = _Indexing(t, index)
-    first = 0
-    for k, item in enumerate(where.items):
-        is_place = isinstance(item, slice) and where.place_of_slice(k) == place
-        if is_place and t.shape[first] == written.size:
-            return written.at(first)
-        if is_place and call.flows and written.size == region.shape[place]:
-            whole = list(t.shape)
-            whole[first] = written.size
-            if list(region.shape) == whole:
-                return _written_in_part(call, layout, first, item, written)
-        first += _width(item)
-    return call.mixed("writes samples into a constant")
-
-
-def _written_in_part(
-    call: Call, before: Layout, dim: int, part: slice, written: Samples | Owners
-) -> Layout:
-    """Returns the layout after `t[part] = rows`, by which experts fill a result one after the other."""
-    t = call.args[0]
-    if isinstance(before, Unfinished) and before.dim == dim and before.owner is not None:
-        owner = before.owner.clone()
-    elif isinstance(before, Constant):
-        owner = torch.full((t.shape[dim],), -1, device=t.device)
-    else:
-        return call.mixed("overwrites samples with others")
-    owner[part] = written.owner_of_each(t.device)
-    if bool((owner >= 0).all()):
-        return call.scope.owners(dim, owner)
-    reason = f"`{call.name}` writes samples into part of a constant"
-    return Unfinished(call.scope, reason, "cut", dim, owner)
 
 
 @moves_samples("select", "narrow", "index_select", "select_copy", "narrow_copy")
@@ -236,56 +197,6 @@ def _select(call: Call) -> Layout:
         return call.scope.owners(dim, owner[index].reshape(-1))
     start = int(call.argument(2, "start")) % max(t.shape[dim], 1)
     return call.scope.owners(dim, owner[start : start + call.output.shape[dim]])
-
-
-@moves_samples("gather", "take_along_dim")
-def _gather(call: Call) -> Layout | None:
-    """Keeps the layout unless the samples are in `dim`: the other dimensions of t and index correspond."""
-    t = call.argument(0, "input", "self")
-    if call.name == "gather":
-        dim, index = call.argument(1, "dim"), call.argument(2, "index")
-    else:
-        index, dim = call.argument(1, "indices"), call.argument(2, "dim")
-    if dim is None:
-        return None
-    dim %= t.dim()
-    layout, own = call.layout(t), call.layout(index)
-    if not isinstance(layout, Samples | Owners):
-        return own
-    if layout.dim != dim:
-        return layout if call.output.shape[layout.dim] == layout.size else None
-    if t.dim() == index.dim() == 1:
-        return call.scope.owners(0, layout.owner_of_each(t.device)[index.long()])
-    return call.mixed()
-
-
-@moves_samples(
-    *"scatter scatter_add scatter_reduce index_add index_copy index_fill index_reduce".split()
-)
-def _scatter(call: Call) -> Layout | None:
-    """Requires values and targets to have the same owners; a constant target takes those of the values."""
-    t = call.argument(0, "input", "self")
-    layout = call.layout(t)
-    dim = call.argument(1, "dim") % t.dim()
-    index, source = call.argument(2, "index"), call.argument(3, "src", "source", "value")
-    layouts = [call.layout(p) for p in (source, index) if isinstance(p, Tensor)]
-    own = next((la for la in layouts if isinstance(la, Samples | Owners)), None)
-    if own is None:
-        return layout
-    if own.dim != dim:
-        if call.output.shape[own.dim] != own.size:
-            return None
-        return call.agreed([layout, own] if isinstance(layout, Samples | Owners) else [own])
-    if index.dim() > 1:
-        return call.mixed()
-    index = index.reshape(-1)
-    givers = own.owner_of_each(t.device)
-    if isinstance(layout, Samples | Owners):
-        same = layout.dim == dim and torch.equal(layout.owner_of_each(t.device)[index], givers)
-        return layout if same else call.mixed("overwrites samples with others")
-    owner = torch.full((t.shape[dim],), -1, device=t.device)
-    owner[index] = givers
-    return call.scope.owners(dim, owner) if bool((owner >= 0).all()) else None
 
 
 @moves_samples("nonzero", "argwhere", "where", by_value=True)
@@ -316,24 +227,3 @@ def _masked_select(call: Call) -> Layout:
                 return call.mixed()
             found = owner if found is None else found
     return call.scope.constant() if found is None else call.scope.owners(0, found)
-
-
-@moves_samples("masked_scatter", by_value=True)
-def _masked_scatter(call: Call) -> Layout | None:
-    t, mask, source = (call.argument(k, name) for k, name in enumerate(("input", "mask", "source")))
-    layout, written = call.layout(t), call.layout(source)
-    call.layout(mask)  # its values decide
-    if t.shape != call.output.shape:
-        return None  # it is broadcast
-    if not isinstance(written, Samples | Owners):
-        return layout
-    if not isinstance(layout, Samples | Owners):
-        return call.mixed("writes samples into a constant")
-    takers = _owner_of_elements(layout, t)[mask.expand(t.shape)]
-    givers = _owner_of_elements(written, source).flatten()[: len(takers)]
-    return layout if torch.equal(takers, givers) else call.mixed("overwrites samples with others")
-
-
-def _owner_of_elements(layout: Samples | Owners, t: Tensor) -> Tensor:
-    sizes = [-1 if d == layout.dim else 1 for d in range(t.dim())]
-    return layout.owner_of_each(t.device).view(sizes).expand(t.shape)

@@ -21,7 +21,9 @@ def _cat(call: Call) -> Layout:
     seen = [layout for _, layout in call.with_samples]
     if any(layout.dim != dim for layout in seen):
         return call.agreed(seen)
-    layouts = [call.layout(p) for p in parts if p.numel() or p.dim() > 1]
+    layouts = [call.layout(p) for p in parts if p.numel() or (p.dim() > 1 and p.shape[dim])]
+    if not layouts:
+        return seen[0]
     if all(isinstance(la, Samples) and la.post == 1 for la in layouts):
         return call.scope.samples(dim, call.output.shape[dim] // call.scope.count)
     if not all(isinstance(la, Samples | Owners) for la in layouts):

@@ -14,8 +14,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from pergrad.engine.samples.layouts import Key, Layout, Owners, Samples
-from pergrad.engine.samples.propagation.table import Call, is_own, is_trusted, tensors_in
+from pergrad.engine.samples.layouts import Key, Layout, Lost, Owners, Samples
+from pergrad.engine.samples.origins import SUM
+from pergrad.engine.samples.propagation.table import (
+    Call,
+    is_own,
+    is_trusted,
+    refuse_lost,
+    tensors_in,
+)
+from pergrad.engine.samples.propagation.totals import origin_of
 from pergrad.engine.samples.proving import Source, proved, subsets
 from pergrad.engine.samples.signatures import Signature, describe_hashable, signature_of_call
 from pergrad.engine.samples.sizes import BatchSize
@@ -23,7 +31,7 @@ from pergrad.runtime import internals, is_traced
 from pergrad.runtime.caches import Cache
 from pergrad.runtime.tolerances import largest
 
-__all__ = ["layouts_by_probe"]
+__all__ = ["layouts_by_probe", "proved_apart"]
 
 # Maps the signature of a call to the keys of its outputs' layouts, or to the reason why they are unknown.
 # The signature has the function, the batch size, every plain argument with its type, and the shape, dtype and
@@ -67,15 +75,42 @@ def layouts_by_probe(call: Call) -> list[Layout]:
     return _refused(call, layouts) if isinstance(layouts, str) else layouts
 
 
+def proved_apart(call: Call) -> list[Layout] | None:
+    """Proves on the graph of this one call that its values keep the samples apart; None if they do not.
+
+    The answer holds for these values alone. Every argument with a gradient must have known samples, or none.
+    """
+    if not call.flows or any(t.layout is not torch.strided for t in (*call.outputs, *call.tensors)):
+        return None
+    if not all(
+        t.dim() for t in call.outputs
+    ):  # terms of several samples may add up to a linear sum
+        return None
+    if any(map(is_traced, call.tensors)) or any(map(internals.is_transformed, call.tensors)):
+        return None
+    if any(
+        t.requires_grad and isinstance(layout, Lost)
+        for t, layout in zip(call.tensors, call.layouts, strict=True)
+    ):
+        return None
+    if any(out is t for out in call.outputs for t in call.tensors):  # written in place
+        return None
+    call.reads_values = True
+    found = _proved_by_graph(call)
+    return None if found is None or isinstance(found[0], str) else found[0]
+
+
 def _of_one_sample(call: Call, t: Tensor) -> Layout:
     """Returns the layout of a result for a batch of one: all of it belongs to the one sample."""
     if t.dim():
         return call.scope.samples(0, 1, t.shape[0])
-    return call.total()
+    return call.total(SUM)
 
 
 def _refused(call: Call, reason: str) -> list[Layout]:
     made = call.unknown(reason) if reason.startswith(_UNKNOWN) else call.mixed(reason)
+    for t in call.outputs:
+        refuse_lost(t, made)
     return [made] * len(call.outputs)
 
 
@@ -110,7 +145,7 @@ def _proved_by_graph(call: Call) -> Found | None:
             error.__traceback__ = None  # its frames hold the tensors
             return f"{_UNKNOWN}: its backward raises {_first_line(error)}", False
         if layout is None and not t.dim() and _is_total_by_values(call, len(found)):
-            found.append(call.total())
+            found.append(call.total(origin_of(call)))
             continue
         if layout is None:
             return _MIXES if verdict == "mixed" else _UNKNOWN, verdict == "mixed"

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
-from pergrad.engine.samples.layouts import Layout, Owners, Samples, Scope, Why
+from pergrad.engine.samples.layouts import Layout, Lost, Owners, Samples, Scope, Why
+from pergrad.engine.samples.origins import SUM, Origin
 from pergrad.errors import MixedSamplesError
 from pergrad.rules import RULES
 from pergrad.rules.samples import DECLARED, LikeFunction, Movement
@@ -30,6 +31,7 @@ __all__ = [
     "moves_samples",
     "name_of",
     "refuse_gradients",
+    "refuse_lost",
     "refuse_mixed_samples",
     "refuse_unknown_samples",
     "tensors_in",
@@ -205,6 +207,34 @@ class Call:
             first = first or layout
         return first
 
+    @property
+    def has_scalars(self) -> bool:
+        """Whether an argument is a scalar of one sample."""
+        return any(not t.dim() for t, _ in self._with_samples)
+
+    def without_scalars(self) -> Call:
+        """Returns the call with scalars of one sample as terms of a sum over samples."""
+        reason = "a scalar of one sample"
+        layouts = [
+            layout
+            if t.dim() or not layout.has_samples
+            else self.scope.total(reason, SUM)
+            if t.requires_grad
+            else self.scope.constant()
+            for t, layout in zip(self.tensors, self.layouts, strict=True)
+        ]
+        return Call(
+            self.scope,
+            self.func,
+            self.args,
+            self.kwargs,
+            self.outputs,
+            self.tensors,
+            layouts,
+            self.flows,
+            self.hints,
+        )
+
     def layout(self, t: Tensor) -> Layout:
         """Returns the layout of one of the arguments."""
         self._looked_at.append(id(t))
@@ -227,30 +257,27 @@ class Call:
 
     def after_select(self, part: Tensor, layout: Samples | Owners, index: int) -> Layout:
         """Returns the layout of `part`, one index of the sample dimension of a tensor."""
-        if not part.dim():
-            return self.lost("selects one sample") if part.requires_grad else self.scope.constant()
+        if not part.dim() and not part.requires_grad:
+            return self.scope.constant()
         owner = layout.owner_of_each(part.device)[index]
-        return Owners(self.scope, 0, owner.expand(part.shape[0]), True)
+        return Owners(self.scope, 0, owner.reshape(1), True).of_one(part)
 
     def _single_sample(self) -> Layout:
         return self.scope.samples(0, 1, self.output.shape[0])
 
     def mixed(self, reason: str = "mixes the samples of the batch") -> Layout:
         """Returns a layout for mixed samples: an error once a gradient flows, a constant if none does."""
-        return self._fatal(f"`{self.name}` {reason}", "mixed", refuse_mixed_samples)
+        return self._fatal(f"`{self.name}` {reason}", "mixed")
 
     def unknown(self, reason: str) -> Layout:
         """Returns a layout for samples that may have met: an error once a gradient flows."""
-        return self._fatal(f"`{self.name}` {reason}", "unknown", refuse_unknown_samples)
+        return self._fatal(f"`{self.name}` {reason}", "unknown")
 
-    def _fatal(self, reason: str, why: Why, refuse: Callable[[str, Tensor], None]) -> Layout:
+    def _fatal(self, reason: str, why: Why) -> Layout:
         if not self.flows:
             return self.scope.constant()
         if self.scope.count == 1 and self.output.dim():
             return self._single_sample()
-        if self.scope.count > 1:
-            for t in self.outputs:
-                refuse_gradients(t, functools.partial(refuse, reason))
         return self.scope.lost(reason, why)
 
     def agreed(self, layouts: Sequence[Samples | Owners]) -> Layout:
@@ -274,11 +301,18 @@ class Call:
         device = self.output.device
         return torch.equal(a.owner_of_each(device), b.owner_of_each(device))
 
-    def total(self) -> Layout:
+    def total(self, origin: Origin | None = None) -> Layout:
         """Returns the layout of a sum over the samples, such as a loss: each term has its own gradient."""
         if self.flows:
-            return self.scope.lost(f"`{self.name}` reduces over the batch", "total")
+            return self.scope.total(f"`{self.name}` reduces over the batch", origin)
         return self.scope.constant()
+
+
+def refuse_lost(t: Tensor, layout: Layout) -> None:
+    """Makes a gradient that reaches a tensor with mixed or unknown samples an error."""
+    if isinstance(layout, Lost) and layout.is_fatal and layout.scope.count > 1:
+        refuse = refuse_mixed_samples if layout.why == "mixed" else refuse_unknown_samples
+        refuse_gradients(t, functools.partial(refuse, layout.reason))
 
 
 def refuse_gradients(t: Tensor, refuse: Callable[[Tensor], None]) -> None:

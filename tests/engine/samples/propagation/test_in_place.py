@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pergrad
-from pergrad.engine.intercepting.in_place import out_of_place, writes_in_place
+from pergrad.engine.samples.propagation.in_place import out_of_place, writes_in_place
 from pergrad.errors import PergradError
 from tests.engine.exactness import Case, Formula, assert_exact, numbers, of
 from tests.engine.samples.propagation.calls import named, of_torch

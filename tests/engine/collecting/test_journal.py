@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pergrad.engine.intercepting.journal import RUNGS, Journal
+from pergrad.engine.collecting.journal import RUNGS, Journal
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.recording import recorded
 from pergrad.quantities import Norms
@@ -47,7 +47,7 @@ def test_a_parameter_stands_on_the_slowest_rung_of_its_uses(slow: int) -> None:
 
 
 def test_rungs_are_ordered_from_the_fastest_to_the_slowest() -> None:
-    assert RUNGS == ("rule", "derived", "broadcast", "expanded", "vmap", "masked VJP")
+    assert RUNGS == ("rule", "derived", "broadcast", "expanded", "vmap", "masked VJP", "loop")
 
 
 def test_a_parameter_without_a_use_stands_on_none() -> None:

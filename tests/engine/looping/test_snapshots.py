@@ -1,13 +1,14 @@
 """A snapshot brings back random state and buffers, so that a run can be repeated."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from pergrad.engine.checking.snapshots import Snapshot, random_state, undisturbed
+from pergrad.engine.looping.snapshots import Snapshot, random_state, undisturbed
 
 
 def drawn() -> tuple[float, float, float]:
@@ -47,3 +48,12 @@ def test_buffers_and_random_state_are_put_back_after_an_exception() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert not model.running_mean.any()
     assert model.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), random.random, lambda: np.random.rand()])
+def test_snapshots_tell_whether_random_numbers_were_drawn_between_them(draw: Any) -> None:
+    model = nn.Linear(1, 1)
+    before = Snapshot(model)
+    assert before.draws_as(Snapshot(model))
+    draw()
+    assert not before.draws_as(Snapshot(model))

@@ -31,6 +31,14 @@ class Snapshot:
         self._numpy = _numpy_random().get_state() if _numpy_random() else None
         self._buffers = [(b, b.detach().clone()) for b in module.buffers()]
 
+    def draws_as(self, other: Snapshot) -> bool:
+        """Whether both have the same random state: what ran between them drew no random numbers."""
+        return (
+            all(map(torch.equal, self._states, other._states))
+            and self._python == other._python
+            and _is_same_state(self._numpy, other._numpy)
+        )
+
     def restore(self) -> None:
         """Sets random state and buffers to what they were."""
         torch.set_rng_state(self._states[0])
@@ -57,3 +65,12 @@ def undisturbed(module: nn.Module) -> Iterator[Snapshot]:
 def _numpy_random() -> Any:
     """Returns numpy's random module where it is loaded; pergrad itself needs torch alone."""
     return getattr(sys.modules.get("numpy"), "random", None)
+
+
+def _is_same_state(a: Any, b: Any) -> bool:
+    """Compares two of numpy's random states: tuples with an array among their entries."""
+    if a is None or b is None:
+        return True  # numpy was not loaded at the time
+    return all(
+        bool((x == y).all() if hasattr(x, "all") else x == y) for x, y in zip(a, b, strict=True)
+    )

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias, get_args
 
-from pergrad.engine.intercepting.weights import Weight
+__all__ = ["RUNGS", "Journal", "Rooted", "Rung"]
 
-__all__ = ["RUNGS", "Journal", "Rung"]
+Rung: TypeAlias = Literal["rule", "derived", "broadcast", "expanded", "vmap", "masked VJP", "loop"]
+RUNGS: tuple[Rung, ...] = get_args(Rung)
 
-Rung: TypeAlias = Literal["rule", "derived", "broadcast", "expanded", "vmap", "masked VJP"]
-RUNGS: tuple[Rung, ...] = ("rule", "derived", "broadcast", "expanded", "vmap", "masked VJP")
+
+class Rooted(Protocol):
+    """Declares what the journal reads from a weight."""
+
+    @property
+    def roots(self) -> Iterable[str]:
+        """Names of the parameters that the weight is made of."""
 
 
 class Journal:
@@ -20,7 +26,7 @@ class Journal:
     def __init__(self) -> None:
         self.uses: dict[str, Counter[tuple[str, Rung]]] = {}
 
-    def note(self, weights: Iterable[Weight], function: str, rung: Rung) -> None:
+    def note(self, weights: Iterable[Rooted], function: str, rung: Rung) -> None:
         for name in dict.fromkeys(root for w in weights for root in w.roots):
             self.uses.setdefault(name, Counter())[function, rung] += 1
 

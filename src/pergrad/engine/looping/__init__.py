@@ -1,0 +1,1 @@
+"""Runs batches by plain autograd: whole or sample by sample, from the same random state."""

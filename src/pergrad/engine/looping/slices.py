@@ -1,0 +1,33 @@
+"""Chooses how to take samples out of the arguments of a loss function: by shape, or by owners of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from pergrad.engine.looping.owned_slices import OwnedSlices
+from pergrad.engine.looping.slicing import Slices
+from pergrad.engine.recording.options import Options
+from pergrad.engine.recording.owning import Ownership, named_leaves, ownership_in
+
+__all__ = ["AnySlices", "ownership_of_batch", "slices_of"]
+
+AnySlices: TypeAlias = Slices | OwnedSlices
+
+
+def ownership_of_batch(
+    loss_fn: Callable[..., Any], batch: tuple[Any, ...], options: Options
+) -> Ownership | None:
+    """Returns the owners of the rows of a loss function's arguments; None if each sample has one row."""
+    return ownership_in(options.ownership, named_leaves(loss_fn, batch, {}, skipped=1))
+
+
+def slices_of(
+    loss_fn: Callable[..., Any], batch: tuple[Any, ...], size: int, options: Options
+) -> AnySlices:
+    """Returns the samples of a loss function's arguments."""
+    named = named_leaves(loss_fn, batch, {}, skipped=1)
+    ownership = ownership_in(options.ownership, named)
+    if ownership is None:
+        return Slices.by_shape(batch, size, options.batch_dim)
+    return OwnedSlices(batch, named, ownership)

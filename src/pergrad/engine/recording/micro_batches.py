@@ -1,0 +1,175 @@
+"""Records each call of a module in a block as further samples: `calls="more"`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from pergrad.engine.collecting.journal import Journal
+from pergrad.engine.intercepting.recorder import Recorder
+from pergrad.engine.intercepting.tracker import TAG, Tracker
+from pergrad.engine.recording.options import Options
+from pergrad.engine.recording.recording import Recording
+from pergrad.engine.samples.layouts import Scope
+from pergrad.engine.samples.propagation import tensors_in
+from pergrad.errors import MixedSamplesError, PergradError, ScopeError
+from pergrad.quantities import Quantity
+
+__all__ = ["MicroBatches"]
+
+
+class _Dispatcher(Recorder):
+    """Passes each function to the recorder of the call that its arguments come from."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self._recorders: dict[Scope, Recorder] = {}
+        self.current: Recorder | None = None
+
+    def add(self, recorder: Recorder) -> None:
+        self._recorders[recorder.tracker.scope] = recorder
+        self.current = recorder
+
+    def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder | None:
+        """Chooses the recorder of the arguments that need a gradient, or else the last one."""
+        found = None
+        for t in tensors_in(args, kwargs):
+            scope = getattr(getattr(t, TAG, None), "scope", None)
+            if scope in self._recorders and t.requires_grad:
+                recorder = self._recorders[scope]
+                if found is not None and found is not recorder:
+                    raise MixedSamplesError(
+                        'calls="more" makes each call of the module a batch of its own, but a function '
+                        'combines the results of two of them: pass calls="same" if these are the same '
+                        "samples, or call backward() for each loss"
+                    )
+                found = recorder
+        self.current = found or self.current
+        return self.current
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        recorder = self._choose(args, kwargs or {})
+        if recorder is None:
+            return func(*args, **(kwargs or {}))
+        return recorder.__torch_function__(func, types, args, kwargs)
+
+    # What calls of autograd.Functions and torch.vmap ask for.
+
+    @property
+    def tracker(self) -> Tracker:  # type: ignore[override]
+        assert self.current is not None
+        return self.current.tracker
+
+    @property
+    def uses(self) -> Any:  # type: ignore[override]
+        return None if self.current is None else self.current.uses
+
+    def wants_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        recorder = self._choose(args, kwargs)
+        return recorder is not None and recorder.wants_function(args, kwargs)
+
+    def mapped(self, func: Any, in_dims: Any, args: Any, kwargs: Any) -> Any:
+        recorder = self._choose(args, kwargs)
+        return None if recorder is None else recorder.mapped(func, in_dims, args, kwargs)
+
+
+class MicroBatches(Recording):
+    """Several batches through one module, each with a recording of its own; their rows are appended."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        quantities: Sequence[Quantity],
+        options: Options,
+        journal: Journal | None = None,
+        *,
+        is_block: bool = False,
+        batch: Sequence[Any] | None = None,
+    ) -> None:
+        for name in ("sample_weights", "owners"):
+            if getattr(options, name) is not None:
+                raise PergradError(
+                    f'calls="more" has many batches, and {name} is for one: use a block for each'
+                )
+        super().__init__(module, quantities, options, journal, is_block=is_block, batch=batch)
+        self._journal = journal
+        self._dispatcher = _Dispatcher()
+        self._recorder = self._dispatcher
+        self._parts: list[Recording] = []
+        self._filled: list[list[Quantity]] = []  # of each call
+        self._is_inside = False
+
+    def begin(self, size: int) -> None:
+        """Does nothing: each call begins a recording."""
+
+    def await_use(self) -> None:
+        """Does nothing: each call begins a recording."""
+
+    def enter_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._is_inside = torch.is_grad_enabled()
+        if not self._is_inside:
+            return
+        fresh = [copy.copy(quantity) for quantity in self._quantities]
+        options = replace(self._options, calls=None, params=None)
+        part = Recording(
+            self._module, fresh, options, self._journal, is_block=True, kept=self._kept
+        )
+        part.start_collecting()
+        if self._options.batch_size is not None:
+            part.begin(self._options.batch_size)
+        self._parts.append(part)
+        self._filled.append(fresh)
+        part.enter_forward(args, kwargs)
+        if part.is_empty:
+            raise PergradError(
+                'calls="more" got a call of the module without samples: leave out empty batches'
+            )
+        self._dispatcher.add(part.recorder)
+
+    def leave_forward(self) -> None:
+        if self._is_inside and self._parts:
+            self._parts[-1].leave_forward()
+        self._is_inside = False
+
+    def check_complete(self) -> None:
+        if not self._parts:
+            raise ScopeError("the recorded module was not called inside the `record` block")
+        for number, part in enumerate(self._parts, start=1):
+            if not part.has_arrived:
+                raise ScopeError(
+                    f"call {number} of the module was not backpropagated: call backward() on a loss of each "
+                    "call inside the `record` block, or run it under torch.no_grad()"
+                )
+
+    def clean_up(self) -> None:
+        super().clean_up()
+        for part in self._parts:
+            part.clean_up()
+
+    def _may_reach_weights(self) -> bool:
+        current = self._dispatcher.current if self._parts else None
+        return current is not None and current.tracker.scope.may_reach_weights
+
+    def finish(self) -> None:
+        """Ends all recordings, and joins what they have recorded."""
+        for part in self._parts:
+            part.finish()
+        for number, quantity in enumerate(self._quantities):
+            quantity.reset()
+            quantity.join([filled[number] for filled in self._filled])
+
+    def abandon(self) -> None:
+        for part in reversed(self._parts):
+            part.abandon()
+        super().abandon()

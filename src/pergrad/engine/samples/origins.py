@@ -1,0 +1,68 @@
+"""Says how a sum over the samples came to be: by a sum or by a mean, and which factors are on all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+__all__ = ["MEAN", "SUM", "UNEVEN", "How", "Origin", "joined", "untold"]
+
+How: TypeAlias = Literal["sum", "mean"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a tensor sums over the samples; None if that cannot be told, with the reason.
+
+    Factors on one of several terms are part of the loss, and not listed here.
+    """
+
+    how: How | None
+    why_not: str = ""
+    factor: float = 1.0  # numbers on all of it
+    unknown: tuple[str, ...] = ()  # factors on all of it whose values are not known
+    found: tuple[float | Tensor, ...] = ()  # factors of gradient scalers and trainers, on all of it
+    scalers: tuple[Tensor, ...] = ()  # those of gradient scalers, which the scaler's step will undo
+
+    def times(self, number: float) -> Origin:
+        """Returns the origin of a product with a number; a sign is part of the loss."""
+        return self if abs(number) == 1 else replace(self, factor=self.factor * abs(number))
+
+    def times_unknown(self, what: str) -> Origin:
+        return replace(self, unknown=(*self.unknown, what))
+
+    def times_found(self, factor: float | Tensor, *, is_scaler: bool) -> Origin:
+        """Returns the origin of a product that a gradient scaler or a trainer has made."""
+        scalers = (factor,) if is_scaler and isinstance(factor, Tensor) else ()
+        return replace(self, found=(*self.found, factor), scalers=(*self.scalers, *scalers))
+
+    @property
+    def has_factors(self) -> bool:
+        return self.factor != 1 or bool(self.unknown or self.found)
+
+
+SUM, MEAN = Origin("sum"), Origin("mean")
+UNEVEN = "it averages over positions of which the samples have different numbers"
+
+
+def untold(reason: str) -> Origin:
+    """Returns the origin of a sum over the samples whose weights cannot be told."""
+    return Origin(None, reason)
+
+
+def joined(origins: Sequence[Origin]) -> Origin:
+    """Returns the origin of a sum of terms: all must be sums, or all means."""
+    first = origins[0]
+    if len(origins) == 1:
+        return first
+    for origin in origins:
+        if origin.how is None:
+            return untold(origin.why_not)
+    if any(origin.how != first.how for origin in origins):
+        return untold("one term of it is a sum over the samples, and another one is a mean")
+    if any(list(map(id, o.found)) != list(map(id, first.found)) for o in origins):
+        return untold("a gradient scaler or a trainer multiplies only some of its terms")
+    return Origin(first.how, found=first.found, scalers=first.scalers)

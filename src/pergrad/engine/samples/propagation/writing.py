@@ -1,0 +1,287 @@
+"""Propagates layouts through gathers, scatters and writes: the indices decide by value whose row is whose.
+
+The owners of the elements are moved like the elements. The result has samples if some dimension has one owner
+for each index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.samples.layouts import Constant, Layout, Owners, Samples, Unfinished
+from pergrad.engine.samples.propagation.indexing import Indexing, width
+from pergrad.engine.samples.propagation.table import Call, moves_samples
+
+__all__ = ["layout_after_write"]
+
+_NOBODY = -1  # the owner of an element that no sample has written
+# Scatters that combine the values with what the target had before.
+_COMBINING = frozenset(["scatter_add", "scatter_reduce", "index_add", "index_reduce"])
+
+
+def _elements(layout: Layout, rank: int, device: torch.device) -> Tensor:
+    """Returns the owners of a tensor's elements, with size 1 in all dimensions but that of the samples."""
+    if not isinstance(layout, Samples | Owners):
+        return torch.full([1] * rank, _NOBODY, device=device)
+    return layout.owner_of_each(device).view([-1 if d == layout.dim else 1 for d in range(rank)])
+
+
+def _by_dimension(elements: Tensor, dims: Sequence[int]) -> tuple[int, Tensor] | None:
+    """Finds a dimension whose every index has one owner; returns it with the owners, or None.
+
+    `dims` are tried first. An index without any owner has the owner `_NOBODY`.
+    """
+    ranked = [*dims, *(d for d in range(elements.dim()) if d not in dims)]
+    for dim in ranked:
+        rows = elements.movedim(dim, 0).flatten(1) if elements.dim() > 1 else elements.unsqueeze(1)
+        most = rows.amax(1)
+        if bool(((rows == most.unsqueeze(1)) | (rows == _NOBODY)).all()):
+            return dim, most
+    return None
+
+
+def _thin(t: Tensor, dims: Sequence[int]) -> Tensor:
+    """Takes one index of each of these dimensions, along which all are alike."""
+    for dim in dims:
+        t = t.narrow(dim, 0, 1)
+    return t
+
+
+@moves_samples("gather", "take_along_dim")
+def _gather(call: Call) -> Layout | None:
+    """Keeps the layout unless the samples are in `dim`: the other dimensions of t and index correspond."""
+    t = call.argument(0, "input", "self")
+    if call.name == "gather":
+        dim, index = call.argument(1, "dim"), call.argument(2, "index")
+    else:
+        index, dim = call.argument(1, "indices"), call.argument(2, "dim")
+    if dim is None:
+        return None
+    dim %= t.dim()
+    layout, own = call.layout(t), call.layout(index)
+    if not isinstance(layout, Samples | Owners):
+        return own
+    if layout.dim != dim:
+        return layout if call.output.shape[layout.dim] == layout.size else None
+    if index.dim() != t.dim() or not index.numel():
+        return None
+    alike = [d for d in range(t.dim()) if d != dim and index.stride(d) == 0]
+    found = _by_dimension(layout.owner_of_each(t.device)[_thin(index, alike).long()], [dim])
+    return call.mixed() if found is None else call.scope.owners(*found)
+
+
+@moves_samples("scatter", "scatter_add", "scatter_reduce", by_value=True)
+@moves_samples("index_add", "index_copy", "index_fill", "index_reduce", by_value=True)
+def _scatter(call: Call) -> Layout | None:
+    """Gives each target the owner of the values that it gets."""
+    t = call.argument(0, "input", "self")
+    layout = call.layout(t)
+    if not t.dim():
+        return None
+    dim = call.argument(1, "dim") % t.dim()
+    index, source = call.argument(2, "index"), call.argument(3, "src", "source", "value")
+    own = call.layout(source) if isinstance(source, Tensor) else call.scope.constant()
+    by_rows = call.name.startswith("index")
+    if not isinstance(own, Samples | Owners):
+        return layout if by_rows else _same_rows(call, layout, call.layout(index))
+    if own.dim != dim and isinstance(layout, Samples | Owners) and layout.dim == own.dim:
+        return call.agreed([layout, own])
+    if not index.numel():
+        return layout
+    shape = list(t.shape)
+    if by_rows:
+        shape[dim] = index.numel()
+        index = index.reshape([-1 if d == dim else 1 for d in range(t.dim())]).expand(shape)
+    elif source.dim() != t.dim() or index.dim() != t.dim():
+        return None
+    fixed = {dim, own.dim, *([layout.dim] if isinstance(layout, Samples | Owners) else [])}
+    alike = [
+        d
+        for d in range(t.dim())
+        if d not in fixed and index.stride(d) == 0 and index.shape[d] == t.shape[d]
+    ]
+    index = _thin(index, alike)
+    givers = _elements(own, t.dim(), t.device)
+    givers = givers.narrow(own.dim, 0, index.shape[own.dim]).expand(index.shape)
+    sizes = [1 if d in alike else size for d, size in enumerate(t.shape)]
+    written = torch.full(sizes, _NOBODY, device=t.device).scatter(dim, index, givers)
+    is_last = torch.equal(written.gather(dim, index), givers)
+    if not is_last:  # several samples write to one target
+        return call.mixed("adds up values of several samples")
+    combines = call.name in _COMBINING
+    return _after(call, t, layout, written, [own.dim, dim], combines=combines)
+
+
+def _same_rows(call: Call, layout: Layout, index: Layout) -> Layout | None:
+    """Returns the layout after constants were written to places that may differ between samples."""
+    if isinstance(layout, Samples | Owners) or not isinstance(index, Samples | Owners):
+        return layout
+    return index if call.output.shape[index.dim] == index.size else None
+
+
+def _after(
+    call: Call,
+    t: Tensor,
+    before: Layout,
+    written: Tensor,
+    dims: Sequence[int],
+    *,
+    combines: bool = False,
+) -> Layout:
+    """Returns the layout of `t` after elements with the owners `written` came into it.
+
+    `combines`: the old values are still part of the new ones. Without a gradient of their own they are data,
+    and belong to whatever they are combined with.
+    """
+    claims = _claims(before, t, written)
+    if _had_gradient(t, call.output):
+        if not isinstance(before, Samples | Owners | Unfinished | Constant):
+            return call.mixed("overwrites samples with others")
+        meet = (written != _NOBODY) & (claims != _NOBODY) & (written != claims)
+        if combines and bool(meet.any()):
+            return call.mixed("overwrites samples with others")
+    elif isinstance(before, Samples | Owners):
+        found = _by_dimension(torch.where(written == _NOBODY, claims, written), dims)
+        claims = claims if found is not None else torch.full_like(claims, _NOBODY)
+    first = [before.dim] if isinstance(before, Samples | Owners | Unfinished) else []
+    found = _by_dimension(torch.where(written == _NOBODY, claims, written), [*first, *dims])
+    if found is None:
+        return call.mixed("overwrites samples with others")
+    dim, owner = found
+    if bool((owner != _NOBODY).all()):
+        return call.scope.owners(dim, owner)
+    return _unfinished(call, dim, owner)
+
+
+def _claims(before: Layout, t: Tensor, written: Tensor) -> Tensor:
+    """Returns the owners of the elements before a write, in the shape of `written`."""
+    if isinstance(before, Unfinished):
+        assert before.owner is not None
+        owner = before.owner.view([-1 if d == before.dim else 1 for d in range(t.dim())])
+    elif isinstance(before, Owners) and before.presumed is not None:
+        known = before.owner.masked_fill(before.presumed, _NOBODY)
+        owner = known.view([-1 if d == before.dim else 1 for d in range(t.dim())])
+    else:
+        owner = _elements(before, t.dim(), t.device)
+    return owner.expand(written.shape)
+
+
+def _unfinished(call: Call, dim: int, owner: Tensor) -> Layout:
+    """Returns the layout of a tensor of which some rows have no owner yet.
+
+    If row n can be sample n's, it is presumed to be: a sample that writes nothing has constant rows.
+    """
+    count, size = call.scope.count, len(owner)
+    is_free = owner == _NOBODY
+    if size % count == 0:
+        natural = call.scope.samples(dim, 1, size // count).owner_of_each(owner.device)
+        if bool((is_free | (owner == natural)).all()):
+            return Owners(call.scope, dim, natural, presumed=is_free)
+    reason = f"`{call.name}` writes samples into part of a constant"
+    return Unfinished(call.scope, reason, "cut", dim, owner)
+
+
+def _had_gradient(t: Tensor, output: Tensor) -> bool:
+    """Whether a gradient flows to what the target was before it was written to, in place or not."""
+    node: Any = t.grad_fn
+    if node is None or output is not t:
+        return t.requires_grad
+    if not node.next_functions:
+        return True
+    return node.next_functions[0][0] is not None
+
+
+@moves_samples("written")
+def layout_after_write(call: Call) -> Layout:
+    """Returns the layout of `t` after `t[index] = value`."""
+    t, index, value = call.args[:3]
+    layout = call.layout(t)
+    own = call.layout(value) if isinstance(value, Tensor) else call.scope.constant()
+    if not isinstance(own, Samples | Owners) or not t.numel() or not value.numel():
+        return layout
+    if any(isinstance(i, bool) for i in (index if isinstance(index, tuple) else (index,))):
+        return call.mixed("indexes with Python bools")
+    where = Indexing(t, index)
+    region = t.detach()[index]
+    place = region.dim() - value.dim() + own.dim  # of the value's samples in the region
+    fixed = {layout.dim} if isinstance(layout, Samples | Owners | Unfinished) else set()
+    alike: list[int] = []  # dimensions of t that are written as a whole, and alike for all samples
+    dims: list[int] = []  # the dimension of t where the value's samples come
+    first = 0
+    for k, item in enumerate(where.items):
+        if isinstance(item, slice):
+            is_place = where.place_of_slice(k) == place
+            is_whole = item.indices(t.shape[first]) == (0, t.shape[first], 1)
+            is_filled = is_place and is_whole and t.shape[first] == own.size
+            if is_filled and (isinstance(layout, Constant) or layout == own.at(first)):
+                return own.at(first)
+            dims += [first] if is_place else []
+            if is_whole and not is_place and first not in fixed:
+                alike.append(first)
+        first += width(item)
+    sizes = [1 if d in alike else size for d, size in enumerate(t.shape)]
+    written = torch.full(sizes, _NOBODY, device=t.device)
+    items = tuple(where.items)
+    givers = _elements(own, value.dim(), t.device) if value.dim() else own.owner_of_each(t.device)
+    try:
+        written[items] = givers
+        seen = written[items]
+        is_last = torch.equal(seen, givers.expand_as(seen))
+    except (RuntimeError, IndexError):  # a value with more dimensions than the region
+        return call.mixed("overwrites samples with others")
+    if not is_last:
+        return call.mixed("writes several samples to one place")
+    return _after(call, t, layout, written, dims)
+
+
+@moves_samples("index_put", "index_put_impl", by_value=True)
+def _index_put(call: Call) -> Layout | None:
+    t, indices, value = call.args[:3]
+    is_added = call.argument(3, "accumulate", default=False)
+    index = tuple(slice(None) if i is None else i for i in indices)
+    inner = Call(
+        call.scope,
+        call.func,
+        (t, index, value),
+        {},
+        call.outputs,
+        call.tensors,
+        call.layouts,
+        call.flows,
+    )
+    for part in (t, value, *(i for i in indices if i is not None)):
+        call.layout(part)
+    if not is_added:
+        return layout_after_write(inner)
+    layout, own = call.layout(t), call.layout(value)
+    if not isinstance(own, Samples | Owners) or not value.numel():
+        return layout
+    if len(indices) != 1 or indices[0].dim() != 1 or own.dim != 0 or value.dim() != t.dim():
+        return None
+    rows = indices[0].nonzero().flatten() if indices[0].dtype is torch.bool else indices[0]
+    owner, givers = torch.full((len(t),), _NOBODY, device=t.device), own.owner_of_each(t.device)
+    owner[rows] = givers
+    if not torch.equal(owner[rows], givers):
+        return call.mixed("adds up values of several samples")
+    written = owner.view([-1] + [1] * (t.dim() - 1))
+    return _after(call, t, layout, written, [0], combines=True)
+
+
+@moves_samples("masked_scatter", by_value=True)
+def _masked_scatter(call: Call) -> Layout | None:
+    t, mask, source = (call.argument(k, name) for k, name in enumerate(("input", "mask", "source")))
+    layout, own = call.layout(t), call.layout(source)
+    call.layout(mask)  # its values decide
+    if t.shape != call.output.shape:
+        return None  # it is broadcast
+    if not isinstance(own, Samples | Owners):
+        return layout
+    places = mask.expand(t.shape)
+    written = torch.full(t.shape, _NOBODY, device=t.device)
+    givers = _elements(own, source.dim(), t.device).expand(source.shape).flatten()
+    written[places] = givers[: int(places.sum())]
+    return _after(call, t, layout, written, [own.dim])

@@ -1,0 +1,132 @@
+"""Weights inside of `torch.vmap` over the samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev
+from torch.nn import functional as F
+
+import pergrad
+from pergrad.errors import UnsupportedFunctionError
+from pergrad.runtime import internals
+from tests.engine.soundness.judge import Cases, exact_or_refused
+
+CASES = Cases()
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Any:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@CASES.exact()
+def layers(m: Any, x: Tensor) -> Tensor:
+    return torch.vmap(lambda row: m.b(m.a(row).tanh()) * m.w.sum(0))(x)
+
+
+@CASES.exact()
+def weights_as_arguments(m: Any, x: Tensor) -> Tensor:
+    return torch.vmap(F.linear, in_dims=(0, None, None))(x, m.w, m.a.bias)
+
+
+@CASES.exact()
+def weights_mapped_with_the_samples(m: Any, x: Tensor) -> Tensor:
+    scales = m.w.flatten()[: len(x)] if len(x) <= 9 else m.w
+    return torch.vmap(lambda row, scale: m.a(row) * scale)(x, scales)
+
+
+@CASES.exact()
+def samples_in_another_dimension(m: Any, x: Tensor) -> Tensor:
+    return torch.vmap(m.a, in_dims=1, out_dims=1)(x.T).T
+
+
+@CASES.exact()
+def in_chunks(m: Any, x: Tensor) -> Tensor:
+    return torch.vmap(m.a, chunk_size=2)(x)
+
+
+@CASES.exact()
+def derived_before(m: Any, x: Tensor) -> Tensor:
+    w = m.w @ m.w.T
+    return torch.vmap(lambda row: row @ w)(m.a(x))
+
+
+@CASES.exact()
+def a_jacobian(m: Any, x: Tensor) -> Tensor:
+    return torch.vmap(jacrev(lambda row: m.b(m.a(row).tanh())))(x)
+
+
+@CASES.exact()
+def a_step_of_descent_for_each_sample(m: Any, x: Tensor) -> Tensor:
+    def loss(w: Tensor, row: Tensor) -> Tensor:
+        return functional_call(m.b, {"weight": w}, (row,)).square().mean()
+
+    own = m.b.weight.expand(len(x), 3, 3)
+    steps = torch.vmap(grad(loss))(own, m.a(x))
+    return torch.einsum("nij,nj->ni", own - steps, x)
+
+
+@CASES.exact()
+def nothing_but_data(m: Any, x: Tensor) -> Tensor:
+    return m.a(torch.vmap(lambda row: row.sin() * row.sum())(x))
+
+
+@CASES.refused()
+def keys_of_all_samples(m: Any, x: Tensor) -> Tensor:
+    keys = m.a(x)
+    return torch.vmap(lambda row: (m.b(row) @ keys.T).softmax(-1) @ keys)(x)
+
+
+@CASES.refused()
+def columns(m: Any, x: Tensor) -> Tensor:
+    return torch.vmap(lambda column: m.w.sum() * (column - column.mean()), 1, 1)(m.a(x))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_weights_inside_of_vmap_are_exact_or_refused(name: str, size: int) -> None:
+    case = CASES[name]
+    torch.manual_seed(0)
+
+    def made() -> Any:
+        model, _ = case.made()
+        torch.manual_seed(1)
+        return model, (torch.randn(size, 3),)
+
+    assert exact_or_refused(made, case.loss_fn) == case.verdict
+
+
+def test_vmap_over_another_dimension_says_what_to_do() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.vmap(self.a, 1, 1)(x)
+
+    with pytest.raises(UnsupportedFunctionError, match="or map the samples"):
+        pergrad.norms(Model(), lambda m, x: m(x).sum((1, 2)), torch.randn(4, 2, 3))
+
+
+def test_vmap_is_torchs_own_outside_of_recordings() -> None:
+    before = internals.transforms.vmap_impl
+    model = nn.Sequential(nn.Linear(3, 3))
+    pergrad.norms(model, lambda m, x: torch.vmap(lambda h: h * 2)(m(x)).sum(1), torch.randn(4, 3))
+    assert internals.transforms.vmap_impl is before
+
+    def fail() -> None:
+        with pergrad.record(model, pergrad.Norms()):
+            assert internals.transforms.vmap_impl is not before
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert internals.transforms.vmap_impl is before
