@@ -1,0 +1,1 @@
+"""Runs on many processes by torch.distributed: sums over ranks, wrappers, sharded parameters."""
