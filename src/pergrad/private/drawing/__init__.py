@@ -1,0 +1,1 @@
+"""Draws batches and random numbers by key and step, on every rank."""

@@ -1,0 +1,1 @@
+"""Plans a run, and counts its epsilon."""

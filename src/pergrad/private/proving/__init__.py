@@ -1,0 +1,1 @@
+"""Audits private training from outside: lower bounds on epsilon, and sensitivity."""

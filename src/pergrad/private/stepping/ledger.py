@@ -1,0 +1,117 @@
+"""Writes what a run has released, one line of JSON for each step, before the step is made."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pergrad.errors import PrivacyError
+
+__all__ = ["Ledger", "read_ledger"]
+
+_FORMAT = 1
+
+
+class Ledger:
+    """A file whose first line is the plan, and whose further lines are the steps that were released.
+
+    A line is on the disk before the model changes. A line that was cut off by a crash belongs to a step
+    that was not made, and is removed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.head: dict[str, Any] | None = None
+        self.seals: list[str] = []  # of the steps, in order
+        if self.path.exists():
+            self.head, self.seals, whole = _read(self.path)
+            if whole < self.path.stat().st_size:
+                with self.path.open("r+b") as file:
+                    file.truncate(whole)
+                    os.fsync(file.fileno())
+
+    def begin(self, head: Mapping[str, Any]) -> None:
+        """Writes the first line, or checks that the file is the ledger of this run."""
+        head = {"ledger": _FORMAT, **head}
+        if self.head is None:
+            self.head = head
+            self._append(head)
+            return
+        told = json.loads(json.dumps(head))
+        differing = sorted(
+            name for name in {*told, *self.head} if told.get(name) != self.head.get(name)
+        )
+        if differing:
+            raise PrivacyError(
+                f"{self.path} is the ledger of another run: it differs in {', '.join(differing)}; give this "
+                "run a file of its own, or load the state of the run that the ledger belongs to"
+            )
+
+    def write(self, number: int, seal: str) -> None:
+        """Writes the line of a step; a step that is made again must release what it released before."""
+        if number < len(self.seals):
+            if self.seals[number] != seal:
+                raise PrivacyError(
+                    f"step {number} was released before from another sum of gradients, and the same noise on "
+                    f"both would reveal their difference: make the run deterministic "
+                    "(torch.use_deterministic_algorithms), or call step.renew_noise() to draw new noise and "
+                    "count these steps again"
+                )
+            return
+        if number > len(self.seals):
+            raise PrivacyError(
+                f"{self.path} ends at step {len(self.seals)}, but the run is at step {number}: this is not "
+                "its ledger, or lines are missing"
+            )
+        self._append({"step": number + 1, "seal": seal})
+        self.seals.append(seal)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        is_new = not self.path.exists()
+        with self.path.open("ab") as file:
+            file.write(json.dumps(line).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:  # the file's name must be on the disk too
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
+def read_ledger(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int]:
+    """Returns the first line of a ledger, and the number of steps that were released."""
+    head, seals, _ = _read(Path(path))
+    if head is None:
+        raise PrivacyError(f"{path} is empty: no run has begun to write it")
+    return head, len(seals)
+
+
+def _read(path: Path) -> tuple[dict[str, Any] | None, list[str], int]:
+    """Returns head, seals, and the bytes of the complete lines."""
+    head: dict[str, Any] | None = None
+    seals: list[str] = []
+    whole = 0
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True)):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            entry = json.loads(line)
+            if number == 0:
+                if entry["ledger"] != _FORMAT:
+                    raise ValueError
+                head = entry
+            else:
+                if entry["step"] != number:
+                    raise ValueError
+                seals.append(entry["seal"])
+        except (ValueError, KeyError, TypeError):
+            raise PrivacyError(
+                f"{path} is not a ledger: line {number + 1} is {line[:80]!r}"
+            ) from None
+        whole += len(line)
+    return head, seals, whole

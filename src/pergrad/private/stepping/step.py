@@ -1,0 +1,369 @@
+"""Defines `Step`: one private training step, from a batch of the plan to the optimizer's update."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pergrad.errors import PrivacyError
+from pergrad.private.drawing.ranks import Ranks
+from pergrad.private.drawing.sampling import PlanSampler
+from pergrad.private.drawing.streams import Streams, new_key
+from pergrad.private.planning.plan import Plan
+from pergrad.private.stepping.checks import (
+    check_modules,
+    check_optimizer,
+    check_parameters,
+    norms_of_batches,
+)
+from pergrad.private.stepping.clipping import Bound
+from pergrad.private.stepping.ledger import Ledger
+from pergrad.private.stepping.noise import Noise
+from pergrad.private.stepping.summing import Backend, NotPrivate, Summation
+
+__all__ = ["Released", "Step"]
+
+_FORMAT = 1  # of `state_dict`
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a step makes public: its number, and the budget that is spent.
+
+    spent: the releases so far, which is more than `step` after `Step.renew_noise`.
+    """
+
+    step: int
+    spent: int
+    plan: Plan = field(repr=False)
+
+    @property
+    def delta(self) -> float | None:
+        return self.plan.delta
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon at the plan's delta, counted when it is read."""
+        return self.plan.epsilon(steps=self.spent)
+
+
+class Step:
+    """Makes private steps: `step(*batch)` for each batch of the plan's loader.
+
+    A step clips the gradient of each sample, adds them up, writes the ledger, adds noise, divides by the
+    plan's expected batch size and calls the optimizer. It returns what is public; `last` holds what is
+    not. The first step is certified as `pergrad.certify` does.
+
+    All random numbers of a step, of noise and of dropout, are a function of a secret key and the step's
+    number. The key is in `state_dict()`: a checkpoint of a private run is as secret as the data.
+
+    Args:
+        model: any module; the parameters that require grad are trained.
+        optimizer: any optimizer of `torch.optim` over the model's parameters.
+        loss_fn: called as loss_fn(model, *batch); returns the (n,) losses of the samples, not their mean.
+        plan: the plan; the batches must come from its loader or its sampler.
+        piece_size: the number of samples that are computed at once; the result does not depend on it.
+        ledger: a file to which every step is written before it is made.
+        generator: for noise that must repeat; by default the system's entropy. Whoever knows it can remove
+            the noise.
+        cryptographic: draw noise from ChaCha20 and not from torch's generators; slower.
+        certify: prove the gradients of the first batch, or raise an error.
+        backend: compile the step: "inductor", or "eager" to trace it only. Batches are cut and padded to
+            `piece_size` (by default the plan's `batch_cap`), so that there is one shape; padded rows add
+            nothing.
+        views: loss_fn returns (n, k) losses of k views of each sample, which are averaged before the
+            sample's gradient is clipped.
+        public_buffers: patterns of names of buffers that the forward pass may change, because they do not
+            depend on the data.
+
+    >>> import torch
+    >>> from pergrad.private import Plan, Step
+    >>> data = torch.utils.data.TensorDataset(torch.randn(100, 4), torch.randn(100))
+    >>> plan = Plan(
+    ...     noise_multiplier=1.0,
+    ...     sample_rate=0.1,
+    ...     steps=3,
+    ...     max_norm=1.0,
+    ...     delta=1e-3,
+    ...     expected_batch_size=10,
+    ... )
+    >>> model = torch.nn.Linear(4, 1)
+    >>> step = Step(
+    ...     model,
+    ...     torch.optim.SGD(model.parameters(), lr=0.1),
+    ...     lambda model, x, y: (model(x)[:, 0] - y).square(),
+    ...     plan,
+    ... )
+    >>> for x, y in plan.loader(data):
+    ...     released = step(x, y)
+    >>> print(released, f"epsilon {released.epsilon:.2f}")
+    Released(step=3, spent=3) epsilon 0.98
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss_fn: Callable[..., Tensor],
+        plan: Plan,
+        piece_size: int | None = None,
+        *,
+        ledger: str | os.PathLike[str] | None = None,
+        generator: torch.Generator | None = None,
+        cryptographic: bool = False,
+        certify: bool = True,
+        backend: Backend | None = None,
+        views: bool = False,
+        public_buffers: Iterable[str] = (),
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise PrivacyError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        if not isinstance(plan, Plan):
+            raise PrivacyError(f"plan must be a Plan, got {type(plan).__name__}")
+        if not callable(loss_fn):
+            raise PrivacyError("loss_fn must be a function, called as loss_fn(model, *batch)")
+        if plan.expected_batch_size is None:
+            raise PrivacyError(
+                "the plan has no expected_batch_size: the noisy sum is divided by this public number, never "
+                "by the batch that was drawn; pass it, or the population, to the plan"
+            )
+        model = model.module if isinstance(model, DistributedDataParallel) else model
+        check_optimizer(optimizer, model)
+        self._norms = norms_of_batches(model)
+        check_modules(self._norms)
+        self._ranks = Ranks()
+        check_parameters(model, self._ranks)
+        self._model, self._optimizer, self._plan = model, optimizer, plan
+        self._divisor = float(plan.expected_batch_size)
+        names = [name for name, p in model.named_parameters() if p.requires_grad]
+        self._bound = Bound(plan, names, is_fixed=backend is not None)
+        if backend is not None and piece_size is None:
+            piece_size = plan.batch_cap
+        self._summation = Summation(
+            model,
+            loss_fn,
+            self._bound.clipped_sum,
+            piece_size=piece_size,
+            backend=backend,
+            certify=certify,
+            views=views,
+            public_buffers=public_buffers,
+        )
+        self._cryptographic = cryptographic
+        self._set_key(self._ranks.shared(new_key(generator)))
+        self._ledger = Ledger(ledger) if ledger is not None and self._ranks.rank == 0 else None
+        self._sampler: PlanSampler | None = None
+        self._number = 0  # steps made
+        self._renewed = 0  # releases that were made again with new noise
+        self.last: NotPrivate | None = None  # numbers of the last batch; not private
+
+    def _set_key(self, key: bytes) -> None:
+        self._key = key
+        self._streams = Streams(key, cryptographic=self._cryptographic)
+        self._noise = Noise(self._plan, self._streams)
+
+    def __repr__(self) -> str:
+        return f"Step({self._number} of {self._plan.steps} steps made, {self._plan})"
+
+    @property
+    def number(self) -> int:
+        """The number of steps made so far."""
+        return self._number
+
+    @property
+    def spent(self) -> int:
+        """The number of releases so far: what the account counts."""
+        return self._number + self._renewed
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether the gradients of a first batch have been proved."""
+        return self._summation.is_certified
+
+    # -- one step
+
+    def __call__(self, *batch: Any) -> Released:
+        """Makes one step with a batch of the plan's loader; returns what is public about it."""
+        if self.spent >= self._plan.steps:
+            raise PrivacyError(
+                f"the plan has {self._plan.steps} steps, and all of them are spent: a further one would not "
+                "be accounted for; make a plan with more"
+            )
+        check_modules(self._norms)
+        sampler = self._bound_sampler()
+        size = sampler.take(self._number)
+        seed = self._streams.seed(f"model {self._ranks.rank}", self._number, count=12)
+        sums, self.last = self._summation(batch, size, seed)
+        count = self._bound.centred_count(self.last.norms)
+        self._ranks.add_up([*sums.values(), count])
+        self._write(sums, count)
+        self._update(sums, count)
+        sampler.used(self._number)
+        self._number += 1
+        return Released(self._number, self.spent, self._plan)
+
+    def _bound_sampler(self) -> PlanSampler:
+        newest = self._plan.run.sampler
+        if newest is None:
+            raise PrivacyError(
+                "this batch does not come from the plan's sampler, so the account would not hold: take it "
+                "from plan.loader(dataset)"
+            )
+        if self._sampler is not None and newest is not self._sampler:
+            raise PrivacyError(
+                "the plan has made another loader during this run, whose batches are others: use one loader; "
+                "steps_per_epoch lets it be iterated in parts"
+            )
+        self._sampler = newest
+        return newest
+
+    def _write(self, sums: Mapping[str, Tensor], count: Tensor) -> None:
+        """Writes the ledger, before anything changes."""
+        error: PrivacyError | None = None
+        if self._ledger is not None:
+            try:
+                self._ledger.begin(self._head())
+                self._ledger.write(self.spent, self._seal(sums, count))
+            except PrivacyError as found:
+                error = found
+        if self._ranks.any(error is not None, count.device):
+            raise error or PrivacyError("the first rank could not write the ledger")
+
+    def _head(self) -> dict[str, Any]:
+        assert self._sampler is not None
+        return {
+            "plan": self._plan.state_dict(),
+            "data": self._sampler.data_seal(),
+            "run": self._streams.seed("run", count=8).hex(),
+        }
+
+    def _seal(self, sums: Mapping[str, Tensor], count: Tensor) -> str:
+        """Returns a code of the sums, to see whether a repeated step is the same one; needs the key."""
+        hashes = torch.stack(
+            [torch.hash_tensor(t).view(torch.int64) for t in (*sums.values(), count)]
+        )
+        told = f"{self._number} {hashes.tolist()}".encode()
+        return hashlib.blake2b(told, key=self._key, digest_size=8).hexdigest()
+
+    def _scale(self) -> float:
+        """Returns the standard deviation of the noise on a sum."""
+        return self._plan.gradient_noise_multiplier * self._bound.sensitivity
+
+    def _update(self, sums: Mapping[str, Tensor], count: Tensor) -> None:
+        noisy = self._noise.added(sums, self.spent, self._scale())
+        parameters = dict(self._model.named_parameters())
+        try:
+            for name, total in noisy.items():
+                p = parameters[name]
+                p.grad = total.div_(self._divisor).to(p.dtype)
+            self._optimizer.step()
+        finally:
+            self._optimizer.zero_grad()
+        self._noise.commit()
+        self._bound.move(count, self._streams("count", self.spent))
+
+    def clipped_sums(self, *batch: Tensor) -> dict[str, Tensor]:
+        """Returns the clipped sums of any batch, without noise: to test, never to publish."""
+        size = len(batch[0])
+        return self._summation(batch, size, bytes(12))[0]
+
+    # -- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the run, with its keys: as secret as the data.
+
+        It does not hold the model and the optimizer: save all three in one file, or call `save`.
+        """
+        sampler = self._plan.run.sampler
+        return {
+            "format": _FORMAT,
+            "plan": self._plan.state_dict(),
+            "key": self._key.hex(),
+            "cryptographic": self._cryptographic,
+            "number": self._number,
+            "renewed": self._renewed,
+            "certified": self.is_certified,
+            "noise": self._noise.state_dict(),
+            "bound": self._bound.state_dict(),
+            "sampler": None if sampler is None else sampler.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where a state was taken; refuses another plan and another data set."""
+        if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
+            raise PrivacyError("this is not the state of a private step")
+        mine = self._plan.state_dict()
+        changed = [name for name in mine if mine[name] != state["plan"].get(name)]
+        if changed:
+            was = ", ".join(f"{name} was {state['plan'].get(name)!r}" for name in changed)
+            raise PrivacyError(
+                f"the plan has changed since this state was taken ({was}): an account holds for one plan; "
+                "resume with the same"
+            )
+        if state["cryptographic"] != self._cryptographic:
+            raise PrivacyError(
+                f"the run began with cryptographic={state['cryptographic']} noise: make the step so"
+            )
+        if state["sampler"] is not None:
+            self._plan.run.resume(state["sampler"])
+        self._sampler = None
+        self._set_key(bytes.fromhex(state["key"]))
+        self._number, self._renewed = int(state["number"]), int(state["renewed"])
+        self._summation.is_certified = bool(state["certified"])
+        self._noise.load_state_dict(state["noise"], dict(self._model.named_parameters()))
+        self._bound.load_state_dict(state["bound"])
+
+    def save(self, path: str | os.PathLike[str], **others: Any) -> None:
+        """Writes model, optimizer and step into one file, which is complete or as it was before.
+
+        Args:
+            path: the file; it holds the keys of the noise, so keep it as secret as the data.
+            others: further objects with `state_dict()`, such as scheduler=...
+        """
+        parts = {"model": self._model, "optimizer": self._optimizer, "step": self, **others}
+        if self._ranks.rank != 0:
+            return
+        buffer = io.BytesIO()
+        torch.save({name: part.state_dict() for name, part in parts.items()}, buffer)
+        target = Path(path)
+        beside = target.with_name(f"{target.name}.partial")
+        with beside.open("wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+
+    def load(self, path: str | os.PathLike[str], **others: Any) -> None:
+        """Reads what `save` has written."""
+        parts = {"model": self._model, "optimizer": self._optimizer, "step": self, **others}
+        device = next(self._model.parameters()).device
+        states = torch.load(path, map_location=device, weights_only=True)
+        if not isinstance(states, Mapping) or states.keys() != parts.keys():
+            has = sorted(states) if isinstance(states, Mapping) else type(states).__name__
+            raise PrivacyError(f"{path} holds {has}, expected {sorted(parts)}")
+        self.load_state_dict(states["step"])  # refuses before anything is changed
+        for name, part in parts.items():
+            if part is not self:
+                part.load_state_dict(states[name])
+
+    def renew_noise(self) -> None:
+        """Draws new noise for steps that the ledger has and this state has not, and counts them again.
+
+        For a run that cannot repeat its steps bit for bit, such as one on a GPU without deterministic
+        algorithms: each such step has been released twice, from different sums.
+        """
+        if self._plan.bands > 1:
+            raise PrivacyError("correlated noise cannot be renewed: begin a new run")
+        if self._ledger is None:
+            raise PrivacyError("only a run with a ledger knows which steps were released before")
+        self._renewed = max(self._renewed, len(self._ledger.seals) - self._number)

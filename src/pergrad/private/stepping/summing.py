@@ -1,0 +1,184 @@
+"""Sums the clipped gradients of a batch, in pieces, without any choice that depends on the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from pergrad.engine.checking.certification import certified_run
+from pergrad.engine.compiling.step import CompiledStep, compiled
+from pergrad.engine.recording.options import Options
+from pergrad.engine.recording.running import run_recorded
+from pergrad.errors import PrivacyError
+from pergrad.private.drawing.streams import seeded
+from pergrad.private.stepping.checks import Buffers
+from pergrad.private.stepping.pieces import check_rows, pieces_of
+from pergrad.quantities import ClippedSum
+from pergrad.runtime import wide
+
+__all__ = ["Backend", "NotPrivate", "Summation"]
+
+Backend: TypeAlias = Literal["eager", "inductor"]
+
+
+@dataclass(frozen=True)
+class NotPrivate:
+    """Numbers of the last batch, without noise: to look at, never to publish."""
+
+    batch_size: int
+    losses: Tensor  # (n,)
+    norms: Tensor  # (n,), before clipping
+
+    @property
+    def nonfinite(self) -> int:
+        """The number of samples whose gradient was not finite; they added nothing."""
+        return int((~self.norms.isfinite()).sum())
+
+
+class Summation:
+    """Computes Σ_n clip(g_n) of one model and one loss function."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., Tensor],
+        clipped: Callable[[], ClippedSum],
+        *,
+        piece_size: int | None,
+        backend: Backend | None,
+        certify: bool,
+        views: bool,
+        public_buffers: Iterable[str],
+    ) -> None:
+        self._model, self._loss_fn, self._clipped = model, loss_fn, clipped
+        self._piece_size = _checked(piece_size, backend)
+        self._views = views
+        self._public_buffers = tuple(public_buffers)
+        self.is_certified = False
+        self._certify = certify
+        self.names = [name for name, p in model.named_parameters() if p.requires_grad]
+        # With views, one sample is several rows of the model: its loss is seen as a whole.
+        self._module: nn.Module = _Whole(model, self._losses) if views else model
+        self._prefix = f"{_Whole.INNER}." if views else ""
+        self._backend = backend
+        self._traced: tuple[CompiledStep, ClippedSum] | None = None
+
+    def __call__(
+        self, batch: tuple[Any, ...], size: int, seed: bytes
+    ) -> tuple[dict[str, Tensor], NotPrivate]:
+        """Returns the sums by name, in float32 or float64, and the numbers of the samples."""
+        parameters = {name: p for name, p in self._model.named_parameters() if name in self.names}
+        devices = tuple({p.device for p in parameters.values()})
+        sums: dict[str, Tensor] = {}
+        norms, losses = [], []
+        if size:
+            check_rows(batch, size)
+            is_repeated = self._certify and not self.is_certified
+            buffers = Buffers(
+                self._model, self._public_buffers, by_value=is_repeated or self._backend is not None
+            )
+            with seeded(seed, devices):
+                for rows, piece in pieces_of(
+                    batch, size, self._piece_size, padded=self._backend is not None
+                ):
+                    lost, found = self._of_piece(piece, rows)
+                    buffers.check()
+                    result = found.result
+                    for name in self.names:
+                        more = result[self._prefix + name]
+                        sums[name] = sums[name].add_(more) if name in sums else more
+                    losses.append(lost[:rows])
+                    norms.append(found.norms[:rows])
+        none = torch.zeros(0, device=devices[0])
+        numbers = NotPrivate(size, torch.cat([none, *losses]), torch.cat([none, *norms]))
+        return sums or {
+            name: torch.zeros_like(p, dtype=wide(p.dtype), requires_grad=False)
+            for name, p in parameters.items()
+        }, numbers
+
+    def _of_piece(self, piece: tuple[Any, ...], rows: int) -> tuple[Tensor, ClippedSum]:
+        if self._backend is None:
+            clipped = self._clipped()
+            if self._certify and not self.is_certified:
+                losses, report = certified_run(
+                    self._module, self._whole_losses, piece, [clipped], Options()
+                )
+                report.check()
+                self.is_certified = True
+            else:
+                losses = run_recorded(self._module, self._whole_losses, piece, [clipped], Options())
+            return losses, clipped
+        if self._traced is None:
+            clipped = self._clipped()
+            step = compiled(
+                self._module,
+                self._masked_losses,
+                clipped,
+                backend=self._backend,
+                certify=self._certify,
+            )
+            self._traced = step, clipped
+        step, clipped = self._traced
+        device = next(self._model.parameters()).device
+        is_real = torch.arange(self._piece_size or rows, device=device) < rows
+        losses = step(is_real, *piece)
+        self.is_certified = self._certify
+        return losses, clipped
+
+    def _whole_losses(self, module: nn.Module, *batch: Any) -> Tensor:
+        return module(*batch) if self._views else self._losses(module, *batch)
+
+    def _masked_losses(self, module: nn.Module, is_real: Tensor, *batch: Any) -> Tensor:
+        losses = self._whole_losses(module, *batch)
+        return losses.where(is_real, 0)
+
+    def _losses(self, model: nn.Module, *batch: Any) -> Tensor:
+        """Returns one loss for each sample."""
+        losses = self._loss_fn(model, *batch)
+        expected = 2 if self._views else 1
+        if not isinstance(losses, Tensor) or losses.dim() != expected:
+            got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            shape = (
+                "(n, k), one for each view of each sample"
+                if self._views
+                else "(n,), one for each sample"
+            )
+            raise PrivacyError(
+                f"loss_fn must return losses of shape {shape}, got {got}: a mean over the batch depends on "
+                "its private size; use reduction='none'"
+            )
+        return losses.mean(1) if self._views else losses
+
+
+class _Whole(nn.Module):
+    """A model and its loss as one module, so that a sample may be many rows of the model's input."""
+
+    INNER = "model"
+
+    def __init__(self, model: nn.Module, losses: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._losses = losses
+        self.training = model.training
+
+    def forward(self, *batch: Any) -> Tensor:
+        return self._losses(self.model, *batch)
+
+
+def _checked(piece_size: int | None, backend: Backend | None) -> int | None:
+    if piece_size is not None and (not isinstance(piece_size, int) or piece_size < 1):
+        raise PrivacyError(f"piece_size must be a positive integer, got {piece_size!r}")
+    if backend is None:
+        return piece_size
+    if backend not in get_args(Backend):
+        raise PrivacyError(f"backend must be one of {get_args(Backend)} or None, got {backend!r}")
+    if piece_size is None:
+        raise PrivacyError(
+            "a compiled step needs one shape: pass piece_size, to which batches are cut and padded, or make "
+            "the plan with sampling='truncated'"
+        )
+    return piece_size

@@ -1,0 +1,25 @@
+"""All methods of the cost benchmark run on a tiny model, and rows are stored with their ratio."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.private import cost
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_uncompiled_methods_are_measured(tmp_path: Path) -> None:
+    methods = [name for name in cost.METHODS if not name.endswith("compiled")]
+    path = tmp_path / "cost.json"
+    assert (
+        cost.main(["--size", "tiny", "--rounds", "2", "--methods", *methods, "--output", str(path)])
+        == 0
+    )
+    found = json.loads(path.read_text())
+    assert [row["method"] for row in found["rows"]] == methods
+    assert found["failed"] == {}
+    assert found["rows"][0]["ratio"] == 1
+    assert all(row["milliseconds_per_sample"] > 0 for row in found["rows"])

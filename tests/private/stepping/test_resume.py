@@ -1,0 +1,250 @@
+"""A run that is killed and resumed is bit for bit the undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from pergrad.errors import PrivacyError
+from pergrad.private import Adaptive, Step
+from tests.private.stepping import killed
+from tests.private.stepping.cases import data, losses, mlp, plan, run, seeded, sgd, weights
+
+ROOT = Path(__file__).parents[3]
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.private.stepping.killed", str(folder)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def lines(folder: Path) -> list[Any]:
+    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+
+
+def finished(folder: Path) -> bool:
+    with start(folder) as process:
+        process.communicate()
+    return process.returncode == 0
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_a_run_killed_at_random_moments_ends_as_the_undisturbed_one(
+    kills: int, tmp_path: Path
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    assert finished(whole)
+    moments = random.Random(kills)
+    for _ in range(kills):
+        with start(broken) as process:
+            assert process.stdout is not None
+            for _ in range(1 + moments.randrange(6)):
+                process.stdout.readline()
+            time.sleep(moments.random() * 0.02)
+            process.send_signal(signal.SIGKILL)
+    assert finished(broken)
+    for a, b in zip(*(torch.load(f / "end.pt") for f in (whole, broken)), strict=True):
+        assert torch.equal(a, b)
+    assert lines(whole) == lines(broken)
+    assert len(lines(whole)) == killed.STEPS + 1
+
+
+def trained(folder: Path, stop: int | None, **options: Any) -> tuple[Tensor, Step]:
+    """Trains up to `stop`, from a checkpoint if there is one."""
+    model = mlp()
+    made = plan(**options)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    step, loader = run(made, model, optimizer=optimizer, ledger=folder / "ledger.jsonl")
+    if (folder / "run.pt").exists():
+        step.load(folder / "run.pt")
+    for batch in loader:
+        if step(*batch).step == stop:
+            step.save(folder / "run.pt")
+            break
+    return weights(model), step
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bands": 2},
+        {"clipping": Adaptive(noise=4.0)},
+        {"sampling": "shuffled", "population": 40},
+    ],
+)
+def test_a_saved_run_goes_on_as_if_nothing_had_happened(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    expected, _ = trained(whole, None, **options)
+    trained(broken, 2, **options)
+    found, step = trained(broken, 4, **options)
+    found, step = trained(broken, None, **options)
+    assert torch.equal(found, expected)
+    assert step.number == step.spent == 6
+
+
+def test_steps_after_the_checkpoint_are_repeated_and_not_counted_again(tmp_path: Path) -> None:
+    trained(tmp_path, 2)
+    first, _ = trained(tmp_path, None)
+    again, step = trained(tmp_path, None)
+    assert torch.equal(first, again)
+    assert step.spent == 6
+    assert len(lines(tmp_path)) == 7
+
+
+def test_a_step_that_cannot_be_repeated_is_refused_until_its_noise_is_renewed(
+    tmp_path: Path,
+) -> None:
+    def resumed(renew: bool) -> tuple[Step, Any]:
+        model = mlp()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        step, loader = run(plan(), model, optimizer=optimizer, ledger=tmp_path / "ledger.jsonl")
+        step.load(tmp_path / "run.pt")
+        if renew:
+            step.renew_noise()
+        with torch.no_grad():
+            model[0].weight.add_(1e-3)  # not the model that the ledger was written with
+        return step, loader
+
+    trained(tmp_path, 2)
+    trained(tmp_path, 4)
+    (tmp_path / "run.pt").unlink()
+    trained(tmp_path, 2)
+    step, loader = resumed(renew=False)
+    with pytest.raises(PrivacyError, match="step 2 was released before from another sum"):
+        step(*next(iter(loader)))
+    step, loader = resumed(renew=True)
+    released = step(*next(iter(loader)))
+    assert (released.step, released.spent) == (3, 5)
+    for batch in loader:
+        if step.spent == 6:
+            with pytest.raises(PrivacyError, match="all of them are spent"):
+                step(*batch)
+            break
+        step(*batch)
+
+
+# Refusals
+
+
+def test_a_changed_plan_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path, 2)
+    with pytest.raises(PrivacyError, match=r"has changed .*\(max_norm was 0.5\)"):
+        trained(tmp_path, None, max_norm=1.0)
+
+
+def test_changed_data_are_refused_before_they_are_trained_on(tmp_path: Path) -> None:
+    trained(tmp_path, 2)
+    x, y = data().tensors
+    for changed in (TensorDataset(x + 1e-9, y), TensorDataset(x[1:], y[1:])):
+        made = plan()
+        model = mlp()
+        step, _ = run(made, model, samples=changed, optimizer=torch.optim.Adam(model.parameters()))
+        before = weights(model)
+        with pytest.raises(PrivacyError, match="not the one that this run began with"):
+            step.load(tmp_path / "run.pt")
+        assert torch.equal(before, weights(model))
+
+
+def test_changed_data_are_refused_where_the_loader_comes_after_the_state(tmp_path: Path) -> None:
+    trained(tmp_path, 2)
+    model, made = mlp(), plan()
+    step = Step(model, torch.optim.Adam(model.parameters()), losses, made)
+    step.load(tmp_path / "run.pt")
+    x, y = data().tensors
+    with pytest.raises(PrivacyError, match="not the one that this run began with"):
+        made.loader(TensorDataset(x[1:], y[1:]))
+    step(*next(iter(made.loader(data()))))
+    assert step.number == 3
+
+
+def test_another_state_is_refused(tmp_path: Path) -> None:
+    step, _ = run(plan())
+    for state in ({}, {"format": 0}, None):
+        with pytest.raises(PrivacyError, match="not the state of a private step"):
+            step.load_state_dict(state)
+    torch.save({"model": {}}, tmp_path / "other.pt")
+    with pytest.raises(PrivacyError, match="expected \\['model', 'optimizer', 'step'\\]"):
+        step.load(tmp_path / "other.pt")
+    other, _ = run(plan(), cryptographic=True)
+    with pytest.raises(PrivacyError, match="cryptographic=True noise"):
+        step.load_state_dict(other.state_dict())
+
+
+def test_a_lost_ledger_is_noticed(tmp_path: Path) -> None:
+    trained(tmp_path, 2)
+    (tmp_path / "ledger.jsonl").unlink()
+    with pytest.raises(PrivacyError, match="ends at step 0, but the run is at step 2"):
+        trained(tmp_path, None)
+
+
+def test_the_ledger_of_a_run_with_another_key_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path, 2)
+    step, loader = run(plan(), generator=seeded(9), ledger=tmp_path / "ledger.jsonl")
+    with pytest.raises(PrivacyError, match="the ledger of another run: it differs in run"):
+        step(*next(iter(loader)))
+
+
+def test_a_checkpoint_is_for_its_owner_alone_and_has_the_scheduler(tmp_path: Path) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    step, loader = run(plan(), model, optimizer=optimizer)
+    for batch in loader:
+        step(*batch)
+        scheduler.step()
+        step.save(tmp_path / "run.pt", scheduler=scheduler)
+        break
+    assert (tmp_path / "run.pt").stat().st_mode & 0o077 == 0
+    other = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    step.load(tmp_path / "run.pt", scheduler=other)
+    assert other.last_epoch == 1
+
+
+def test_an_error_in_the_middle_of_a_step_can_be_repeated(tmp_path: Path) -> None:
+    model = mlp()
+    fails = True
+
+    class Flaky(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            if fails:
+                raise OSError("gone")
+            return super().step(closure)
+
+    made = plan(bands=2)
+    step, loader = run(
+        made, model, optimizer=Flaky(model.parameters(), lr=1.0), ledger=tmp_path / "ledger.jsonl"
+    )
+    batch = next(iter(loader))
+    with pytest.raises(OSError, match="gone"):
+        step(*batch)
+    assert all(p.grad is None for p in model.parameters())
+    fails = False
+    step(*batch)
+    calm = mlp()
+    once, batches = run(plan(bands=2), calm)
+    once(*next(iter(batches)))
+    assert torch.equal(weights(model), weights(calm))
