@@ -15,8 +15,7 @@ def by_all_pairs(index, rows, threshold) -> dict[tuple[int, int], float]:
         for b in range(a + 1, len(rows)):
             if min(norms[a], norms[b]) > 0:
                 cosine = rows[a] @ rows[b] / norms[a] / norms[b]
-                ratio = min(norms[a], norms[b]) / max(norms[a], norms[b])
-                if cosine >= threshold and ratio >= threshold:
+                if cosine >= threshold:
                     found[int(index[a]), int(index[b])] = cosine
     return found
 
@@ -35,8 +34,7 @@ def rows_with_copies(samples: int) -> np.ndarray:
 def test_pairs_are_those_of_comparing_all(block, threshold) -> None:
     rows = rows_with_copies(90)
     index = np.arange(90) * 3 + 5
-    norm = np.linalg.norm(rows, axis=1)
-    found = near_duplicates(index, norm, rows, threshold=threshold, block=block)
+    found = near_duplicates(index, rows, threshold=threshold, block=block)
     expected = by_all_pairs(index, rows, threshold)
     assert len(expected) > 5
     pairs = zip(found.index_a.tolist(), found.index_b.tolist(), strict=True)
@@ -47,37 +45,63 @@ def test_pairs_are_those_of_comparing_all(block, threshold) -> None:
 
 def test_of_too_many_pairs_the_closest_are_held_and_all_are_counted() -> None:
     rows = rows_with_copies(90)
-    norm = np.linalg.norm(rows, axis=1)
     options = {"threshold": 0.9, "block": 16}
-    every = near_duplicates(np.arange(90), norm, rows, **options)
-    few = near_duplicates(np.arange(90), norm, rows, limit=5, **options)
+    every = near_duplicates(np.arange(90), rows, **options)
+    few = near_duplicates(np.arange(90), rows, limit=5, **options)
     assert few.count == every.count > 5
     assert few.cosine.tolist() == every.cosine[:5].tolist()
 
 
-def test_opposite_longer_and_zero_gradients_are_no_duplicates() -> None:
+def test_opposite_and_zero_gradients_are_no_duplicates_and_longer_ones_are() -> None:
     rows = np.array([[1.0, 0.0], [-1.0, 0.0], [2.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
-    assert len(near_duplicates(np.arange(5), np.linalg.norm(rows, axis=1), rows)) == 0
+    found = near_duplicates(np.arange(5), rows)
+    assert (found.index_a.tolist(), found.index_b.tolist()) == ([0], [2])
+    assert found.group.tolist() == [1, 0, 1, 0, 0]
+
+
+def test_groups_are_chains_of_pairs_the_largest_first() -> None:
+    angles = np.array(
+        [0.0, 2.0, 0.05, 0.1, 2.02, 1.0]
+    )  # neighbours of 0.05 have a cosine of 0.9987
+    rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    assert near_duplicates(np.arange(6), rows, threshold=0.998).group.tolist() == [1, 2, 1, 1, 2, 0]
+
+
+def test_groups_are_those_of_joining_one_pair_after_the_other() -> None:
+    rows = rows_with_copies(200)
+    found = near_duplicates(np.arange(200), rows, threshold=0.97, block=16)
+    parent = list(range(200))
+
+    def root(n: int) -> int:
+        return n if parent[n] == n else root(parent[n])
+
+    for a, b in zip(found.index_a.tolist(), found.index_b.tolist(), strict=True):
+        parent[root(a)] = root(b)
+    members: dict[int, set[int]] = {}
+    for n in range(200):
+        members.setdefault(root(n), set()).add(n)
+    expected = {frozenset(some) for some in members.values() if len(some) > 1}
+    groups = range(1, found.group.max() + 1)
+    assert {frozenset(np.flatnonzero(found.group == g).tolist()) for g in groups} == expected
 
 
 def test_a_single_sample_has_no_duplicate() -> None:
-    assert len(near_duplicates(np.arange(1), np.ones(1), np.ones((1, 2)))) == 0
+    assert len(near_duplicates(np.arange(1), np.ones((1, 2)))) == 0
 
 
 def test_cosines_of_exact_copies_do_not_exceed_one() -> None:
     rows = np.tile(gradients(1, 33), (5, 1)).astype(np.float32)
-    found = near_duplicates(np.arange(5), np.linalg.norm(rows, axis=1), rows)
+    found = near_duplicates(np.arange(5), rows)
     assert found.count == 10
     assert (found.cosine <= 1).all()
 
 
 def test_memory_is_bounded_by_the_block_also_when_all_are_equal() -> None:
     rows = np.ones((3000, 4), dtype=np.float32)
-    norm = np.full(3000, 2.0)
     tracemalloc.start()
-    found = near_duplicates(np.arange(3000), norm, rows, block=128, limit=100)
+    found = near_duplicates(np.arange(3000), rows, block=128, limit=100)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found.count == 3000 * 2999 // 2
     # All pairs at once would take 36 MB in float32.
-    assert peak < 6e6
+    assert peak < 9e6

@@ -61,7 +61,7 @@ def test_worth_showing_are_top_ranked_duplicates_and_those_that_push() -> None:
     rows = gradients(200, 6)
     rows[150] = rows[3]
     found = analyse(samples_of(rows), top=2)
-    shown = set(found.worth_showing(top=2, pairs=1).tolist())
+    shown = set(found.worth_showing(top=2, groups=1).tolist())
     assert {*found.top(2).tolist(), 3, 150, *found.pushes.other.tolist()} == shown
 
 

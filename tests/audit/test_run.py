@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import shutil
@@ -43,7 +44,10 @@ def test_results_have_a_row_a_sample_and_a_summary(tmp_path):
     found = table(tmp_path)
     assert found.column_names == [
         *("index", "loss", "norm", "norm/0", "norm/2"),
-        *("alignment", "self_influence", "suspicion", "rank", "evidence", "label"),
+        *("alignment", "self_influence", "suspicion"),
+        *("doubt", "suggested", "confidence", "label_probability"),
+        *("predicted", "predicted_probability", "model_probability"),
+        *("outlier", "duplicate_group", "rank", "evidence", "label"),
     ]
     assert found["index"].to_pylist() == list(range(SIZE))
     assert sorted(found["rank"].to_pylist()) == list(range(1, SIZE + 1))
@@ -189,7 +193,7 @@ def test_nothing_is_kept_of_an_audit_that_failed_before_its_first_rows(tmp_path)
 
 
 def test_a_bad_item_stops_the_audit_and_keeps_the_batches_before_it(tmp_path):
-    options = AuditOptions(batch_size=16)
+    options = AuditOptions(batch_size=16, strict=True)
     with pytest.raises(AuditError, match="item 17 of the data set differs from item 0"):
         run_audit(bad_item(), tmp_path, options)
     assert [path.name for path in (tmp_path / "chunks").iterdir()] == ["0000000000-0000000016.npz"]
@@ -276,6 +280,23 @@ def test_the_gradients_of_the_first_samples_are_certified_and_the_summary_says_s
     assert "not certified" not in (tmp_path / "summary.json").read_text()
 
 
+@pytest.mark.parametrize("certify", [False, True])
+def test_an_audit_of_a_refused_model_runs_sample_by_sample_and_says_so(tmp_path, certify):
+    refused = network()
+    refused[2].register_full_backward_hook(lambda module, of_input, of_output: of_input)
+    options = AuditOptions(batch_size=7, certify=certify)
+    expected = run_audit(mlp(20), tmp_path / "plain", options)
+    summary = run_audit(mlp(20, model=refused), tmp_path / "looped", options)
+    assert expected["fallback"] is None
+    assert "backward hook" in summary["fallback"]
+    assert any("computed sample by sample" in note for note in summary["notes"])
+    assert summary["certificate"]["ok"] == certify
+    tables = [pq.read_table(tmp_path / name / "samples.parquet") for name in ("plain", "looped")]
+    for column in ("loss", "norm"):
+        plain, looped = (table[column].to_numpy() for table in tables)
+        np.testing.assert_allclose(looped, plain, rtol=1e-4)
+
+
 def test_an_audit_without_a_certificate_has_the_same_rows_and_says_so(tmp_path):
     run_audit(mlp(), tmp_path / "with", AuditOptions(batch_size=16))
     off = AuditOptions(batch_size=16, certify=False)
@@ -306,3 +327,154 @@ def test_what_is_known_to_be_wrong_may_lie_outside_of_the_subset(tmp_path):
     summary = run_audit(mlp(known_wrong=[59]), tmp_path, AuditOptions(subset="0:10"))
     assert "grade" not in summary
     assert "no grade" in summary["notes"][0]
+
+
+class Broken(torch.utils.data.TensorDataset):
+    """Some items cannot be read."""
+
+    unreadable = (0, 17, 18)
+
+    def __getitem__(self, index):
+        if index in self.unreadable:
+            raise OSError(f"bad picture {index}")
+        return super().__getitem__(index)
+
+
+def test_items_that_cannot_be_read_are_skipped_listed_and_counted(tmp_path):
+    summary = run_audit(mlp(dataset=Broken(*data().tensors)), tmp_path, FLOAT64)
+    assert [row["index"] for row in summary["skipped"]] == [0, 17, 18]
+    assert "OSError: bad picture 17" in summary["skipped"][1]["why"]
+    assert "test_run.py, line" in summary["skipped"][1]["why"]
+    found = table(tmp_path)
+    assert found["index"].to_pylist() == [n for n in range(SIZE) if n not in Broken.unreadable]
+    x, y = data().tensors
+    kept = found["index"].to_pylist()
+    expected = losses(network(), x[kept], y[kept]).detach()
+    np.testing.assert_allclose(found["loss"].to_numpy(), expected, rtol=1e-5)
+
+
+def test_an_item_unlike_the_others_is_skipped(tmp_path):
+    summary = run_audit(bad_item(), tmp_path, AuditOptions(batch_size=16))
+    assert [row["index"] for row in summary["skipped"]] == [17]
+    assert summary["samples"] == SIZE - 1
+
+
+def test_an_audit_with_skipped_items_resumes_to_the_same_tables(tmp_path):
+    class Half(Broken):
+        unreadable = tuple(range(16, 32))
+
+    spec = mlp(dataset=Half(*data().tensors))
+    run_audit(spec, tmp_path / "whole", FLOAT64)
+    shutil.copytree(tmp_path / "whole", tmp_path / "part")
+    (tmp_path / "part/summary.json").unlink()
+    sorted((tmp_path / "part/chunks").iterdir())[2].unlink()
+    run_audit(spec, tmp_path / "part", FLOAT64)
+    assert table(tmp_path / "whole").equals(table(tmp_path / "part"))
+    assert len(table(tmp_path / "part")) == SIZE - 16
+
+
+def test_a_data_set_of_which_nothing_can_be_read_is_refused(tmp_path):
+    class Lost(Broken):
+        unreadable = tuple(range(SIZE))
+
+    with pytest.raises(AuditError, match=r"none of the 60 items can be read: .*bad picture 0"):
+        run_audit(mlp(dataset=Lost(*data().tensors)), tmp_path)
+
+
+def counting():
+    """A spec, and how many batches its loss has seen."""
+    calls = []
+
+    def counted(model, x, y):
+        calls.append(len(x))
+        return losses(model, x, y)
+
+    return mlp(loss=counted), calls
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "column", "expected"),
+    [
+        ({"label": lambda item: f"is {int(item[1])}"}, {}, "label", "is 1"),
+        ({"show": lambda item: "another text"}, {}, None, None),
+        ({"known_wrong": [3, 4]}, {}, None, None),
+        ({"name": "other"}, {}, None, None),
+        ({}, {"shown": 3}, None, None),
+        ({}, {"duplicates": 0.5}, None, None),
+    ],
+)
+def test_what_a_report_shows_changes_without_a_gradient(
+    tmp_path, changes, options, column, expected
+):
+    spec, calls = counting()
+    run_audit(spec, tmp_path, AuditOptions(batch_size=16))
+    before, seen = contents(tmp_path), len(calls)
+    watch = Said()
+    summary = run_audit(
+        dataclasses.replace(spec, **changes),
+        tmp_path,
+        AuditOptions(batch_size=16, **options),
+        watch=watch,
+    )
+    assert len(calls) == seen
+    assert "only what the report shows is made again" in watch.words[0]
+    assert contents(tmp_path) != before
+    if column is not None:
+        assert expected in table(tmp_path)[column].to_pylist()
+    if "known_wrong" in changes:
+        assert summary["grade"]["known"] == 2
+    if "name" in changes:
+        assert summary["dataset"]["name"] == "other"
+    if "show" in changes:
+        shown = pq.read_table(tmp_path / "shown.parquet")["text"].to_pylist()
+        assert set(shown) == {"another text"}
+
+
+def test_force_computes_again_also_what_another_audit_has_left(tmp_path):
+    spec, calls = counting()
+    run_audit(spec, tmp_path, AuditOptions(batch_size=16))
+    seen = len(calls)
+    run_audit(spec, tmp_path, AuditOptions(batch_size=16), force=True)
+    assert len(calls) == 2 * seen
+    assert run_audit(mlp(model=network(seed=1)), tmp_path, force=True)["samples"] == SIZE
+
+
+def test_force_removes_nothing_that_no_audit_has_written(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(AuditError, match="holds no audit"):
+        run_audit(mlp(), tmp_path, force=True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def classifier(**changes):
+    return mlp(logits=lambda model, x, y: model(x), target=lambda x, y: y, **changes)
+
+
+def test_a_classifier_has_doubts_about_labels_and_resumes_bit_for_bit(tmp_path):
+    spec = classifier(checkpoints=[network(seed=1)])
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    summary = run_audit(spec, whole, FLOAT64)
+    assert summary["ranked_by"] == "labels"
+    assert summary["checkpoints"] == 1
+    found = table(whole)
+    assert found["doubt"].null_count == 0
+    order = np.argsort(found["rank"].to_numpy())
+    assert (np.diff(found["doubt"].to_numpy()[order]) <= 0).all()
+    shares = network()(data().tensors[0]).detach().double().softmax(1)
+    np.testing.assert_allclose(
+        found["predicted_probability"].to_numpy(), shares.max(1).values, rtol=1e-5
+    )
+    assert found["label"].to_pylist() == [str(int(y)) for _, y in data()]
+    shutil.copytree(whole, resumed)
+    (resumed / "summary.json").unlink()
+    sorted((resumed / "chunks").iterdir())[1].unlink()
+    run_audit(spec, resumed, FLOAT64)
+    assert table(whole).equals(table(resumed))
+    with pytest.raises(AuditError, match="another checkpoints"):
+        run_audit(classifier(), whole, FLOAT64)
+
+
+def test_labels_that_are_strings_are_classes_too(tmp_path):
+    spec = mlp(logits=lambda model, x, y: model(x), label=lambda item: "abc"[int(item[1])])
+    run_audit(spec, tmp_path)
+    assert set(table(tmp_path)["suggested"].to_pylist()) <= {"a", "b", "c"}

@@ -1,31 +1,59 @@
+import json
+
+import numpy as np
 import pytest
 import torch
 
-from benchmarks import ranking
-from pergrad.attribution.grading import Grade, Within
+from benchmarks.ranking import __main__ as ranking
+from benchmarks.ranking.cells import Cell, _margin, cells
+from benchmarks.ranking.data import CHOSEN_ON, DATA
+from benchmarks.ranking.planting import CHOSEN_WITH, NOISES, with_duplicates, with_outliers
 
 
-def test_digits_named_next_have_the_label_after_their_own():
-    digits = ranking.digits_named_next(0.15, seed=0)
-    flipped = digits.flipped
-    assert int(flipped.sum()) == round(0.15 * len(digits))
-    assert torch.equal(digits.given[flipped], (digits.true[flipped] + 1) % 10)
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_noise_changes_some_labels_to_other_classes(noise):
+    data = DATA["wine"](0)
+    given = NOISES[noise](data.x.numpy(), data.y, data.classes, np.random.default_rng(0))
+    changed = (given != data.y).mean()
+    assert 0.01 < changed < 0.2
+    assert set(given) <= set(data.y)
 
 
-@pytest.mark.parametrize("flips", ranking.FLIPS)
-def test_a_table_has_a_row_for_each_stage(capsys, flips):
-    argv = ["--epochs", "1", "2", "--seeds", "100", "--share", "0.1", "--flips", flips]
-    assert ranking.main(argv) == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line.split("│")[1:-1] for line in lines if line.startswith("│")]
-    assert [row[0].strip() for row in rows] == ["1", "2"]
-    # By chance 0.1.
-    assert all(0.3 < float(row[1]) <= 1 for row in rows)
+def test_half_of_the_cells_are_new_in_their_data_or_their_noise():
+    found = [cell for cell in cells(3) if cell.noise != "planted"]
+    new = [cell for cell in found if cell.is_new]
+    assert len(new) >= len(found) / 2
+    assert len({cell.data for cell in new} - set(CHOSEN_ON)) >= 2
+    assert len({cell.noise for cell in new} - set(CHOSEN_WITH)) >= 2
+    assert len({(c.data, c.noise, c.seed) for c in found}) == len(found)
 
 
-def test_a_row_has_means_and_the_worst_seed():
-    grades = [
-        Grade(90, (Within(0.05, 90, 80, 80), Within(0.1, 180, found, 90)), ours, 0.96)
-        for ours, found in ((0.99, 90), (0.95, 81))
-    ]
-    assert ranking.row_of(5, grades) == ["5", "0.9700", "0.9600", "1 of 2", "90.0%"]
+def test_planted_pairs_and_outliers_are_where_they_are_said_to_be():
+    x, y = torch.randn(100, 4), np.arange(100)
+    more, labels, pairs = with_duplicates(x, y, np.random.default_rng(0))
+    assert len(more) == len(labels) == 105
+    assert all((more[a] - more[b]).norm() < 0.1 and labels[a] == labels[b] for a, b in pairs)
+    changed, chosen = with_outliers(x, np.random.default_rng(0))
+    same = (changed == x).all(1).numpy()
+    assert set(np.flatnonzero(~same)) == set(chosen)
+
+
+def test_the_margin_is_that_of_cleanlab():
+    shares = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
+    np.testing.assert_allclose(_margin(shares, np.array([0, 1])), [0.5, -0.3])
+
+
+def test_cells_are_computed_tabulated_and_stored(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(ranking, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr("benchmarks.ranking.training._EPOCHS_TO_MEMORISE", 1)
+    monkeypatch.setattr(
+        ranking, "cells", lambda seeds: [Cell("wine", "uniform", 0), Cell("wine", "planted", 0)]
+    )
+    assert ranking.main(["--store"]) == 0
+    printed = capsys.readouterr().out
+    for words in ("A: label-free", "margin, 5-fold", "duplicates, recall", "within the interval"):
+        assert words in printed
+    (path,) = (tmp_path / "results/ranking").iterdir()
+    stored = json.loads(path.read_text())["cells"]
+    assert len(stored) == 6
+    assert stored[1]["ap"]["A"] > 0.5

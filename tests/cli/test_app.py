@@ -87,7 +87,7 @@ BAD = [
     (["audit", "no_such:spec"], "no module 'no_such'"),
     (["audit", f"{CASES}:missing"], "has no attribute 'missing'"),
     (["audit", f"{CASES}:not_a_spec"], "must be a pergrad.audit.Spec"),
-    (["audit", f"{CASES}:bad_item"], "item 17 of the data set differs from item 0"),
+    (["audit", f"{CASES}:bad_item", "--strict"], "item 17 of the data set differs from item 0"),
     (["audit", f"{CASES}:scalar_loss"], "loss of each sample, shape (2,), got a scalar"),
     (["audit", f"{CASES}:batch_norm"], "BatchNorm in training mode"),
     (["audit", f"{CASES}:mlp", "--device", "cuda:7"], "device 'cuda:7'"),

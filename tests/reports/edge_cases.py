@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
 from pergrad.attribution import Samples
-from tests.reports.result_folders import clustered, write_folder
+from tests.reports.result_folders import clustered, doubted, write_folder
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&{{7*7}}"
 
@@ -112,6 +114,21 @@ def learning(folder: Path) -> Path:
     )
 
 
+def doubts(folder: Path) -> Path:
+    return doubted(folder, show=photo)
+
+
+def hostile_labels(folder: Path) -> Path:
+    """Labels, suggestions and texts of a classifier that would break out of the page's data."""
+    folder = doubted(folder, show=lambda index: f"</script>{HOSTILE}{index}")
+    table = pq.read_table(folder / "samples.parquet")
+    for name in ("label", "suggested", "predicted"):
+        changed_ = pa.array([f"</script>{HOSTILE}{text}" for text in table[name].to_pylist()])
+        table = table.set_column(table.column_names.index(name), name, changed_)
+    pq.write_table(table, folder / "samples.parquet")
+    return folder
+
+
 CASES: dict[str, Callable[[Path], Path]] = {
     case.__name__: case
     for case in (
@@ -126,5 +143,7 @@ CASES: dict[str, Callable[[Path], Path]] = {
         hostile,
         duplicates,
         learning,
+        doubts,
+        hostile_labels,
     )
 }

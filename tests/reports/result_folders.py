@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from pergrad.attribution import Findings, Samples, analyse, grade
+from pergrad.audit.writing.results import FORMAT, write_tables
 
 
 def write_folder(
@@ -22,12 +23,14 @@ def write_folder(
     labels: Sequence[str] | None = None,
     show: Callable[[int], Image.Image | str] | None = None,
     known_wrong: Sequence[int] | None = None,
+    classes: Sequence[str] | None = None,
     **changes: Any,
 ) -> Path:
     """The files of an audit of these samples; `changes` replace entries of the summary."""
-    findings = analyse(samples)
+    findings = analyse(samples, names=None if classes is None else dict(enumerate(classes)))
     folder.mkdir(parents=True, exist_ok=True)
-    _write_tables(folder, samples, findings, labels)
+    names = {} if classes is None else dict(enumerate(classes))
+    write_tables(folder, samples, findings, labels, names)
     summary = _summary(samples, findings)
     if known_wrong is not None:
         graded = grade(samples.index, findings.suspicion, samples.loss, known_wrong)
@@ -61,33 +64,12 @@ def shown_row(index: int, found: Image.Image | str) -> dict[str, Any]:
     }
 
 
-def _write_tables(
-    folder: Path, samples: Samples, findings: Findings, labels: Sequence[str] | None
-) -> None:
-    columns = {
-        "index": samples.index,
-        "loss": samples.loss,
-        "norm": samples.norm,
-        **{f"norm/{name}": norms for name, norms in samples.group_norms.items()},
-        "alignment": findings.alignment,
-        "self_influence": findings.self_influence,
-        "suspicion": findings.suspicion,
-        "rank": findings.rank,
-        "evidence": pa.array([list(words) for words in findings.evidence], pa.list_(pa.string())),
-        "label": pa.array(labels if labels else [None] * len(samples), pa.string()),
-    }
-    pq.write_table(pa.table(columns), folder / "samples.parquet")
-    for name in ("duplicates", "pushes"):
-        found = {key: v for key, v in vars(getattr(findings, name)).items() if key != "count"}
-        pq.write_table(pa.table(found), folder / f"{name}.parquet")
-
-
 def _summary(samples: Samples, findings: Findings) -> dict[str, Any]:
     def plain(values: Mapping[str, float]) -> dict[str, float]:
         return dict(values)
 
     return {
-        "format": 2,
+        "format": FORMAT,
         "pergrad": "0.1.0",
         "torch": "2.13.0",
         "python": "3.11.7",
@@ -114,6 +96,15 @@ def _summary(samples: Samples, findings: Findings) -> dict[str, Any]:
         "critical_batch_size": findings.critical_batch_size,
         "noise": {"low": findings.noise.low, "high": findings.noise.high},
         "duplicates": findings.duplicates.count,
+        "duplicate_groups": int(findings.duplicates.group.max(initial=0)),
+        "ranked_by": "loss" if findings.labels is None else "labels",
+        "label_errors": None
+        if findings.labels is None
+        else {
+            name: getattr(findings.labels, name) for name in ("expected", "low", "high", "skill")
+        },
+        "memorised": None,
+        "skipped": [],
         "seconds": {"streaming": 0.31, "analysis": 0.12, "writing": 0.05},
         "samples_per_second": 5796.8,
         "command": "pergrad audit my_project.train:audit_spec",
@@ -138,3 +129,35 @@ def clustered(samples: int = 300, *, wrong: int = 15, classes: int = 4, seed: in
     }
     loss = 0.1 * norm * generator.uniform(0.8, 1.2, size=samples)
     return Samples(np.arange(samples), loss, norm, groups, rows)
+
+
+CLASSES = [str(n) for n in range(10)]
+
+
+def doubted(folder: Path, *, settled: bool = False, **options: Any) -> Path:
+    """A classifier's audit of 400 samples of ten classes; the sevens 7, 17, ... 117 are labelled 7
+    but look like 1.
+
+    Samples 200 and 201 are copies of sample 199. If settled, the labels of the twelve sevens are put right.
+    """
+    generator = np.random.default_rng(0)
+    own = np.arange(400) % 10
+    looks = own.copy()
+    wrong = np.arange(7, 120, 10)
+    looks[wrong] = 1
+    centres = 2 * generator.normal(size=(10, 24))
+    free = centres[looks] + generator.normal(size=(400, 24))
+    free[200:202] = free[199]
+    given = own.copy()
+    given[200:202] = given[199]
+    looks[200:202] = looks[199]
+    if settled:
+        given[wrong] = 1
+    base = clustered(400, wrong=0)
+    chance = np.full((400, 2), 0.9)
+    samples = Samples(
+        *(base.index, base.loss, base.norm, base.group_norms, base.sketch),
+        *(free[:, None, :], given, looks, chance),
+    )
+    labels = [CLASSES[n] for n in given]
+    return write_folder(folder, samples, labels=labels, classes=CLASSES, **options)

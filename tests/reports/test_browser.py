@@ -96,8 +96,10 @@ def test_the_theme_is_that_of_the_system_until_the_button_changes_it(browser, pa
 def test_the_keyboard_reaches_everything_in_order_and_shows_where_it_is(browser, page) -> None:
     browser.open(page)
     expected = browser.run("""
-        const found = [...document.querySelectorAll("a[href], button, summary, [tabindex='0']")];
-        return found.filter(e => e.checkVisibility()).map((e, n) => { e.dataset.n = n; return n; });
+        const kinds = "a[href], button, summary, input, select, textarea, [tabindex='0']";
+        const found = [...document.querySelectorAll(kinds)];
+        return found.filter(e => e.checkVisibility() && !e.disabled)
+            .map((e, n) => { e.dataset.n = n; return n; });
     """)
     reached = []
     for _ in expected:

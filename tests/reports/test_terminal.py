@@ -36,7 +36,8 @@ def test_the_overview_fits_into_eighty_columns_and_cuts_no_number(folder_of, cas
     text = printed(folder_of(case))
     assert max(map(len, text.splitlines())) <= 80
     headings = next(line for line in text.splitlines() if line.split()[:2] == ["rank", "sample"])
-    assert headings.split()[-4:] == ["loss", "norm", "influence", "alignment"]
+    by = "doubt" if case in ("doubts", "hostile_labels") else "influence"
+    assert headings.split()[-4:] == ["loss", "norm", by, "alignment"]
 
 
 def test_labels_can_neither_mark_up_nor_steer_the_terminal(tmp_path) -> None:

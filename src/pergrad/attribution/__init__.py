@@ -7,6 +7,13 @@ from pergrad.attribution.findings import Findings, analyse, quantiles
 from pergrad.attribution.grading import Grade, average_precision, grade
 from pergrad.attribution.groups import dominant_groups
 from pergrad.attribution.influence import self_influence
+from pergrad.attribution.labels import (
+    LabelErrors,
+    Memorised,
+    label_errors,
+    leave_one_out,
+    memorised,
+)
 from pergrad.attribution.noise import Noise, gradient_noise
 from pergrad.attribution.pushes import Pushes, pushes
 from pergrad.attribution.samples import Samples
@@ -16,6 +23,8 @@ __all__ = [
     "Duplicates",
     "Findings",
     "Grade",
+    "LabelErrors",
+    "Memorised",
     "Noise",
     "Pushes",
     "Samples",
@@ -27,6 +36,9 @@ __all__ = [
     "grade",
     "gradient_noise",
     "holding_half",
+    "label_errors",
+    "leave_one_out",
+    "memorised",
     "near_duplicates",
     "pushes",
     "quantiles",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from pergrad.attribution.groups import unusual_group
+from pergrad.attribution.labels import LabelErrors
 from pergrad.attribution.samples import Floats, Samples
 
 __all__ = ["evidence", "shares_below"]
@@ -15,8 +17,18 @@ _NOTABLE = 0.95  # a value higher than this share of the samples' is worth a sen
 _AGAINST = -0.2  # largest cosine with the mean gradient that is worth a sentence
 
 
-def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tuple[str, ...], ...]:
+def evidence(
+    samples: Samples,
+    alignment: Floats,
+    influence: Floats,
+    labels: LabelErrors | None = None,
+    outlier: Floats | None = None,
+    names: Mapping[int, str] | None = None,
+) -> tuple[tuple[str, ...], ...]:
     """Returns short sentences for each sample, the most important first; none if nothing stands out.
+
+    What the other samples say of its label comes first, with the names of the classes, then its input, then
+    its loss and gradient.
 
     >>> import numpy as np
     >>> norm = np.arange(100.0)
@@ -30,17 +42,24 @@ def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tu
     has_gradient = np.isfinite(samples.norm) & np.isfinite(samples.sketch).all(axis=1)
     notable = (losses >= _NOTABLE) | (influences >= _NOTABLE) | (norms >= _NOTABLE)
     notable |= (alignment <= _AGAINST) | ~has_loss | ~has_gradient
+    unlike = np.zeros(len(samples)) if outlier is None else shares_below(outlier)
+    notable |= unlike >= _NOTABLE
+    if labels is not None:
+        notable |= labels.doubted
+    of_label = _words_of_labels(samples, labels, names or {})
     found: list[tuple[str, ...]] = [()] * len(samples)
     rows = np.flatnonzero(notable)
-    columns = (samples.loss, has_loss, has_gradient, losses, influences, norms, alignment)
+    columns = (samples.loss, has_loss, has_gradient, losses, influences, norms, alignment, unlike)
     # Python numbers: NumPy scalars take several times as long to compare and to format.
     for row, *values in zip(rows.tolist(), *(c[rows].tolist() for c in columns), strict=True):
-        value, is_loss, is_gradient, loss, pull, norm, cosine = values
-        words = []
+        value, is_loss, is_gradient, loss, pull, norm, cosine, apart = values
+        words = of_label.get(row, [])
         if not is_loss:
             words.append("its loss is not finite")
         if not is_gradient:
             words.append("its gradient is not finite")
+        if apart >= _NOTABLE:
+            words.append(f"its input is unlike the others, more than that of {_share(apart)}")
         if loss >= _NOTABLE:
             words.append(f"loss {value:.3g} is higher than that of {_share(loss)} of the samples")
         if pull >= _NOTABLE:
@@ -55,6 +74,33 @@ def evidence(samples: Samples, alignment: Floats, influence: Floats) -> tuple[tu
             words.append(f"pulls on {groups[row]} more than most samples do")
         found[row] = tuple(words)
     return tuple(found)
+
+
+def _words_of_labels(
+    samples: Samples, labels: LabelErrors | None, names: Mapping[int, str]
+) -> dict[int, list[str]]:
+    """Returns, for the samples whose label is doubted, what the others and the model itself say."""
+    if labels is None:
+        return {}
+    found = {}
+    for row in np.flatnonzero(labels.doubted).tolist():
+        other = int(labels.suggested[row])
+        found[row] = [
+            f"the other samples would call it {names.get(other, str(other))} "
+            f"({labels.confidence[row]:.0%}); they give its own label {labels.own[row]:.0%}"
+        ]
+        if samples.predicted is None or samples.probability is None or samples.target is None:
+            continue
+        model_says, chance = int(samples.predicted[row]), float(samples.probability[row, 1])
+        if model_says == samples.target[row]:
+            found[row].append(
+                f"the model itself predicts its label ({chance:.0%}): learnt by heart, or right after all"
+            )
+        else:
+            found[row].append(
+                f"the model predicts {names.get(model_says, str(model_says))} ({chance:.0%})"
+            )
+    return found
 
 
 def shares_below(values: Floats) -> Floats:  # (n,) -> (n,)

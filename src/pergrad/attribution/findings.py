@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from pergrad.attribution.alignment import alignment
-from pergrad.attribution.directions import directions
+from pergrad.attribution.directions import Directions, directions
 from pergrad.attribution.duplicates import Duplicates, near_duplicates
 from pergrad.attribution.evidence import evidence
 from pergrad.attribution.groups import dominant_groups
 from pergrad.attribution.influence import self_influence
+from pergrad.attribution.labels import LabelErrors, Memorised, label_errors, memorised
 from pergrad.attribution.noise import Noise, gradient_noise
 from pergrad.attribution.pushes import Pushes, pushes
 from pergrad.attribution.samples import Floats, Integers, Samples
@@ -27,15 +29,21 @@ _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 class Findings:
     """Findings of an audit: arrays with a row per sample, in order of `index`, and facts about the data set.
 
-    A sample whose loss or gradient is not finite ranks first, with a suspicion of inf; its alignment and
-    self-influence are NaN.
+    Samples rank by the doubt about their labels where label-free gradients and labels are known, else by
+    suspicion, which is based on the loss. A sample whose loss or gradient is not finite ranks first, with a
+    suspicion of inf; its alignment and self-influence are NaN.
     """
 
     index: Integers  # (n,)
     alignment: Floats  # (n,) cosine with the mean gradient
     self_influence: Floats  # (n,)
     suspicion: Floats  # (n,) higher is more suspicious
-    rank: Integers  # (n,) 1 for the most suspicious
+    labels: LabelErrors | None  # None if there are no labels, or no label-free gradients
+    outlier: (
+        Floats | None
+    )  # (n,) label-free self-influence; None if there are no label-free gradients
+    memorised: Memorised | None
+    rank: Integers  # (n,) 1 for the sample to look at first
     evidence: tuple[tuple[str, ...], ...]  # (n,) short sentences
     noise: Noise
     dominant_groups: Mapping[str, float]  # share of the squared norm, the largest first
@@ -55,18 +63,34 @@ class Findings:
         """Returns the indices of the `count` most suspicious samples, the most suspicious first."""
         return self.index[np.argsort(self.rank)[:count]]
 
-    def worth_showing(self, *, top: int = 50, pairs: int = 20) -> Integers:
-        """Returns the sorted indices of the samples a report shows: top ranked, pushing, duplicates."""
-        shown = [self.top(top), self.duplicates.index_a[:pairs], self.duplicates.index_b[:pairs]]
+    def outliers(self, count: int) -> Integers:
+        """Returns the indices of the `count` samples whose inputs are the least like the others'."""
+        if self.outlier is None:
+            return np.empty(0, dtype=np.int64)
+        known = np.where(np.isfinite(self.outlier), self.outlier, -np.inf)
+        return self.index[np.argsort(-known, kind="stable")[:count]]
+
+    def in_groups(self, groups: int, members: int = 8) -> Integers:
+        """Returns the indices of the first members of the largest groups of duplicates."""
+        group = self.duplicates.group
+        found = [self.index[group == number][:members] for number in range(1, groups + 1)]
+        return np.concatenate([np.empty(0, dtype=np.int64), *found])
+
+    def worth_showing(self, *, top: int = 50, groups: int = 20, outliers: int = 24) -> Integers:
+        """Returns the sorted indices of the samples a report shows: ranked, pushing, outliers, duplicates."""
+        shown = [self.top(top), self.outliers(outliers), self.in_groups(groups)]
         return np.unique(np.concatenate([*shown, self.pushes.other]))
 
 
+# Kernels of BLAS for one thread and for several round differently on some processors.
+@threadpool_limits.wrap(limits=1, user_api="blas")
 def analyse(
     samples: Samples,
     *,
     top: int = 50,
     damping: float = 0.1,
-    duplicate_cosine: float = 0.99,
+    duplicate_cosine: float | None = None,
+    names: Mapping[int, str] | None = None,
 ) -> Findings:
     """Computes all findings of a report from losses, norms and sketches; needs neither model nor data.
 
@@ -76,7 +100,9 @@ def analyse(
         samples: the rows of the pass over the data set.
         top: number of top-ranked samples for which to find the samples that push them.
         damping: damping of `self_influence`, relative to the mean curvature.
-        duplicate_cosine: smallest cosine of two gradients that count as near-identical.
+        duplicate_cosine: smallest cosine of two gradients that count as near-identical; by default 0.985 of
+            label-free gradients after their mean is subtracted, 0.99 of gradients of the loss.
+        names: names of the classes, for the evidence.
 
     >>> import numpy as np
     >>> gradients = np.array([[1.0, 0.0], [1.1, 0.0], [0.9, 0.1], [-5.0, 9.0]])
@@ -91,7 +117,8 @@ def analyse(
     aligned = _spread(alignment(pointing), usable)
     influence = _spread(self_influence(rows, damping=damping), usable)
     scores = suspicion(np.where(usable, samples.loss, np.nan), influence)
-    rank = ranks(scores)
+    labels, outlier, of_model = _label_free(samples, damping)
+    rank = ranks(scores if labels is None else np.where(usable, labels.doubt, np.inf))
     # Rows among the usable samples: pushes compare sketches, which must be finite.
     best = np.argsort(rank[usable], kind="stable")[:top]
     return Findings(
@@ -99,16 +126,55 @@ def analyse(
         aligned,
         influence,
         scores,
+        labels,
+        outlier,
+        of_model,
         rank,
-        evidence(samples, aligned, influence),
+        evidence(samples, aligned, influence, labels, outlier, names),
         gradient_noise(samples.norm[usable], rows),
         dominant_groups(samples.group_norms),
-        near_duplicates(
-            samples.index[usable], samples.norm[usable], pointing, threshold=duplicate_cosine
-        ),
+        _duplicates(samples, pointing, duplicate_cosine),
         pushes(samples.index[usable], pointing, best),
         {"norm": quantiles(samples.norm), "loss": quantiles(samples.loss)},
     )
+
+
+def _label_free(
+    samples: Samples, damping: float
+) -> tuple[LabelErrors | None, Floats | None, Memorised | None]:
+    """Computes what follows from label-free gradients: doubts about labels, outliers, memorised labels."""
+    if samples.free is None:
+        return None, None, None
+    usable = samples.comparable
+    last = samples.free[usable, -1].astype(np.float64)
+    last -= last.mean(axis=0) if len(last) else 0.0
+    outlier = _spread(self_influence(last, damping=damping), usable)
+    if samples.target is None:
+        return None, outlier, None
+    checkpoints = [samples.free[:, n] for n in range(samples.free.shape[1])]
+    labels = label_errors(checkpoints, samples.target, usable & samples.usable)
+    if labels is None or samples.predicted is None:
+        return labels, outlier, None
+    # The most doubtful alone: of those between two classes a model may predict either.
+    most = np.argsort(-labels.doubt, kind="stable")[: labels.expected or 0]
+    return labels, outlier, memorised(labels.doubted, samples.predicted, samples.target, most)
+
+
+def _duplicates(samples: Samples, pointing: Directions, threshold: float | None) -> Duplicates:
+    """Finds near-duplicates by label-free gradients where there are any, else by those of the loss."""
+    if samples.free is None:
+        usable, cosine = samples.usable, 0.99
+    else:
+        # What all samples share makes them look alike, whatever they are.
+        usable, cosine = samples.comparable, 0.985
+        rows = samples.free[usable, -1]
+        pointing = directions(rows - rows.mean(axis=0) if len(rows) else rows)
+    found = near_duplicates(
+        samples.index[usable], pointing, threshold=cosine if threshold is None else threshold
+    )
+    group = np.zeros(len(samples), dtype=np.int64)
+    group[usable] = found.group
+    return replace(found, group=group)
 
 
 def quantiles(values: Floats) -> dict[str, float]:

@@ -3,6 +3,7 @@
 try:
     from pergrad.audit.run import run_audit
     from pergrad.audit.streaming.stream import Watch
+    from pergrad.audit.subject.losses import LossOfLogits
     from pergrad.audit.subject.options import AuditOptions
     from pergrad.audit.subject.reference import load_spec
     from pergrad.audit.subject.spec import Spec
@@ -13,4 +14,4 @@ except ModuleNotFoundError as error:
         ) from error
     raise
 
-__all__ = ["AuditOptions", "Spec", "Watch", "load_spec", "run_audit"]
+__all__ = ["AuditOptions", "LossOfLogits", "Spec", "Watch", "load_spec", "run_audit"]

@@ -13,12 +13,13 @@ import pergrad
 from pergrad.audit.streaming.chunks import Chunk, Span, gaps, kept_spans
 from pergrad.audit.streaming.folder import ResultsFolder
 from pergrad.audit.streaming.gradients import Gradients
-from pergrad.audit.streaming.loading import Loader, drawing_from
+from pergrad.audit.streaming.loading import Loaded, Loader, drawing_from
 from pergrad.audit.streaming.losses import loss_of_samples
 from pergrad.audit.streaming.memory import bytes_kept, fitting_batch_size, free_bytes
 from pergrad.audit.streaming.ranks import Ranks, joined_ranks
 from pergrad.audit.streaming.stream import Stream, Watch, batches_in, shard
 from pergrad.audit.streaming.task import Task, made_task, refuse_different_ranks
+from pergrad.audit.subject.checks import notes_of_mode, refuse_divided_loss
 from pergrad.audit.subject.dtypes import placed
 from pergrad.audit.subject.options import AuditOptions
 from pergrad.audit.subject.spec import Spec
@@ -44,11 +45,13 @@ def run_audit(
     *,
     command: str | None = None,
     watch: Watch | None = None,
+    force: bool = False,
 ) -> dict[str, Any]:
     """Audits the samples, writes all results but the report into the folder, and returns the summary.
 
-    Resumes if the folder holds a part of the same audit, and computes nothing if it holds all of it. Under
-    `torchrun` every process computes a part, and the first one writes the results.
+    Resumes if the folder holds a part of the same audit. If it holds all of it, computes no gradient: another
+    `show`, `label`, `known_wrong` or name of the spec, or `shown` or `duplicates` of the options, changes the
+    tables in seconds. Under `torchrun` every process computes a part, and the first one writes the results.
 
     Args:
         spec: the model, the data set and the loss.
@@ -56,6 +59,7 @@ def run_audit(
         options: options of the audit.
         command: the command line, stored in the summary.
         watch: receives progress.
+        force: removes the rows of an audit in this folder, also of another one, and computes them again.
 
     >>> import tempfile, torch
     >>> from torch.utils.data import TensorDataset
@@ -73,11 +77,13 @@ def run_audit(
     with joined_ranks() as ranks:
         ranks.together(results.open)
         with results.locked() if ranks.is_first else nullcontext():
+            if force:
+                ranks.first_decides(results.clear)
             task = ranks.together(lambda: made_task(spec, options, ranks))
             refuse_different_ranks(task, ranks)
             batch_size = ranks.first_decides(lambda: _begun(results, task, ranks))
             if batch_size is None:
-                watch.say(f"this audit is already finished in {results.path}: nothing to compute")
+                ranks.first_decides(lambda: _made_again(results, task, ranks, command, watch))
             else:
                 written = _streamed(results, task, ranks, batch_size, watch)
                 ranks.all_agree(None)  # all have written
@@ -103,14 +109,50 @@ def _begun(results: ResultsFolder, task: Task, ranks: Ranks) -> int | None:
     return size
 
 
+def _made_again(
+    results: ResultsFolder, task: Task, ranks: Ranks, command: str | None, watch: Watch
+) -> None:
+    """Writes the tables of a finished audit again if what may change without gradients has changed."""
+    where = f"this audit is already finished in {results.path}"
+    summary = _summary_in(results)
+    if summary.get("presentation") == json.loads(json.dumps(task.presentation)):
+        watch.say(f"{where}: nothing to compute")
+    elif not kept_spans(results.chunks):
+        watch.say(
+            f"{where}, and its rows were removed: the report stays as it is (force computes them again)"
+        )
+    else:
+        watch.say(f"{where}: only what the report shows is made again")
+        finish(results, task, ranks, command or summary.get("command"), {}, before=summary)
+
+
 def _certificate(task: Task, batch_size: int) -> dict[str, Any]:
     """Proves the gradients of the first samples, or says why they are not proved."""
     if not task.options.certify:
         return {"ok": False, "reason": "certify is off"}
     count = min(_CERTIFIED, batch_size)
-    loaded = Loader(task.spec, task.indices, task.options.seed).load(0, count)
+    loaded, model = _first(task, count), _model(task)
+    gradients = _gradients(task, model)
+    if not notes_of_mode(model):
+        arguments = gradients.arguments(loaded.arguments)
+        with drawing_from(task.options.seed, 0):
+            refuse_divided_loss(task.spec.loss, model, arguments, loaded.count)
     with drawing_from(task.options.seed, 0):
-        return _gradients(task, _model(task)).certified(loaded.arguments, count)
+        return gradients.certified(loaded.arguments, loaded.count)
+
+
+def _first(task: Task, count: int) -> Loaded:
+    """Loads the first samples that can be read."""
+    loader = Loader(task.spec, task.indices, task.options.seed, strict=task.options.strict)
+    skipped: dict[int, str] = {}
+    for start in range(0, len(task.indices), count):
+        loaded = loader.load(start, min(start + count, len(task.indices)))
+        if loaded.count:
+            return loaded
+        skipped |= loaded.skipped
+    raise AuditError(
+        f"none of the {len(skipped):,} items can be read: {next(iter(skipped.values()))}"
+    )
 
 
 def _model(task: Task) -> nn.Module:
@@ -120,15 +162,21 @@ def _model(task: Task) -> nn.Module:
 def _gradients(task: Task, model: nn.Module) -> Gradients:
     options = task.options
     return Gradients(
-        model, task.spec, task.groups, sketch_dim=options.sketch_dim, seed=options.seed
+        model,
+        task.spec,
+        task.groups,
+        sketch_dim=options.sketch_dim,
+        seed=options.seed,
+        free_dim=options.free_dim,
+        checkpoints=task.checkpoints,
     )
 
 
 def _found_batch_size(task: Task, ranks: Ranks) -> int:
     model = _model(task)
     count = min(_PROBED, len(task.indices))
-    loaded = Loader(task.spec, task.indices, task.options.seed).load(0, count)
-    arguments = _gradients(task, model).arguments(loaded.arguments)
+    loaded = _first(task, count)
+    arguments, count = _gradients(task, model).arguments(loaded.arguments), loaded.count
 
     with drawing_from(task.options.seed, 0):
         kept = bytes_kept(model, lambda: loss_of_samples(task.spec.loss, model, arguments, count))
@@ -149,7 +197,7 @@ def _streamed(
     watch.begin(watched, max(0, watched - sum(stop - start for start, stop in mine)))
     stream = Stream(
         results,
-        Loader(task.spec, task.indices, options.seed),
+        Loader(task.spec, task.indices, options.seed, strict=options.strict),
         _gradients(task, _model(task)),
         task.indices,
         seed=options.seed,

@@ -22,6 +22,7 @@ from pergrad.audit.streaming.ranks import ranks_from
 from pergrad.audit.streaming.trial import first_batch
 from pergrad.audit.subject.dtypes import Dtype
 from pergrad.cli.malloc import keep_freed_memory
+from pergrad.cli.privacy import privacy
 from pergrad.cli.progress import Progress
 from pergrad.errors import InterruptedAuditError, PergradError, ToldElsewhereError
 from pergrad.reports import overview, write_report
@@ -83,6 +84,14 @@ def _common(
 @app.command()
 def audit(
     reference: Reference,
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            help="The data, if the reference is a model, such as model.py: a CSV, JSON or Parquet file, or "
+            "package.module:attribute.",
+            metavar="DATA",
+        ),
+    ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Results folder; new, or of the same audit.")
     ] = Path("pergrad-audit"),
@@ -108,6 +117,21 @@ def audit(
     certify: Annotated[
         bool, typer.Option(help="Prove the gradients of the first samples before the audit begins.")
     ] = AuditOptions.certify,
+    free_dim: Annotated[
+        int, typer.Option(help="Length of the sketch of each label-free gradient.", min=1)
+    ] = AuditOptions.free_dim,
+    strict: Annotated[
+        bool, typer.Option(help="Stop at an item that cannot be read, instead of skipping it.")
+    ] = AuditOptions.strict,
+    duplicates: Annotated[
+        float | None, typer.Option(help="Smallest cosine of near-duplicates.", min=0, max=1)
+    ] = None,
+    force: Annotated[
+        bool, typer.Option(help="Compute again what the results folder holds.")
+    ] = False,
+    before: Annotated[
+        Path | None, typer.Option(help="Results folder of an earlier audit to compare with.")
+    ] = None,
 ) -> None:
     """Audit a data set by every sample's gradient: suspicious samples, near-duplicates, noise scale.
 
@@ -116,7 +140,8 @@ def audit(
     process computes a part.
     """
     options = AuditOptions(
-        *(device, batch_size, dtype, subset, seed, sketch_dim, workers, save_every, shown, certify)
+        *(device, batch_size, dtype, subset, seed, sketch_dim, workers, save_every, shown, certify),
+        *(free_dim, strict, duplicates),
     )
     keep_freed_memory()
     ranks = ranks_from(os.environ)
@@ -126,14 +151,14 @@ def audit(
     progress = Progress(console, title=title)
     try:
         with progress, _terminable():
-            spec = load_spec(reference)
-            run_audit(spec, output, options, command=command, watch=progress)
+            spec = load_spec(reference, data, say=progress.say)
+            run_audit(spec, output, options, command=command, watch=progress, force=force)
     except KeyboardInterrupt:
         if ranks.is_first:
             _complain(_where_it_stands(progress, output))
         raise typer.Exit(INTERRUPTED) from None
     if ranks.is_first:
-        _report(output)
+        _report(output, before)
 
 
 def _where_it_stands(progress: Progress, output: Path) -> str:
@@ -160,16 +185,27 @@ def _terminable() -> Iterator[None]:
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="Results folder of an audit.")],
+    before: Annotated[
+        Path | None, typer.Option(help="Results folder of an earlier audit to compare with.")
+    ] = None,
 ) -> None:
     """Rewrite the report of an audit, and print its headline."""
-    _report(folder)
+    _report(folder, before)
 
 
-def _report(folder: Path) -> None:
-    path = write_report(folder)
+def _report(folder: Path, before: Path | None = None) -> None:
+    path = write_report(folder, before=before)
     console = Console(soft_wrap=False)
     console.print(overview(folder))
     console.print(f"report: {path}", highlight=False, soft_wrap=True)
+    held = sum(chunk.stat().st_size for chunk in (folder / "chunks").glob("*"))
+    if held:
+        console.print(
+            f"kept: {held / 1e6:,.1f} MB in {folder / 'chunks'}, to change the report without computing "
+            "again; remove this folder to shrink it",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _one_batch(reference: str, options: AuditOptions) -> tuple[Any, ...]:
@@ -206,6 +242,9 @@ def explain(
     """Show how the gradients of each parameter are computed, and what they cost."""
     options = AuditOptions(device=device, batch_size=samples, dtype=dtype, seed=seed)
     print(pergrad.explain(*_one_batch(reference, options)))
+
+
+app.command()(privacy)
 
 
 def _complain(message: str) -> None:

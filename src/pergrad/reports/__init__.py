@@ -1,6 +1,7 @@
 """Writes reports of an audit: an HTML page, and a summary for the terminal."""
 
-from pergrad.reports.page import write_report
+from pergrad.reports.page import html_of, write_report
+from pergrad.reports.reading import read_results
 from pergrad.reports.terminal import headline, overview
 
-__all__ = ["headline", "overview", "write_report"]
+__all__ = ["headline", "html_of", "overview", "read_results", "write_report"]

@@ -16,8 +16,11 @@ from markupsafe import Markup
 
 from pergrad.audit.streaming.files import write_whole
 from pergrad.reports.charts import histogram_svg
+from pergrad.reports.comparing import compared
+from pergrad.reports.explorer import classes_of, groups_of, payload, script_safe
 from pergrad.reports.facts import facts
-from pergrad.reports.numbers import aligned, batch_size, count, duration, middle_cut, number, share
+from pergrad.reports.meanings import KINDS, MEANINGS
+from pergrad.reports.numbers import batch_size, count, duration, middle_cut, number, share
 from pergrad.reports.pictures import Shown, shown
 from pergrad.reports.reading import Results, read_results
 from pergrad.reports.words import (
@@ -26,8 +29,8 @@ from pergrad.reports.words import (
     headline,
     layer_words,
     noise_words,
-    opposing_label,
     size_words,
+    suggested_label,
     why_first,
 )
 
@@ -37,8 +40,6 @@ _RANKED = 12  # ranked samples shown if the audit stored no pushes
 _MOST = 200  # ranked samples; more make the page heavy
 _OPEN = 12  # ranked samples above the fold
 _TILES = 12  # pictures beside the headline
-_LISTED = 100  # samples in the table of numbers
-_PAIRS = 20
 _LARGE, _SMALL = 224, 96  # pixels of pictures: twice their size on the page
 
 
@@ -59,22 +60,25 @@ class _Ranked:
     figures: Sequence[tuple[str, str]]
     helpers: Sequence[_Pushing]
     harmers: Sequence[_Pushing]
-    opposing: str | None
+    suggested: str | None
+    confidence: str | None
 
 
-def write_report(folder: str | Path) -> Path:
+def write_report(folder: str | Path, *, before: str | Path | None = None) -> Path:
     """Writes `report.html` from the results in the folder and returns its path.
 
-    The file is written atomically and loads nothing: pictures, charts, style and script are inline.
+    `before` is the folder of an earlier audit of the same data to compare with. The file is written
+    atomically and loads nothing: pictures, charts, style and script are inline.
     """
     results = read_results(folder)
     path = results.folder / "report.html"
-    write_whole(path, html_of(results).encode(), durable=False)
+    earlier = None if before is None else read_results(before)
+    write_whole(path, html_of(results, before=earlier).encode(), durable=False)
     return path
 
 
-def html_of(results: Results) -> str:
-    """Renders the page; all content of the audit is escaped."""
+def html_of(results: Results, *, before: Results | None = None) -> str:
+    """Renders the page; all content of the audit is escaped. `before` is an earlier audit to compare with."""
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -84,10 +88,11 @@ def html_of(results: Results) -> str:
     )
     for filtering in (batch_size, duration, middle_cut, share):
         environment.filters[filtering.__name__] = filtering
-    script = _template("report.js")
+    script = _template("report.js") + _template("explorer.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return environment.get_template("report.html").render(
-        **_context(results),
+        **_context(results, before),
+        number=number,
         count=count,
         style=Markup(_template("report.css")),
         script=Markup(script),
@@ -99,7 +104,7 @@ def _template(name: str) -> str:
     return (resources.files("pergrad.reports") / "templates" / name).read_text(encoding="utf-8")
 
 
-def _context(results: Results) -> dict[str, Any]:
+def _context(results: Results, before: Results | None) -> dict[str, Any]:
     summary, samples = results.summary, results.samples
     first = first_count(results)
     rows = results.top(_shown_count(results))
@@ -127,17 +132,26 @@ def _context(results: Results) -> dict[str, Any]:
         "tiles": [row for row in ranked[: min(first, _TILES)] if row.shown.uri],
         "ranked": ranked[:_OPEN],
         "more_ranked": ranked[_OPEN:],
-        "listed": _listed(results),
         "charts": charts,
         "marks": marks,
-        "pairs": _pairs(results),
+        "dup_groups": _dup_groups(results),
+        "group_count": int(summary.get("duplicate_groups") or 0),
+        "outlier_count": len(results.outlying()),
+        "has_outliers": bool(np.isfinite(samples["outlier"]).any()),
+        "judged": results.judges_labels,
+        "saturated": bool((summary.get("memorised") or {}).get("is_so")),
+        "classes": classes_of(results),
+        "kinds": KINDS[results.judges_labels],
+        "meanings": MEANINGS,
+        "comparison": None if before is None else compared(before, results),
+        "payload": Markup(script_safe(payload(results))),
         "pair_count": int(summary.get("duplicates") or 0),
         "groups": _groups(summary),
         "layer_words": layer_words(summary.get("groups") or []),
         "noise_words": noise_words(summary),
         "batches": _batches(summary.get("noise_scale")),
         "grade": summary.get("grade"),
-        "grade_words": grade_words(summary.get("grade")),
+        "grade_words": grade_words(summary.get("grade"), by_labels=results.judges_labels),
         "facts": facts(summary),
         "notes": summary.get("notes") or [],
         "has_pushes": any(row.helpers or row.harmers for row in ranked),
@@ -148,7 +162,7 @@ def _context(results: Results) -> dict[str, Any]:
 def _shown_count(results: Results) -> int:
     """Returns how many samples to show: those with stored pushes, and those that are not finite."""
     pushed = len(np.unique(results.pushes["index"]))
-    not_finite = int((~np.isfinite(results.samples["suspicion"])).sum())
+    not_finite = int(results.not_finite.sum())
     return min(pushed + not_finite, _MOST) if pushed else _RANKED
 
 
@@ -171,8 +185,15 @@ def _ranked(results: Results, row: int) -> _Ranked:
         figures,
         [_pushing(results, other) for other in helpers],
         [_pushing(results, other) for other in harmers],
-        opposing_label(results, index),
+        *_suggestion(results, row, index),
     )
+
+
+def _suggestion(results: Results, row: int, index: int) -> tuple[str | None, str | None]:
+    """Returns the label that the other samples suggest, if it is another one, and its probability."""
+    suggested, confidence = suggested_label(results, index), results.samples["confidence"][row]
+    is_known = suggested is not None and np.isfinite(confidence)
+    return suggested, share(float(confidence)) if is_known else None
 
 
 def _pushing(results: Results, index: int) -> _Pushing:
@@ -183,34 +204,10 @@ def _cosine(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−") if np.isfinite(value) else "not finite"
 
 
-def _listed(results: Results) -> list[dict[str, Any]]:
-    """Returns the rows of the table of numbers; each column has its own number of decimals."""
-    rows = results.top(_LISTED)
-    columns = {
-        name: aligned(results.samples[name][rows].tolist())
-        for name in ("loss", "norm", "self_influence", "suspicion")
-    }
+def _dup_groups(results: Results) -> list[dict[str, Any]]:
     return [
-        {
-            "rank": int(results.samples["rank"][row]),
-            "index": int(results.samples["index"][row]),
-            "label": results.label(int(results.samples["index"][row])),
-            "alignment": _cosine(float(results.samples["alignment"][row])),
-            **{name: column[n] for name, column in columns.items()},
-        }
-        for n, row in enumerate(rows)
-    ]
-
-
-def _pairs(results: Results) -> list[dict[str, Any]]:
-    found = results.duplicates
-    order = np.argsort(-found["cosine"], kind="stable")[:_PAIRS]
-    return [
-        {
-            "both": [_pushing(results, int(found[end][n])) for end in ("index_a", "index_b")],
-            "cosine": f"{np.floor(float(found['cosine'][n]) * 1e4) / 1e4:.4f}",
-        }
-        for n in order
+        {**group, "samples": [_pushing(results, index) for index in group["members"]]}
+        for group in groups_of(results)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pergrad.attribution import holding_half
+from pergrad.audit.writing.results import FORMAT
 from pergrad.errors import AuditError
 
 __all__ = ["Results", "read_results"]
 
-_FORMAT = 2  # previews are one table; in format 1 each was a file
+_NEEDED = ("doubt", "suggested", "outlier", "duplicate_group")
 _SAMPLES = ("index", "loss", "norm", "alignment", "self_influence", "suspicion", "rank", "evidence")
+_NUMBERS = ("doubt", "confidence", "label_probability", "predicted_probability", "outlier")
+_FEW = 0.2  # a list of more than this share of the data is not short
+_FAR = 5.0  # interquartile ranges above the median beyond which an input is an outlier
 _DUPLICATES = ("index_a", "index_b", "cosine")
 _PUSHES = ("index", "other", "cosine")
 _SHOWN = ("index", "text", "mode", "width", "height", "pixels")
@@ -29,7 +35,7 @@ class Results:
 
     folder: Path
     summary: Mapping[str, Any]
-    samples: Mapping[str, np.ndarray]  # columns `_SAMPLES` but evidence
+    samples: Mapping[str, np.ndarray]  # columns `_SAMPLES` but evidence, and `_NUMBERS`
     duplicates: Mapping[str, np.ndarray]  # index_a, index_b, cosine
     pushes: Mapping[str, np.ndarray]  # index, other, cosine
     table: pa.Table  # samples.parquet, for columns that are read for few rows: evidence and label
@@ -53,6 +59,75 @@ class Results:
             return None
         label = self.table["label"][row].as_py()
         return None if label is None else str(label)
+
+    @property
+    def judges_labels(self) -> bool:
+        """Whether samples rank by doubts about their labels, not by the loss."""
+        return self.summary.get("ranked_by") == "labels"
+
+    @cached_property
+    def not_finite(self) -> np.ndarray:  # (n,) bool
+        return ~(np.isfinite(self.samples["loss"]) & np.isfinite(self.samples["suspicion"]))
+
+    @property
+    def expected(self) -> int | None:
+        """Returns the number of labels expected to be wrong; None if it is not estimated."""
+        return (self.summary.get("label_errors") or {}).get("expected")
+
+    def text(self, column: str, row: int) -> str | None:
+        """Returns an entry of a column of strings: label, suggested or predicted."""
+        value = self.table[column][row].as_py()
+        return None if value is None else str(value)
+
+    def first_rows(self) -> np.ndarray:
+        """Returns the rows to look at first.
+
+        Samples that are not finite, then the labels expected to be wrong, or else half of all suspicion.
+        """
+        broken = int(self.not_finite.sum())
+        if self.judges_labels:
+            return self.top(broken + (self.expected or 0))
+        held = holding_half(self.samples["suspicion"])
+        return self.top(held if held <= max(1, _FEW * len(self)) else broken)
+
+    def issues(self) -> pa.Table:
+        """Returns a row for each finding about a sample, by kind, the highest score first."""
+        rows: list[tuple[int, str, float]] = []
+        score = self.samples["doubt" if self.judges_labels else "suspicion"]
+        for row in self.first_rows().tolist():
+            kind = "label" if self.judges_labels else "loss"
+            rows.append((row, "not finite" if self.not_finite[row] else kind, float(score[row])))
+        outlier = self.samples["outlier"]
+        for row in self.outlying().tolist():
+            rows.append((row, "outlier", float(outlier[row])))
+        group = self.samples["duplicate_group"]
+        for row in np.lexsort((self.samples["index"], group)).tolist():
+            if group[row] > 0:
+                rows.append((row, "duplicate", float(group[row])))
+        found = [row for row, _, _ in rows]
+        table = self.table
+        return pa.table(
+            {
+                "index": self.samples["index"][found],
+                "kind": pa.array([kind for _, kind, _ in rows], pa.string()),
+                "score": pa.array([score for _, _, score in rows], pa.float64()),
+                "label": table["label"].take(pa.array(found, pa.int64())),
+                "suggested": table["suggested"].take(pa.array(found, pa.int64())),
+                "confidence": table["confidence"].take(pa.array(found, pa.int64())),
+                "why": pa.array(["; ".join(self.evidence(row)) for row in found], pa.string()),
+            }
+        )
+
+    def outlying(self, most: int = 100) -> np.ndarray:
+        """Returns the rows whose label-free self-influence is far above the usual, the highest first."""
+        values = self.samples["outlier"]
+        known = values[np.isfinite(values)]
+        if len(known) < 8:
+            return np.empty(0, dtype=np.int64)
+        low, middle, high = np.quantile(known, [0.25, 0.5, 0.75])
+        far = middle + _FAR * max(high - low, 1e-12)
+        order = np.argsort(-np.where(np.isfinite(values), values, -np.inf), kind="stable")[:most]
+        return order[values[order] > far]
 
     def evidence(self, row: int) -> list[str]:
         return [str(words) for words in self.table["evidence"][row].as_py() or []]
@@ -78,7 +153,7 @@ def read_results(folder: str | Path) -> Results:
             f"no results folder {path}: run `pergrad audit` with --output {path} first"
         )
     summary = _summary(path / "summary.json")
-    table = _table(path / "samples.parquet", _SAMPLES)
+    table = _table(path / "samples.parquet", (*_SAMPLES, *_NEEDED, *_NUMBERS))
     if table.num_rows == 0:
         raise AuditError(f"{path / 'samples.parquet'} has no rows: audit at least one sample")
     columns = [name for name in _SAMPLES if name != "evidence"]
@@ -86,7 +161,7 @@ def read_results(folder: str | Path) -> Results:
     pushes = {name: np.empty(0) for name in _PUSHES}
     if (path / "pushes.parquet").exists():
         pushes = _columns(_table(path / "pushes.parquet", _PUSHES), _PUSHES)
-    samples = _columns(table, columns)
+    samples = _columns(table, [*columns, *_NUMBERS, "duplicate_group"])
     shown: list[dict[str, Any]] = []
     if (path / "shown.parquet").exists():
         shown = _table(path / "shown.parquet", _SHOWN).to_pylist()
@@ -105,10 +180,10 @@ def _summary(path: Path) -> dict[str, Any]:
         ) from error
     except (OSError, ValueError) as error:
         raise AuditError(f"cannot read {path} ({error}): run the audit again") from error
-    if not isinstance(summary, dict) or summary.get("format") != _FORMAT:
+    if not isinstance(summary, dict) or summary.get("format") != FORMAT:
         found = summary.get("format") if isinstance(summary, dict) else None
         raise AuditError(
-            f"{path} has format {found!r}, this version of pergrad reads {_FORMAT}: run the audit again, "
+            f"{path} has format {found!r}, this version of pergrad reads {FORMAT}: run the audit again, "
             "or use the version that wrote it"
         )
     return summary
@@ -131,4 +206,9 @@ def _table(path: Path, columns: tuple[str, ...]) -> pa.Table:
 
 def _columns(table: pa.Table, names: Any) -> dict[str, np.ndarray]:
     # Nulls become NaN: a writer may store numbers that are not finite as nulls.
-    return {name: table[name].to_numpy() for name in names}
+    return {name: _column(table[name]) for name in names}
+
+
+def _column(column: pa.ChunkedArray) -> np.ndarray:
+    values = column.to_numpy()
+    return values.astype(np.float64) if values.dtype == object else values

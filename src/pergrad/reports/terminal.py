@@ -11,7 +11,7 @@ from rich.text import Text
 from pergrad.reports.numbers import aligned
 from pergrad.reports.reading import Results, read_results
 from pergrad.reports.words import headline as headline_of
-from pergrad.reports.words import opposing_label
+from pergrad.reports.words import suggested_label
 
 __all__ = ["headline", "overview"]
 
@@ -39,7 +39,7 @@ def _table(results: Results, rows: int) -> Table:
     top = results.top(rows)
     indices = [int(index) for index in results.samples["index"][top]]
     labels = [results.label(index) for index in indices]
-    opposing = [opposing_label(results, index) for index in indices]
+    opposing = [suggested_label(results, index) for index in indices]
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("sample", justify="right", no_wrap=True)
@@ -51,10 +51,11 @@ def _table(results: Results, rows: int) -> Table:
         if any(value is not None for value in values):
             table.add_column(heading, overflow="ellipsis", max_width=12, no_wrap=True)
             columns.append(["" if value is None else value for value in values])
+    by = ("doubt", "doubt") if results.judges_labels else ("influence", "self_influence")
     for heading, name in (
         ("loss", "loss"),
         ("norm", "norm"),
-        ("influence", "self_influence"),
+        by,
         ("alignment", "alignment"),
     ):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from pergrad.attribution import holding_half
 from pergrad.reports.numbers import batch_size, count, middle_cut, number, share
 from pergrad.reports.reading import Results
 
@@ -17,65 +16,114 @@ __all__ = [
     "grade_words",
     "headline",
     "layer_words",
+    "memorised_words",
     "noise_words",
     "opposing_label",
     "size_words",
+    "suggested_label",
     "why_first",
 ]
 
-_FEW = 0.2  # a list of more than this share of the data is not short
-
 
 def first_count(results: Results) -> int:
-    """Returns how many samples hold half of all suspicion; 0 if that is not a short list."""
-    held = holding_half(results.samples["suspicion"])
-    not_finite = int((~_finite(results)).sum())
-    return held if held <= max(1, _FEW * len(results)) else not_finite
+    """Returns how many samples to look at first; 0 if no short list stands out."""
+    return len(results.first_rows())
 
 
 def headline(results: Results) -> tuple[str, ...]:
     """Returns one sentence per finding; the first says what to look at."""
     lines = [_title(results)]
-    lines += _opposed(results)
-    lines += grade_words(results.summary.get("grade"))[:1]
-    found = int(results.summary.get("duplicates") or 0)
-    if found:
-        lines.append(f"{count(found, 'pair')} of samples train the model in nearly the same way.")
+    lines += memorised_words(results)
+    if not results.judges_labels:
+        lines += _opposed(results)
+    lines += grade_words(results.summary.get("grade"), by_labels=results.judges_labels)[:1]
+    lines += _counted(results)
     lines.append(noise_words(results.summary)[0])
     return tuple(lines)
 
 
 def _title(results: Results) -> str:
     samples, first = len(results), first_count(results)
-    not_finite = int((~_finite(results)).sum())
+    not_finite = int(results.not_finite.sum())
     if samples == 1:
         return "One sample was audited: there is nothing to compare it with."
     if not_finite and first == not_finite:
         return f"Look first at {count(first, 'sample')} whose loss or gradient is not finite."
+    if results.judges_labels:
+        return _title_of_labels(results)
     if first == 0:
         return f"No small group among the {samples:,} samples stands out."
     return f"Look first at {first:,} of {count(samples, 'sample')}."
 
 
+def _title_of_labels(results: Results) -> str:
+    found = results.summary["label_errors"]
+    expected, samples = found["expected"], len(results)
+    if expected is None:
+        return f"The gradients hardly tell the classes of the {samples:,} samples apart."
+    if expected == 0:
+        return f"No label of the {samples:,} samples looks wrong."
+    label = "label" if expected == 1 else "labels"
+    return f"About {expected:,} of {samples:,} {label} look wrong."
+
+
+def _counted(results: Results) -> list[str]:
+    lines = []
+    groups, pairs = (int(results.summary.get(k) or 0) for k in ("duplicate_groups", "duplicates"))
+    if groups:
+        alike = f"{count(groups, 'group')} of near-duplicates"
+        lines.append(f"{alike} ({count(pairs, 'pair')}): to the model they are the same sample.")
+    outliers = len(results.outlying())
+    if outliers:
+        lines.append(f"{count(outliers, 'input is', 'inputs are')} unlike all others.")
+    skipped = len(results.summary.get("skipped") or [])
+    if skipped:
+        lines.append(
+            f"{count(skipped, 'item')} could not be read and {'was' if skipped == 1 else 'were'} skipped."
+        )
+    return lines
+
+
+def memorised_words(results: Results) -> list[str]:
+    """Returns a warning if the model predicts labels that the other samples doubt."""
+    found = results.summary.get("memorised") or {}
+    if not found.get("is_so"):
+        return []
+    return [
+        f"The model has learnt doubtful labels by heart: it predicts {found['predicted']:,} of the "
+        f"{found['doubted']:,} most doubtful ones, so its loss does not show them. Earlier checkpoints would "
+        "judge them better."
+    ]
+
+
 def why_first(results: Results) -> str:
     """Returns the line below the headline: why the first samples stand out."""
-    first, not_finite = first_count(results), int((~_finite(results)).sum())
+    first, not_finite = first_count(results), int(results.not_finite.sum())
     if len(results) == 1:
         return "This report describes that sample alone."
-    if first == 0 or first == not_finite:
-        return "Suspicion is spread over many samples; the ranking below still begins with the highest."
-    words = (
-        f"These {share(first / len(results))} hold half of all suspicion: the model is far off on them, and "
-        "their gradients point where few others do."
-    )
-    if not_finite:
+    words = _why_labels(results) if results.judges_labels else _why_loss(results, first, not_finite)
+    if not_finite and first > not_finite:
         words += f" {count(not_finite, 'of them has', 'of them have')} a loss or gradient that is not finite."
     return words
 
 
-def _finite(results: Results) -> np.ndarray:
-    samples = results.samples
-    return np.isfinite(samples["loss"]) & np.isfinite(samples["suspicion"])
+def _why_labels(results: Results) -> str:
+    found = results.summary["label_errors"]
+    if found["expected"] is None:
+        return "Train the model first, or check that labels and inputs belong together."
+    between = f"Between {found['low']:,} and {found['high']:,}"
+    return (
+        f"{between}: samples whose gradients are like those of another class, whatever their labels. The "
+        "ranking does not use the loss, so a model that has learnt wrong labels by heart does not hide them."
+    )
+
+
+def _why_loss(results: Results, first: int, not_finite: int) -> str:
+    said = "Samples rank by their loss and how far their gradients stand out: labels are not judged, because "
+    said += "the audit knows no classes."
+    if first in (0, not_finite):
+        return f"Suspicion is spread over many samples; the ranking still begins with the highest. {said}"
+    return f"These {share(first / len(results))} hold half of all suspicion. {said}"
 
 
 def opposing_label(results: Results, index: int) -> str | None:
@@ -87,6 +135,15 @@ def opposing_label(results: Results, index: int) -> str | None:
         return None
     label, votes = Counter(labels).most_common(1)[0]
     return label if votes > len(labels) / 2 and label != own else None
+
+
+def suggested_label(results: Results, index: int) -> str | None:
+    """Returns the label that the other samples suggest, if it is another one."""
+    row = results.row_of(index)
+    if not results.judges_labels or row is None:
+        return opposing_label(results, index)
+    suggested = results.text("suggested", row)
+    return None if suggested == results.label(index) else suggested
 
 
 def _opposed(results: Results) -> list[str]:
@@ -106,7 +163,7 @@ def _opposed(results: Results) -> list[str]:
     ]
 
 
-def grade_words(grade: Mapping[str, Any] | None) -> list[str]:
+def grade_words(grade: Mapping[str, Any] | None, *, by_labels: bool = False) -> list[str]:
     """Returns how well the ranking found the samples known to be wrong, compared with loss alone."""
     if not grade:
         return []
@@ -121,9 +178,9 @@ def grade_words(grade: Mapping[str, Any] | None) -> list[str]:
     ours, by_loss = grade["average_precision"], grade["average_precision_by_loss"]
     if abs(ours - by_loss) < 0.005:
         compared = (
-            f"By average precision, loss alone ranks as well here ({by_loss:.3f}, by suspicion {ours:.3f}). "
-            "The gradients add the rest of this report: samples that push against a label and the label they "
-            "suggest, near-duplicates, layers, and the noise scale."
+            f"By average precision, loss alone ranks as well here ({by_loss:.3f}, by gradients {ours:.3f}). "
+            "The gradients add the rest of this report: the label that other samples suggest, outliers, "
+            "near-duplicates, layers, and the noise scale."
         )
     elif ours > by_loss:
         compared = (
@@ -132,8 +189,12 @@ def grade_words(grade: Mapping[str, Any] | None) -> list[str]:
         )
     else:
         compared = (
-            f"Loss alone ranks better here: average precision {by_loss:.3f} against {ours:.3f}. Wrong "
-            "samples that resemble each other do not stand alone; sort samples.parquet by loss instead."
+            f"Loss alone ranks better here: average precision {by_loss:.3f} against {ours:.3f}. "
+            + (
+                "Sort the samples by loss instead."
+                if by_labels
+                else "Wrong samples that resemble each other do not stand alone; sort them by loss instead."
+            )
         )
     return [found, compared]
 

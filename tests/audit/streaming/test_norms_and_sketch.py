@@ -133,6 +133,8 @@ def test_a_model_has_the_norms_and_the_sketch_that_the_two_quantities_give(dim, 
     words = torch.randint(0, 11, (6, 4))
     norms, sketch, both = pergrad.Norms(), pergrad.Projection(dim, 3), NormsAndSketch(dim, 3)
     for _ in range(2):  # the second time by the tables of the first
+        for quantity in (norms, sketch, both):
+            quantity.reset()
         with pergrad.record(model, norms, sketch, both):
             model(words).square().sum().backward()
         assert list(both.squares) == [name for name, _ in model.named_parameters()]

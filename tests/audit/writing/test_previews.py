@@ -8,6 +8,10 @@ from pergrad.errors import AuditError
 from tests.audit.cases import mlp
 
 
+def _table(spec, indices):
+    return preview_table(spec.dataset, spec.show, indices)
+
+
 @pytest.mark.parametrize(
     ("found", "size", "mode"),
     [
@@ -60,7 +64,7 @@ def test_pixels_are_in_the_order_of_rows_then_columns_then_colours():
 
 def test_each_sample_has_a_text_or_a_picture():
     spec = mlp(show=lambda item: "é" if int(item[1]) else torch.zeros(4, 5))
-    table, problems = preview_table(spec, np.arange(9))
+    table, problems = preview_table(spec.dataset, spec.show, np.arange(9))
     assert problems == []
     for index, row in enumerate(table.to_pylist()):
         empty = dict.fromkeys(("text", "mode", "width", "height", "pixels"))
@@ -75,7 +79,7 @@ def test_a_sample_that_cannot_be_shown_is_told_and_the_others_are_shown():
         return "a" if int(item[1]) else 3
 
     spec = mlp(show=show)
-    table, problems = preview_table(spec, range(9))
+    table, problems = preview_table(spec.dataset, spec.show, range(9))
     wrong = [n for n in range(9) if not int(spec.dataset[n][1])]
     assert len(problems) == len(wrong)
     assert f"no preview of sample {wrong[0]}: AuditError: spec.show must" in problems[0]
@@ -83,7 +87,7 @@ def test_a_sample_that_cannot_be_shown_is_told_and_the_others_are_shown():
 
 
 def test_nothing_to_show_is_a_table_without_rows():
-    table, problems = preview_table(mlp(show=lambda item: 3), range(2))
+    table, problems = _table(mlp(show=lambda item: 3), range(2))
     assert table.num_rows == 0
     assert table.column_names == ["index", "text", "mode", "width", "height", "pixels"]
     assert len(problems) == 2

@@ -12,8 +12,13 @@ def test_what_samples_look_like_is_one_table(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["shown.parquet"]
 
 
-def test_nothing_is_written_without_show(tmp_path):
+def test_items_are_shown_without_show(tmp_path):
     assert write_previews(tmp_path, mlp(), range(9)) == []
+    assert len(pq.read_table(tmp_path / "shown.parquet")["text"].to_pylist()[0].split(", ")) == 6
+
+
+def test_nothing_is_written_for_items_that_hold_nothing_to_show(tmp_path):
+    assert write_previews(tmp_path, mlp(dataset=[{"label": 1}]), range(1)) == []
     assert not list(tmp_path.iterdir())
 
 

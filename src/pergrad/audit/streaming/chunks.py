@@ -7,17 +7,27 @@ import json
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pergrad.audit.streaming.files import write_whole
-from pergrad.audit.streaming.gradients import Rows, joined_rows
+from pergrad.audit.streaming.gradients import CLASSIFIED, Rows, joined_rows
 from pergrad.errors import AuditError
 
-__all__ = ["Chunk", "Span", "gaps", "kept_spans", "read_all", "read_chunk", "write_chunk"]
+__all__ = [
+    "Chunk",
+    "Span",
+    "gaps",
+    "kept_of",
+    "kept_spans",
+    "read_all",
+    "read_chunk",
+    "write_chunk",
+]
 
 _NAME = re.compile(r"(\d{10})-(\d{10})\.npz")
 Span = tuple[int, int]  # positions start to stop, stop excluded
@@ -34,6 +44,7 @@ class Chunk:
     labels: list[str] | None
     batch_size: int
     seconds: dict[str, float]
+    skipped: dict[int, str] = field(default_factory=dict)  # index of an unreadable item -> why
 
 
 def write_chunk(folder: Path, chunk: Chunk) -> None:
@@ -42,18 +53,25 @@ def write_chunk(folder: Path, chunk: Chunk) -> None:
         "labels": chunk.labels,
         "batch_size": chunk.batch_size,
         "seconds": chunk.seconds,
+        "skipped": chunk.skipped,
     }
     held = io.BytesIO()
-    np.savez(
-        held,
-        index=chunk.index,
-        loss=chunk.rows.loss,
-        norm=chunk.rows.norm,
-        group_norms=chunk.rows.group_norms,
-        sketch=chunk.rows.sketch,
-        about=np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
-    )
+    arrays: dict[str, Any] = {
+        "index": chunk.index,
+        "loss": chunk.rows.loss,
+        "norm": chunk.rows.norm,
+        "group_norms": chunk.rows.group_norms,
+        "sketch": chunk.rows.sketch,
+        **_of_classifier(chunk.rows),
+        "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
+    }
+    np.savez(held, **arrays)
     write_whole(folder / f"{chunk.start:010d}-{chunk.stop:010d}.npz", held.getbuffer())
+
+
+def _of_classifier(rows: Rows) -> dict[str, np.ndarray]:
+    found = {name: getattr(rows, name) for name in CLASSIFIED}
+    return {name: values for name, values in found.items() if values is not None}
 
 
 def read_chunk(path: Path) -> Chunk:
@@ -65,13 +83,16 @@ def read_chunk(path: Path) -> Chunk:
         # np.load leaves a truncated file open, so this opens and closes it.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
             about = json.loads(held["about"].tobytes())
-            rows = Rows(held["loss"], held["norm"], held["group_norms"], held["sketch"])
+            more = {name: held[name] for name in CLASSIFIED if name in held}
+            rows = Rows(held["loss"], held["norm"], held["group_norms"], held["sketch"], **more)
             index = held["index"]
+        about["skipped"] = {int(n): why for n, why in about.get("skipped", {}).items()}
         chunk = Chunk(start, stop, index, rows, **about)
     except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise _corrupt(path, f"{type(error).__name__}: {error}") from error
-    if not len(chunk.index) == len(chunk.rows) == stop - start:
-        raise _corrupt(path, f"{len(chunk.rows)} rows, expected {stop - start}")
+    expected = stop - start - len(chunk.skipped)
+    if not len(chunk.index) == len(chunk.rows) == expected:
+        raise _corrupt(path, f"{len(chunk.rows)} rows, expected {expected}")
     return chunk
 
 
@@ -124,7 +145,9 @@ def read_all(
         for a, b in spans
     ]
     for chunk in chunks:
-        if not np.array_equal(chunk.index, indices[chunk.start : chunk.stop]):
+        if not np.array_equal(
+            chunk.index, kept_of(indices[chunk.start : chunk.stop], chunk.skipped)
+        ):
             raise _corrupt(folder / f"{chunk.start:010d}-{chunk.stop:010d}.npz", "other samples")
     sizes: dict[int, int] = {}
     for chunk in chunks:
@@ -132,17 +155,25 @@ def read_all(
     return _joined(chunks), sizes
 
 
+def kept_of(indices: np.ndarray, skipped: Mapping[int, str]) -> np.ndarray:
+    """Returns the indices without those that were skipped."""
+    return indices[~np.isin(indices, list(skipped))] if skipped else indices
+
+
 def _joined(chunks: Sequence[Chunk]) -> Chunk:
     if len(chunks) == 1:
         return chunks[0]
+    skipped = {index: why for chunk in chunks for index, why in chunk.skipped.items()}
+    last = chunks[-1].stop
+    chunks = [chunk for chunk in chunks if len(chunk.rows)] or list(chunks[:1])
     labels = [chunk.labels for chunk in chunks]
     seconds: dict[str, float] = {}
     for chunk in chunks:
         for phase, value in chunk.seconds.items():
             seconds[phase] = seconds.get(phase, 0.0) + value
     return Chunk(
-        chunks[0].start,
-        chunks[-1].stop,
+        0,
+        last,
         np.concatenate([chunk.index for chunk in chunks]),
         joined_rows([chunk.rows for chunk in chunks]),
         None
@@ -150,4 +181,5 @@ def _joined(chunks: Sequence[Chunk]) -> Chunk:
         else [x for part in labels for x in part or ()],
         min(chunk.batch_size for chunk in chunks),
         seconds,
+        skipped,
     )

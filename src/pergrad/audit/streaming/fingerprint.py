@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
 from pergrad.audit.streaming.loading import drawing_from, item_of
+from pergrad.audit.subject.losses import LossOfLogits
+from pergrad.errors import AuditError
 
 __all__ = ["fingerprint_of_data", "fingerprint_of_loss", "fingerprint_of_model"]
 
@@ -32,6 +34,8 @@ def fingerprint_of_model(model: nn.Module) -> str:
 
 def fingerprint_of_loss(loss: Callable[..., Any]) -> str:
     """Hashes the name and, for a Python function, the bytecode."""
+    if isinstance(loss, LossOfLogits):
+        return f"{fingerprint_of_loss(loss.logits)}-{fingerprint_of_loss(loss.of_logits)}"
     digest = hashlib.sha256(getattr(loss, "__qualname__", type(loss).__qualname__).encode())
     code = getattr(loss, "__code__", None)
     if code is not None:
@@ -78,7 +82,10 @@ def _of_probes(dataset: Any, seed: int) -> bytes:
     digest = hashlib.sha256()
     with drawing_from(seed, size):
         for index in sorted({round(at) for at in np.linspace(0, size - 1, min(size, _PROBES))}):
-            _add(digest, item_of(dataset, index))
+            try:
+                _add(digest, item_of(dataset, index))
+            except AuditError as error:  # an item that cannot be read, which the audit skips
+                digest.update(str(error).encode())
     return digest.digest()
 
 

@@ -20,6 +20,7 @@ __all__ = ["ResultsFolder"]
 _FORMAT = 2  # format 1 had another sketch
 _KIND = "an audit by pergrad"
 _BATCH_SIZE = "batch_size-"
+_FALLBACK = "fallback"  # a file with the reason
 
 
 class ResultsFolder:
@@ -100,6 +101,17 @@ class ResultsFolder:
         content = {"kind": _KIND, "format": _FORMAT, **about}
         write_whole(self._about, (json.dumps(content, indent=2) + "\n").encode())
 
+    def clear(self) -> None:
+        """Removes the rows and results of an audit; files that no audit has written are left."""
+        if self.open() is None:
+            return
+        for path in (*self.chunks.glob("*"), *self.path.glob("*.parquet")):
+            path.unlink()
+        if self.chunks.is_dir():
+            self.chunks.rmdir()
+        for name in ("summary.json", "report.html", "audit.json"):
+            (self.path / name).unlink(missing_ok=True)
+
     def refuse_another(self, about: dict[str, Any], identity: dict[str, Any]) -> None:
         """Refuses to resume with another model, data set, loss or options than the audit started with."""
         began = about["identity"]
@@ -107,12 +119,23 @@ class ResultsFolder:
             if began.get(key) != identity.get(key):
                 raise AuditError(
                     f"the results folder {self.path} holds an audit with another {key.replace('_', ' ')} "
-                    f"({began.get(key)}, now {identity.get(key)}): choose another folder, or remove it"
+                    f"({began.get(key)}, now {identity.get(key)}): choose another folder, or "
+                    "compute again with --force"
                 )
 
     def note_batch_size(self, size: int) -> None:
         """Stores that larger batches did not fit into memory, for a later resume."""
         write_whole(self.chunks / f"{_BATCH_SIZE}{size}", b"")
+
+    def note_fallback(self, reason: str) -> None:
+        """Stores why batches are computed sample by sample."""
+        write_whole(self.chunks / _FALLBACK, reason.encode())
+
+    @property
+    def fallback(self) -> str | None:
+        """Returns why batches were computed sample by sample; None if they were not."""
+        path = self.chunks / _FALLBACK
+        return path.read_text() if path.exists() else None
 
     def batch_size(self, about: dict[str, Any]) -> int:
         """Returns the batch size the audit started with, or the smallest it has shrunk to."""

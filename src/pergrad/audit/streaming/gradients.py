@@ -1,26 +1,44 @@
-"""Computes the rows of a batch, loss, norms and sketch of each sample, by one backward pass."""
+"""Computes the rows of a batch, loss, norms and sketch of each sample, by one backward pass.
+
+Of classifiers also its label-free sketch, by a second one.
+What is refused is computed sample by sample, where the samples do not meet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pergrad.audit.streaming.losses import loss_of_samples
+from pergrad.audit.streaming.label_free import (
+    InTurn,
+    LabelFree,
+    checked_logits,
+    checked_target,
+    class_shares,
+)
+from pergrad.audit.streaming.losses import checked_losses, loss_of_samples
 from pergrad.audit.streaming.norms_and_sketch import NormsAndSketch
 from pergrad.audit.subject.dtypes import moved, own_dtype
+from pergrad.audit.subject.losses import LossOfLogits
 from pergrad.audit.subject.spec import Spec
 from pergrad.engine import certify, record
-from pergrad.errors import AuditError
+from pergrad.engine.looping.fallback import Runner
+from pergrad.engine.recording.options import Options
+from pergrad.errors import AuditError, FallbackWarning, PergradError
 
-__all__ = ["Gradients", "Rows", "joined_rows"]
+__all__ = ["CLASSIFIED", "Gradients", "Rows", "joined_rows"]
+
+CLASSIFIED = ("free", "target", "predicted", "probability")  # rows of classifiers alone
 
 # Fixed rather than a share of the free memory: the rounding of a sum depends on how it is split.
 _MAX_BYTES, _MAX_BYTES_ON_GPU = 32 * 2**20, 256 * 2**20
+_MAX_BYTES_OF_LOOPS = 2**30  # of full gradients: with less, samples run several times
 
 
 @dataclass(frozen=True)
@@ -31,6 +49,11 @@ class Rows:
     norm: np.ndarray  # (n,) float64
     group_norms: np.ndarray  # (n, groups) float64
     sketch: np.ndarray  # (n, k) float32, or float64 if the gradients are
+    # Of classifiers alone:
+    free: np.ndarray | None = None  # (n, checkpoints, k) sketches of label-free gradients
+    target: np.ndarray | None = None  # (n,) int64, the class of the label
+    predicted: np.ndarray | None = None  # (n,) int64, the class that the model predicts
+    probability: np.ndarray | None = None  # (n, 2) float64, of the label and of the predicted class
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -40,12 +63,14 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
     """Concatenates the rows of all parts, in order."""
     if len(parts) == 1:
         return parts[0]
-    return Rows(
-        np.concatenate([part.loss for part in parts]),
-        np.concatenate([part.norm for part in parts]),
-        np.concatenate([part.group_norms for part in parts]),
-        np.concatenate([part.sketch for part in parts]),
-    )
+    if not parts:
+        none = np.empty(0)
+        return Rows(none, none, none, none)
+    found: dict[str, Any] = {}
+    for field in fields(Rows):
+        arrays = [getattr(part, field.name) for part in parts]
+        found[field.name] = None if arrays[0] is None else np.concatenate(arrays)
+    return Rows(**found)
 
 
 class Gradients:
@@ -59,9 +84,15 @@ class Gradients:
         *,
         sketch_dim: int,
         seed: int,
+        free_dim: int = 512,
+        checkpoints: Sequence[nn.Module] = (),
     ) -> None:
         self._model = model
+        self._spec = spec
         self._loss = spec.loss
+        self._free = LabelFree(free_dim, seed)
+        self._may_share = isinstance(spec.loss, LossOfLogits) and spec.logits is spec.loss.logits
+        self._checkpoints = tuple(checkpoints)
         self._dtype = own_dtype(model)
         parameters = [p for p in model.parameters() if p.requires_grad]
         self._device = parameters[0].device
@@ -70,6 +101,10 @@ class Gradients:
         self._group_of = {
             name: number for number, names in enumerate(groups.values()) for name in names
         }
+        self._runner = Runner("loop", warns=False)
+        self.fallback: str | None = (
+            None  # why batches are computed sample by sample, where they are
+        )
         # Reused for every batch: it holds the tables of random buckets.
         self._quantity = NormsAndSketch(sketch_dim, seed)
 
@@ -81,37 +116,127 @@ class Gradients:
         """Computes the rows of a batch of `count` samples."""
         arguments = self.arguments(batch)
         quantity = self._quantity
-        with record(self._model, quantity, batch_size=count, max_bytes=self._max_bytes):
-            losses = loss_of_samples(self._loss, self._model, arguments, count)
-            losses.sum().backward()
+        quantity.reset()
+        found: dict[str, Any] = {}
+        losses = self._shared(arguments, count, found)
+        if losses is None:
+            losses = self._run(self._model, self._losses(count), arguments, quantity, count)
+            if self._spec.logits is not None:
+                free, logits = self._label_free(self._model, arguments, count)
+                found = {"free": free, **self._classes(logits, arguments, count)}
+        if "free" in found:
+            others = [self._label_free(m, arguments, count)[0] for m in self._checkpoints]
+            found["free"] = torch.stack([*others, found["free"]], dim=1).cpu().numpy()
         squares = torch.stack(list(quantity.squares.values()))
         return Rows(
-            losses.detach().double().cpu().numpy(),
+            losses.double().cpu().numpy(),
             squares.sum(0).sqrt().cpu().numpy(),
             self._by_group(list(quantity.squares), squares).cpu().numpy(),
             quantity.sketch.cpu().numpy(),
+            **found,
         )
+
+    def _run(
+        self,
+        model: nn.Module,
+        losses: Callable[..., Tensor],
+        arguments: tuple[Any, ...],
+        quantity: NormsAndSketch,
+        count: int,
+    ) -> Tensor:
+        """Fills the quantity by one backward pass, or sample by sample where that is refused."""
+        quantity.reset()
+        bound = _MAX_BYTES_OF_LOOPS if self.fallback else self._max_bytes
+        options = Options(batch_size=count, max_bytes=bound, loss_reduction="sum")
+        key = (count, id(model), quantity is self._quantity)
+        found = self._runner.run(model, losses, arguments, [quantity], options, key=key)
+        self.fallback = self._runner.why or self.fallback
+        return found
+
+    def _shared(
+        self, arguments: tuple[Any, ...], count: int, found: dict[str, Any]
+    ) -> Tensor | None:
+        """Computes both gradients from one forward pass; None if they must be computed apart.
+
+        They must if the loss is not one of the logits alone, if the batch is refused, and if the first
+        backward pass leaves a parameter out: what it has collected of it could not be told from what the
+        second one adds.
+        """
+        loss = self._loss
+        if not self._may_share or not isinstance(loss, LossOfLogits):
+            return None
+        both = InTurn(self._quantity, self._free.quantity)
+        options: dict[str, Any] = {"batch_size": count, "max_bytes": self._max_bytes}
+        try:
+            with record(self._model, both, loss_reduction="sum", **options):
+                logits = checked_logits(loss.logits, self._model, arguments, count)
+                losses = checked_losses(loss.of_logits(logits, *arguments), count)
+                losses.sum().backward(retain_graph=True)
+                is_whole = both.turn()
+                self._free.of_logits(logits).sum().backward()
+        except AuditError:
+            raise
+        except PergradError:
+            is_whole = False
+        if not is_whole:
+            self._may_share = False
+            return None
+        found.update(self._classes(logits.detach(), arguments, count))
+        found["free"] = self._free.quantity.sketch
+        return losses.detach()
+
+    def _label_free(
+        self, model: nn.Module, arguments: tuple[Any, ...], count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the sketches of the label-free gradients, (n, k), and the logits."""
+        logits_of = self._spec.logits
+        assert logits_of is not None
+
+        def contracted(model: nn.Module, *batch: Any) -> Tensor:
+            return self._free.of_logits(checked_logits(logits_of, model, batch, None))
+
+        self._run(model, contracted, arguments, self._free.quantity, count)
+        with torch.no_grad():
+            logits = checked_logits(logits_of, model, arguments, count)
+        return self._free.quantity.sketch, logits
+
+    def _classes(
+        self, logits: Tensor, arguments: tuple[Any, ...], count: int
+    ) -> dict[str, np.ndarray]:
+        shares = class_shares(logits)
+        predicted = shares.argmax(1)
+        found = {"predicted": predicted.cpu().numpy()}
+        of_predicted = shares.gather(1, predicted[:, None])[:, 0]
+        own = torch.full_like(of_predicted, torch.nan)
+        if self._spec.target is not None:
+            target = checked_target(self._spec.target, arguments, count)
+            is_known = (target >= 0) & (target < shares.shape[1])
+            chosen = shares.gather(1, target.clamp(0, shares.shape[1] - 1)[:, None])[:, 0]
+            own = torch.where(is_known, chosen, own)
+            found["target"] = target.cpu().numpy()
+        found["probability"] = torch.stack([own, of_predicted], dim=1).cpu().numpy()
+        return found
 
     def certified(self, batch: tuple[Any, ...], count: int) -> dict[str, Any]:
         """Proves gradients, norms and sketches of a batch; returns the facts, or why nothing is proved.
 
         Raises an error if they are wrong. Errors of the model itself come again in the pass over the data.
         """
-
-        def losses(model: nn.Module, *arguments: Any) -> Tensor:
-            return loss_of_samples(self._loss, model, arguments, count)
-
         try:
-            report = certify(
-                self._model,
-                losses,
-                *self.arguments(batch),
-                quantities=[self._quantity],
-                seed=0,
-                quiet=True,
-                batch_size=count,
-                max_bytes=self._max_bytes,
-            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FallbackWarning)
+                report = certify(
+                    self._model,
+                    self._losses(count),
+                    *self.arguments(batch),
+                    quantities=[self._quantity],
+                    seed=0,
+                    quiet=True,
+                    fallback="loop",
+                    batch_size=count,
+                    max_bytes=self._max_bytes,
+                    loss_reduction="sum",
+                )
         except Exception as error:
             return {"ok": False, "reason": str(error) or type(error).__name__}
         if not report.ok:
@@ -127,6 +252,12 @@ class Gradients:
             "proved_in": report.rows[0].precision.removeprefix("torch."),
             "notes": list(report.notes),
         }
+
+    def _losses(self, count: int) -> Callable[..., Tensor]:
+        def losses(model: nn.Module, *arguments: Any) -> Tensor:
+            return loss_of_samples(self._loss, model, arguments, count, may_be_alone=True)
+
+        return losses
 
     def _by_group(self, names: list[str], squares: Tensor) -> Tensor:  # (n, groups) float64
         number = torch.tensor([self._group_of[name] for name in names], device=squares.device)

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from pergrad.audit.subject.places import told
 from pergrad.audit.subject.spec import Spec
 from pergrad.errors import AuditError
 
@@ -29,6 +30,12 @@ class Loaded:
     arguments: tuple[Any, ...]
     labels: list[str] | None
     seconds: float
+    skipped: dict[int, str] = field(default_factory=dict)  # index of an unreadable item -> why
+
+    @property
+    def count(self) -> int:
+        """Returns the number of samples in the batch, without those that were skipped."""
+        return self.stop - self.start - len(self.skipped)
 
 
 @contextmanager
@@ -57,7 +64,8 @@ def drawing_from(*seed: int) -> Iterator[None]:
 class Loader(Dataset[Any]):
     """Loads, labels and collates the samples at positions start to stop of `indices`."""
 
-    def __init__(self, spec: Spec, indices: np.ndarray, seed: int) -> None:
+    def __init__(self, spec: Spec, indices: np.ndarray, seed: int, *, strict: bool = True) -> None:
+        self._strict = strict
         self._dataset = spec.dataset
         self._label = spec.label
         self._collate: Callable[[list[Any]], Any] = spec.collate or default_collate
@@ -94,6 +102,7 @@ class Loader(Dataset[Any]):
         began = time.perf_counter()
         indices = self._indices[start:stop].tolist()
         labels: list[str] | None = None
+        skipped: dict[int, str] = {}
         if self._tensors is not None:  # one indexing call instead of items and a collate
             chosen = torch.from_numpy(self._indices[start:stop])
             arguments = tuple(tensor[chosen.to(tensor.device)] for tensor in self._tensors)
@@ -101,19 +110,56 @@ class Loader(Dataset[Any]):
                 parts = [tensor.unbind() for tensor in arguments]
                 labels = self._labels(zip(*parts, strict=True), indices)
         else:
-            items = self._items(indices)
+            items, skipped = self._items(indices)
+            kept = [index for index in indices if index not in skipped]
             if self._label is not None:  # before collating, which may modify the items
-                labels = self._labels(items, indices)
-            batch = self._collated(items, indices)
-            arguments = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
-        return Loaded(start, stop, arguments, labels, time.perf_counter() - began)
+                labels = self._labels(items, kept)
+            arguments = self._arguments(items, kept, skipped)
+            if self._label is not None and labels is not None:
+                labels = [t for t, n in zip(labels, kept, strict=True) if n not in skipped]
+        seconds = time.perf_counter() - began
+        return Loaded(start, stop, arguments, labels, seconds, skipped)
 
-    def _items(self, indices: list[int]) -> list[Any]:
-        dataset = self._dataset
+    def labels_of(self, indices: Sequence[int]) -> list[str]:
+        """Returns the labels of items that were read before."""
+        return self._labels((item_of(self._dataset, index) for index in indices), list(indices))
+
+    def _items(self, indices: list[int]) -> tuple[list[Any], dict[int, str]]:
+        """Returns the items that can be read, and why the others cannot."""
+        dataset, skipped = self._dataset, {}
         try:
-            return [dataset[index] for index in indices]
+            return [dataset[index] for index in indices], {}
         except Exception:
-            return [item_of(dataset, index) for index in indices]  # raises the error with the index
+            found = []
+            for index in indices:
+                try:
+                    found.append(item_of(dataset, index))
+                except AuditError as error:
+                    if self._strict:
+                        raise
+                    skipped[index] = str(error)
+            return found, skipped
+
+    def _arguments(
+        self, items: list[Any], indices: list[int], skipped: dict[int, str]
+    ) -> tuple[Any, ...]:
+        """Collates the items; adds those that do not fit to `skipped`."""
+        if not items:
+            return ()
+        try:
+            batch = self._collated(items, indices)
+        except AuditError:
+            if self._strict:
+                raise
+            odd = self._odd_ones(items, indices)
+            if not odd:
+                raise
+            skipped |= odd
+            fitting = [(item, n) for item, n in zip(items, indices, strict=True) if n not in odd]
+            if not fitting:
+                return ()
+            batch = self._collated([item for item, _ in fitting], [n for _, n in fitting])
+        return tuple(batch) if isinstance(batch, list | tuple) else (batch,)
 
     def _labels(self, items: Iterable[Any], indices: list[int]) -> list[str]:
         assert self._label is not None
@@ -123,7 +169,7 @@ class Loader(Dataset[Any]):
                 found.append(str(self._label(item)))
             except Exception as error:
                 raise AuditError(
-                    f"spec.label raised {type(error).__name__} on item {index}, {form_of(item)}: {error}"
+                    f"spec.label failed on item {index}, {form_of(item)}: {told(error)}"
                 ) from error
         return found
 
@@ -131,33 +177,43 @@ class Loader(Dataset[Any]):
         try:
             return self._collate(items)
         except Exception as error:
-            odd = self._odd_one(items, indices)
-            if odd is not None:
-                raise AuditError(odd) from error
+            odd = self._odd_ones(items, indices)
+            if odd:
+                raise AuditError(next(iter(odd.values()))) from error
             raise AuditError(
                 f"cannot collate the items {indices[0]} to {indices[-1]}: "
-                f"{type(error).__name__}: {error}; set spec.collate, or return items of one shape"
+                f"{told(error)}; set spec.collate, or return items of one shape"
             ) from error
 
-    def _odd_one(self, items: list[Any], indices: list[int]) -> str | None:
-        """Describes the first item that cannot be collated, or has other types or shapes than the first."""
+    def _odd_ones(self, items: list[Any], indices: list[int]) -> dict[int, str]:
+        """Describes the items that cannot be collated, or have other types or shapes than the first."""
+        odd = {}
+        first, expected = self._expected()
         for item, index in zip(items, indices, strict=True):
             try:
                 self._collate([item])
             except Exception as error:
-                return (
-                    f"cannot collate item {index} of the data set, {form_of(item)}: "
-                    f"{type(error).__name__}: {error}"
+                odd[index] = (
+                    f"cannot collate item {index} of the data set, {form_of(item)}: {told(error)}"
                 )
-        first = int(self._indices[0])
-        expected = form_of(item_of(self._dataset, first))
-        for item, index in zip(items, indices, strict=True):
+                continue
             if form_of(item) != expected:
-                return (
+                odd[index] = (
                     f"item {index} of the data set differs from item {first}: "
                     f"got {form_of(item)}, expected {expected}"
                 )
-        return None
+        return odd
+
+    def _expected(self) -> tuple[int, str]:
+        """Returns the first item that can be read and collated, and its types and shapes."""
+        for index in self._indices.tolist():
+            try:
+                item = item_of(self._dataset, index)
+                self._collate([item])
+            except Exception:
+                continue
+            return index, form_of(item)
+        return int(self._indices[0]), "an item that can be read"
 
 
 def item_of(dataset: Any, index: int) -> Any:
@@ -169,9 +225,7 @@ def item_of(dataset: Any, index: int) -> Any:
             f"item {index} of the data set does not exist, though its length is {len(dataset)}: {error}"
         ) from error
     except Exception as error:
-        raise AuditError(
-            f"cannot load item {index} of the data set: {type(error).__name__}: {error}"
-        ) from error
+        raise AuditError(f"cannot load item {index} of the data set: {told(error)}") from error
 
 
 def form_of(item: Any) -> str:

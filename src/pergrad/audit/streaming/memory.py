@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pergrad.runtime.bounds import is_out_of_memory
+
 __all__ = [
     "bytes_kept",
     "fitting_batch_size",
@@ -20,19 +22,6 @@ __all__ = [
 _MOST = 1024  # samples; larger batches are no faster, and save less often
 _SHARE = 4  # a batch's activations may take 1 / _SHARE of the free memory
 _TIMES = 4  # upper bound of peak memory relative to what the forward keeps
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether a smaller batch may avoid the error."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    words = (
-        "can't allocate memory",
-        "not enough memory",
-        "out of memory",
-        "CUBLAS_STATUS_ALLOC_FAILED",
-    )
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def bytes_kept(model: nn.Module, forward: Callable[[], Any]) -> int:

@@ -126,8 +126,10 @@ class NormsAndSketch(Quantity):
         """Defers the sketch of small gradients: one sketch costs as much as many together."""
         dtype = wide(factor.dtype)
         gradients = [factor.part(samples).materialize(dtype) for samples in pieces]
-        entries = torch.cat(gradients).view(factor.shape[0], prod(factor.shape[1:]))
+        entries = torch.cat(gradients).reshape(factor.shape[0], prod(factor.shape[1:]))
         self._norms[name] = torch.linalg.vector_norm(entries, dim=1)
+        if name in self._small:  # a second part of the same gradient: sketches add up
+            self._sketch_small()
         if not self._small:
             self._queue.put(self._sketch_small)
         self._small[name] = entries
@@ -181,7 +183,7 @@ class NormsAndSketch(Quantity):
             return self._product(factor.by_position(), signed, to, dtype)
         entries = factor.materialize(dtype)
         entries = entries.flatten(3).mT if entries.dim() > 3 else entries.unsqueeze(-1)
-        entries = entries.view(len(entries), rows, -1, entries.shape[-1])
+        entries = entries.reshape(len(entries), rows, -1, entries.shape[-1])
         signs = to.row_signs[:, None, None] * to.column_signs.view(entries.shape[2:])
         # Applies signs while reordering: one pass over all entries instead of three.
         signed = torch.mul(entries, signs, out=self._held("entries", entries.shape, dtype))

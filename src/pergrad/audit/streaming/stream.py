@@ -11,11 +11,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from pergrad.audit.streaming.chunks import Chunk, Span, write_chunk
+from pergrad.audit.streaming.chunks import Chunk, Span, kept_of, write_chunk
 from pergrad.audit.streaming.folder import ResultsFolder
 from pergrad.audit.streaming.gradients import Gradients, Rows, joined_rows
 from pergrad.audit.streaming.loading import Loaded, Loader, drawing_from
 from pergrad.audit.streaming.memory import is_out_of_memory
+from pergrad.audit.subject.places import told
 from pergrad.errors import AuditError, InterruptedAuditError, PergradError
 
 __all__ = ["Stream", "Watch", "batches_in", "shard"]
@@ -63,12 +64,14 @@ class _Pending:
     batch_size: int
     rows: list[Rows] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
+    skipped: dict[int, str] = field(default_factory=dict)
+    loaded: int = 0  # samples, with those that were skipped
     seconds: dict[str, float] = field(default_factory=lambda: {"loading": 0.0, "gradients": 0.0})
     since: float = 0.0
 
     @property
     def stop(self) -> int:
-        return self.start + sum(map(len, self.rows))
+        return self.start + self.loaded
 
 
 class Stream:
@@ -124,31 +127,41 @@ class Stream:
                 left.insert(0, (batch.stop, stop))
             self._watch.advance(batch.stop - batch.start)
 
-    def _rows_or_none(self, batch: Loaded) -> tuple[Rows, float] | None:
-        """Returns the rows of a batch and the seconds taken, or None if memory ran out."""
+    def _rows_or_none(self, batch: Loaded) -> tuple[Rows | None, float] | None:
+        """Returns the rows of a batch (None if all were skipped) and the seconds; None if memory ran out."""
         began = time.perf_counter()
         try:
             with drawing_from(self._seed, batch.start):
-                rows = self._gradients.rows(batch.arguments, batch.stop - batch.start)
+                rows = self._gradients.rows(batch.arguments, batch.count) if batch.count else None
         except Exception as error:
             if is_out_of_memory(error):
                 return None
             if isinstance(error, PergradError) and not isinstance(error, AuditError):
                 raise
             own = isinstance(error, AuditError)
-            what = str(error) if own else f"the backward raised {type(error).__name__}: {error}"
+            what = str(error) if own else f"the backward raised {told(error)}"
             first, last = self._indices[batch.start], self._indices[batch.stop - 1]
             raise AuditError(f"{what} (samples {first} to {last})") from error
+        self._note_fallback()
         return rows, time.perf_counter() - began
 
-    def _take(self, batch: Loaded, found: tuple[Rows, float], size: int) -> None:
+    def _note_fallback(self) -> None:
+        reason = self._gradients.fallback
+        if reason is not None and self._folder.fallback is None:
+            self._folder.note_fallback(reason)
+            self._watch.say(f"the gradients are computed sample by sample, which is slow: {reason}")
+
+    def _take(self, batch: Loaded, found: tuple[Rows | None, float], size: int) -> None:
         rows, seconds = found
         if self._pending is not None and self._pending.stop != batch.start:
             self._save()
         if self._pending is None:
             self._pending = _Pending(batch.start, size, since=self._since)
         pending = self._pending
-        pending.rows.append(rows)
+        if rows is not None:
+            pending.rows.append(rows)
+        pending.loaded += batch.stop - batch.start
+        pending.skipped |= batch.skipped
         pending.labels += batch.labels or []
         pending.seconds["loading"] += batch.seconds
         pending.seconds["gradients"] += seconds
@@ -163,11 +176,12 @@ class Stream:
         chunk = Chunk(
             pending.start,
             pending.stop,
-            self._indices[pending.start : pending.stop],
+            kept_of(self._indices[pending.start : pending.stop], pending.skipped),
             joined_rows(pending.rows),
             pending.labels or None,
             pending.batch_size,
             {**pending.seconds, "streaming": time.perf_counter() - pending.since},
+            pending.skipped,
         )
         self._since = time.perf_counter()
         write_chunk(self._folder.chunks, chunk)

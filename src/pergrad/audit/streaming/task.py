@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from pergrad.audit.streaming.fingerprint import (
     fingerprint_of_data,
@@ -15,6 +16,7 @@ from pergrad.audit.streaming.fingerprint import (
     fingerprint_of_model,
 )
 from pergrad.audit.streaming.ranks import Ranks
+from pergrad.audit.subject.checkpoints import loaded_checkpoints
 from pergrad.audit.subject.dtypes import own_dtype
 from pergrad.audit.subject.options import AuditOptions, chosen_device, chosen_indices
 from pergrad.audit.subject.spec import Spec, grouped_parameters
@@ -48,9 +50,40 @@ class Task:
             "subset": self.options.subset,
             "seed": self.options.seed,
             "sketch_dim": self.options.sketch_dim,
+            **self._of_classifier,
             "dtype": dtype,
             "device": self.device.type,
             "batch_size": self.options.batch_size,
+        }
+
+    @property
+    def _of_classifier(self) -> dict[str, Any]:
+        spec = self.spec
+        if spec.logits is None:
+            return {}
+        return {
+            "logits": fingerprint_of_loss(spec.logits),
+            "target": None if spec.target is None else fingerprint_of_loss(spec.target),
+            "free_dim": self.options.free_dim,
+            "checkpoints": [fingerprint_of_model(model) for model in self.checkpoints],
+        }
+
+    @cached_property
+    def checkpoints(self) -> list[nn.Module]:
+        """Returns the earlier states of the model, as modules on the device of the audit."""
+        return loaded_checkpoints(self.spec, self.device, self.options.dtype)
+
+    @cached_property
+    def presentation(self) -> dict[str, Any]:
+        """Returns what may change without computing a gradient again."""
+        spec, known = self.spec, self.spec.known_wrong
+        return {
+            "show": None if spec.show is None else fingerprint_of_loss(spec.show),
+            "label": None if spec.label is None else fingerprint_of_loss(spec.label),
+            "known_wrong": None if known is None else [int(index) for index in known],
+            "shown": self.options.shown,
+            "duplicates": self.options.duplicates,
+            "name": spec.title,
         }
 
 

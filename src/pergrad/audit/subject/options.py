@@ -26,10 +26,14 @@ class AuditOptions:
         subset: a number of samples, drawn at random by the seed, or a range such as "100:600".
         seed: random seed for the subset, the sketches, and random draws of the model and the data set.
         sketch_dim: the length of the sketch of each gradient. Longer is more accurate and slower.
+        free_dim: the length of the sketch of each label-free gradient, which a classifier's audit compares.
         workers: processes that load the data; 0 loads in the main process.
         save_every: seconds of work that a crash may lose, rounded up to one batch.
         shown: number of suspicious samples for which the report shows a preview and the samples that push
             them.
+        duplicates: smallest cosine of near-identical gradients; by default 0.985 of label-free gradients and
+            0.99 of gradients of the loss. May change without computing again.
+        strict: stop at the first item that cannot be read; by default it is skipped, listed and counted.
         certify: prove the gradients of the first samples before the audit begins, as `pergrad.certify` does.
     """
 
@@ -43,14 +47,25 @@ class AuditOptions:
     save_every: float = 10.0
     shown: int = 50
     certify: bool = True
+    free_dim: int = 512
+    strict: bool = False
+    duplicates: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("sketch_dim", 1), ("workers", 0), ("shown", 0)):
+        for name, least in (
+            ("batch_size", 1),
+            ("sketch_dim", 1),
+            ("free_dim", 1),
+            ("workers", 0),
+            ("shown", 0),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise AuditError(f"{name} must be at least {least}, got {value}")
         if self.dtype is not None and self.dtype not in get_args(Dtype):
             raise AuditError(f"dtype must be one of {get_args(Dtype)}, got {self.dtype!r}")
+        if self.duplicates is not None and not 0 < self.duplicates <= 1:
+            raise AuditError(f"duplicates must be a cosine from 0 to 1, got {self.duplicates}")
         if self.save_every < 0:
             raise AuditError(f"save_every must not be negative, got {self.save_every}")
 

@@ -31,6 +31,13 @@ class Spec:
         collate: makes a batch of a list of items; by default `torch.utils.data.default_collate`.
         groups: returns the name of a parameter's group, given the parameter's name; by default the modules
             near the top of the model, at most twelve.
+        logits: called as logits(model, *batch); returns the (B, classes) logits of a classifier. With it the
+            audit computes label-free gradients, which find wrong labels, outliers and duplicates better than
+            the loss does.
+        target: called as target(*batch); returns the (B,) classes of the labels, whole numbers from 0.
+        checkpoints: earlier states of the model: state dicts, paths of files with one, or modules. Doubts
+            about labels are averaged over them and the model; each costs about one more epoch.
+        classes: names of the classes, in the order of the logits.
         known_wrong: indices of samples known to be wrong; the audit grades its ranking by them.
         name: the name of the data set in the report.
 
@@ -50,6 +57,10 @@ class Spec:
     groups: Callable[[str], str] | None = None
     known_wrong: Sequence[int] | None = None
     name: str | None = None
+    logits: Callable[..., Tensor] | None = None
+    target: Callable[..., Tensor] | None = None
+    checkpoints: Sequence[Any] = ()
+    classes: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -62,12 +73,17 @@ class Spec:
                 )
         if not callable(self.loss):
             raise AuditError(f"spec.loss must be callable, got {type(self.loss).__name__}")
-        for option in ("show", "label", "collate", "groups"):
+        for option in ("show", "label", "collate", "groups", "logits", "target"):
             value = getattr(self, option)
             if value is not None and not callable(value):
                 raise AuditError(
                     f"spec.{option} must be callable or None, got {type(value).__name__}"
                 )
+
+        if len(self.checkpoints) and self.logits is None:
+            raise AuditError(
+                "spec.checkpoints need spec.logits: they are compared by label-free gradients"
+            )
 
     @property
     def title(self) -> str:

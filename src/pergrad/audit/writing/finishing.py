@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import platform
 import time
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,12 @@ import pergrad
 from pergrad.attribution import Findings, Samples, analyse, grade
 from pergrad.audit.streaming.chunks import Chunk, Span, read_all
 from pergrad.audit.streaming.folder import ResultsFolder
+from pergrad.audit.streaming.loading import Loader
 from pergrad.audit.streaming.ranks import Ranks
 from pergrad.audit.streaming.task import Task
-from pergrad.audit.writing.results import write_previews, write_summary, write_tables
-from pergrad.errors import PergradError
+from pergrad.audit.subject.checks import notes_of_mode
+from pergrad.audit.writing.results import FORMAT, write_previews, write_summary, write_tables
+from pergrad.errors import AuditError, PergradError
 
 __all__ = ["finish"]
 
@@ -28,21 +32,28 @@ def finish(
     ranks: Ranks,
     command: str | None,
     own: Mapping[Span, Chunk],
+    *,
+    before: Mapping[str, Any] | None = None,
 ) -> None:
-    """Analyses all rows and writes the results, the summary last."""
+    """Analyses all rows and writes the results, the summary last.
+
+    `before` is the summary of a finished audit whose tables are made again.
+    """
     began = time.perf_counter()
     whole, batch_sizes = read_all(results.chunks, task.indices, own)
-    rows = whole.rows
-    samples = Samples(
-        whole.index,
-        rows.loss,
-        rows.norm,
-        dict(zip(task.groups, np.ascontiguousarray(rows.group_norms.T), strict=True)),
-        rows.sketch,
+    if len(whole.rows) == 0:
+        why = next(iter(whole.skipped.values()))
+        raise AuditError(f"none of the {len(whole.skipped):,} items can be read: {why}")
+    classes, labels = _classes(task, whole, before)
+    samples = _samples(task, whole, classes.target)
+    findings = analyse(
+        samples,
+        top=task.options.shown,
+        duplicate_cosine=task.options.duplicates,
+        names=classes.names,
     )
-    findings = analyse(samples, top=task.options.shown)
     analysed = time.perf_counter()
-    write_tables(results.path, samples, findings, whole.labels)
+    write_tables(results.path, samples, findings, labels, classes.names)
     shown = findings.worth_showing(top=task.options.shown)
     notes = write_previews(results.path, task.spec, shown)
     written = time.perf_counter()
@@ -50,31 +61,95 @@ def finish(
     # Wall time of loading and gradients, which overlap when workers load.
     streaming = spent.pop("streaming")
     notes += _notes(task, batch_sizes)
+    notes += _notes_of_labels(task, samples, findings, classes)
+    if before is not None:
+        ranks = Ranks(count=int(before.get("processes") or 1))
     summary = {
         **_how(task, ranks, min(batch_sizes), command),
-        **_what(task, samples, findings),
+        **_what(task, samples, findings, classes),
         "seconds": {**spent, "analysis": analysed - began, "writing": written - analysed},
         "samples_per_second": len(samples) * ranks.count / streaming,
         "batch_sizes": batch_sizes,
+        "skipped": [{"index": n, "why": why} for n, why in sorted(whole.skipped.items())],
+        "presentation": task.presentation,
     }
     certificate = (results.open() or {}).get("certificate", {"ok": False, "reason": "an old audit"})
     summary["certificate"] = certificate
+    summary["fallback"] = results.fallback
+    if results.fallback is not None:
+        notes.append(f"the gradients were computed sample by sample: {results.fallback}")
     if not certificate["ok"]:
         notes.append(f"the gradients of this audit are not certified: {certificate['reason']}")
     try:
         if task.spec.known_wrong is not None:
             known = task.spec.known_wrong
-            graded = grade(samples.index, findings.suspicion, samples.loss, known)
+            score = findings.suspicion if findings.labels is None else findings.labels.doubt
+            score = np.where(samples.usable, score, np.inf)
+            graded = grade(samples.index, score, samples.loss, known)
             summary["grade"] = graded.as_json()
     except PergradError as error:
         notes.append(f"no grade: {error}")
     write_summary(results.path, {**summary, "notes": notes})
 
 
+def _samples(task: Task, whole: Chunk, target: np.ndarray | None) -> Samples:
+    rows = whole.rows
+    return Samples(
+        whole.index,
+        rows.loss,
+        rows.norm,
+        dict(zip(task.groups, np.ascontiguousarray(rows.group_norms.T), strict=True)),
+        rows.sketch,
+        rows.free,
+        target,
+        rows.predicted,
+        rows.probability,
+    )
+
+
+@dataclass(frozen=True)
+class _Classes:
+    """The class of each label, from the spec's target or else from its labels, and the names of classes."""
+
+    target: np.ndarray | None
+    names: dict[int, str]
+
+
+def _classes(
+    task: Task, whole: Chunk, before: Mapping[str, Any] | None
+) -> tuple[_Classes, list[str] | None]:
+    """Returns the classes and the labels, read again if another `label` was given since the audit ran."""
+    labels, target = whole.labels, whole.rows.target
+    spec = task.spec
+    was = (before or {}).get("presentation") or {}
+    if before is not None and was.get("label") != task.presentation["label"]:
+        labels = None
+        if spec.label is not None:
+            loader = Loader(spec, task.indices, task.options.seed)
+            labels = loader.labels_of(whole.index.tolist())
+    if target is None and labels is not None and whole.rows.free is not None:
+        names = sorted(set(labels))
+        number = {name: n for n, name in enumerate(names)}
+        target = np.array([number[label] for label in labels], dtype=np.int64)
+        return _Classes(target, dict(enumerate(names))), labels
+    if target is None:
+        return _Classes(None, {}), labels
+    if labels is None:
+        known = {int(n): str(n) for n in np.unique(target[target >= 0])}
+        if spec.classes is not None:
+            known |= {n: str(name) for n, name in enumerate(spec.classes)}
+        labels = [known.get(int(n), str(n)) for n in target]
+        return _Classes(target, known), labels
+    names_of: dict[int, Counter[str]] = {}
+    for number_, label in zip(target.tolist(), labels, strict=True):
+        names_of.setdefault(number_, Counter())[label] += 1
+    return _Classes(target, {n: c.most_common(1)[0][0] for n, c in names_of.items()}), labels
+
+
 def _how(task: Task, ranks: Ranks, batch_size: int, command: str | None) -> dict[str, Any]:
     is_gpu = task.device.type == "cuda"
     return {
-        "format": 2,
+        "format": FORMAT,
         "pergrad": pergrad.__version__,
         "torch": torch.version.__version__,
         "python": platform.python_version(),
@@ -89,7 +164,7 @@ def _how(task: Task, ranks: Ranks, batch_size: int, command: str | None) -> dict
     }
 
 
-def _what(task: Task, samples: Samples, findings: Findings) -> dict[str, Any]:
+def _what(task: Task, samples: Samples, findings: Findings, classes: _Classes) -> dict[str, Any]:
     model, spec = task.spec.model, task.spec
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     noise = findings.noise
@@ -125,11 +200,63 @@ def _what(task: Task, samples: Samples, findings: Findings) -> dict[str, Any]:
             "high": noise.high,
         },
         "duplicates": findings.duplicates.count,
+        "duplicate_groups": int(findings.duplicates.group.max(initial=0)),
+        "ranked_by": "loss" if findings.labels is None else "labels",
+        "label_errors": _counts(findings),
+        "memorised": _memorised(findings),
+        "checkpoints": len(task.checkpoints),
+        "classes": len(classes.names),
     }
 
 
-def _notes(task: Task, batch_sizes: dict[int, int]) -> list[str]:
+def _counts(findings: Findings) -> dict[str, Any] | None:
+    labels = findings.labels
+    if labels is None:
+        return None
+    return {
+        "expected": labels.expected,
+        "low": labels.low,
+        "high": labels.high,
+        "doubted": int(labels.doubted.sum()),
+        "skill": labels.skill,
+    }
+
+
+def _memorised(findings: Findings) -> dict[str, Any] | None:
+    found = findings.memorised
+    if found is None:
+        return None
+    return {"doubted": found.doubted, "predicted": found.predicted, "is_so": found.is_so}
+
+
+def _notes_of_labels(
+    task: Task, samples: Samples, findings: Findings, classes: _Classes
+) -> list[str]:
+    """Says why labels are not judged, where they are not."""
+    if samples.free is None:
+        return []
+    if samples.target is None:
+        return ["the spec has neither target nor label: labels are not judged"]
+    sizes = np.bincount(samples.target[samples.target >= 0])
+    if (sizes > 0).sum() < 2:
+        return ["all samples have the same label: there is nothing to compare it with"]
     notes = []
+    if findings.labels is None:
+        notes.append("no two classes have two samples each: labels are not judged")
+    elif findings.labels.expected is None:
+        notes.append(
+            "the gradients hardly tell the classes apart, so the number of wrong labels is not estimated: "
+            "train the model first, or check that labels and inputs belong together"
+        )
+    alone = [classes.names.get(int(n), str(n)) for n in np.flatnonzero(sizes == 1)]
+    if alone and findings.labels is not None:
+        which = ", ".join(alone[:5]) + (", ..." if len(alone) > 5 else "")
+        notes.append(f"classes with a single sample cannot be judged: {which}")
+    return notes
+
+
+def _notes(task: Task, batch_sizes: dict[int, int]) -> list[str]:
+    notes = notes_of_mode(task.spec.model)
     if len(batch_sizes) > 1:
         parts = ", ".join(
             f"{rows} samples in batches of {size}" for size, rows in batch_sizes.items()

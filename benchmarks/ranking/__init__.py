@@ -1,0 +1,1 @@
+"""Measures how well an audit finds wrong labels, outliers and near-duplicates that were planted."""

@@ -1,0 +1,18 @@
+import numpy as np
+
+from pergrad.attribution import memorised
+
+
+def test_a_model_that_predicts_most_doubted_labels_has_memorised_them() -> None:
+    labels = np.zeros(20, dtype=int)
+    doubted = np.arange(20) < 10
+    predicted = np.where(np.arange(20) < 6, 0, 1)
+    found = memorised(doubted, predicted, labels, np.arange(20))
+    assert (found.doubted, found.predicted, found.is_so) == (10, 6, True)
+    assert not memorised(doubted, 1 - labels, labels, np.arange(20)).is_so
+
+
+def test_few_doubted_labels_say_nothing() -> None:
+    labels = np.zeros(20, dtype=int)
+    assert not memorised(np.arange(20) < 4, labels, labels, np.arange(20)).is_so
+    assert memorised(np.arange(20) < 9, labels, labels, np.arange(3)).doubted == 3

@@ -1,0 +1,78 @@
+import pytest
+import torch
+
+from pergrad.audit import load_spec
+from pergrad.audit.subject.files import FileData
+from pergrad.errors import AuditError
+
+ROWS = "a,b,label\n1,2.5,0\n3,4,1\n5,6,1\n"
+MODEL = "import torch\nmodel = torch.nn.Linear(2, 2)\n"
+
+
+def test_columns_of_numbers_are_the_input_and_the_label_is_the_target(tmp_path) -> None:
+    (tmp_path / "data.csv").write_text(ROWS)
+    said = []
+    data = FileData(tmp_path / "data.csv", say=said.append)
+    x, y = data[0]
+    assert x.tolist() == [1.0, 2.5]
+    assert (len(data), int(y)) == (3, 0)
+    assert data.shown(data[1]) == "a 3, b 4"
+    assert "2 columns of numbers, target 'label'" in said[0]
+
+
+def test_json_lines_and_texts_are_read_too(tmp_path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"text": "hi", "label": 1}\n{"text": "oh", "label": 0}\n')
+    data = FileData(tmp_path / "data.jsonl")
+    assert (data.text, data[0][0], data.shown(data[0])) == ("text", "hi", "hi")
+
+
+def test_labels_that_are_strings_are_classes_in_order(tmp_path) -> None:
+    (tmp_path / "data.csv").write_text("a,kind\n1,dog\n2,cat\n")
+    said = []
+    assert FileData(tmp_path / "data.csv", say=said.append)._targets.tolist() == [1, 0]
+    assert said[0].startswith("classes: cat, dog in alphabetical order")
+    assert FileData(tmp_path / "data.csv", ["dog", "cat"])._targets.tolist() == [0, 1]
+    with pytest.raises(AuditError, match=r"label 'cat' .* is none of the classes given"):
+        FileData(tmp_path / "data.csv", ["dog"])
+
+
+def test_a_model_and_a_file_are_a_spec(tmp_path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "data.csv").write_text(ROWS)
+    said = []
+    spec = load_spec(str(tmp_path / "model.py"), str(tmp_path / "data.csv"), say=said.append)
+    assert spec.title == "data.csv"
+    assert spec.loss(spec.model, torch.zeros(3, 2), torch.tensor([0, 1, 1])).shape == (3,)
+    assert "loss: cross-entropy of the logits" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        (MODEL, "", "cannot read|has 0 rows"),
+        (MODEL, "a,b\n", "has 0 rows"),
+        (MODEL, "a,b,label\n1,2,\n", "has 1 empty labels|no column"),
+        (
+            "model = 1 / 0",
+            ROWS,
+            r"raised ZeroDivisionError: division by zero \(.*model_file.py, line 1",
+        ),
+        ("model = 3", ROWS, "must be an nn.Module"),
+        ("modle = 3", ROWS, "has no attribute 'model' .did you mean 'modle'"),
+        (MODEL, "text,label\nhi,0\n", "define `tokenizer`"),
+    ],
+)
+def test_bad_files_are_named_in_one_sentence(tmp_path, model, data, message) -> None:
+    (tmp_path / "model_file.py").write_text(model)
+    (tmp_path / "data.csv").write_text(data)
+    with pytest.raises(AuditError, match=message) as raised:
+        load_spec(str(tmp_path / "model_file.py"), str(tmp_path / "data.csv"))
+    assert "\n" not in str(raised.value)
+
+
+def test_missing_files_suggest_the_name_that_exists(tmp_path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    with pytest.raises(AuditError, match=r"no file .*modle.py: did you mean .*model.py"):
+        load_spec(str(tmp_path / "modle.py"), "data.csv")
+    with pytest.raises(AuditError, match=r"no file .*missing.csv"):
+        load_spec(str(tmp_path / "model.py"), str(tmp_path / "missing.csv"))

@@ -1,0 +1,138 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import IterableDataset, TensorDataset
+
+from pergrad.audit.subject.inferring import inferred_spec
+from pergrad.errors import AuditError
+
+N = 12
+
+
+class Logits(nn.Module):
+    """Returns its logits as Hugging Face models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 11)
+
+    def forward(self, input_ids, attention_mask=None):
+        return {"logits": self.table(input_ids)}
+
+
+X = torch.randn(N, 4, generator=torch.Generator().manual_seed(0))
+CLASSES = torch.arange(N) % 3
+TOKENS = torch.arange(N * 5).view(N, 5) % 11
+
+
+def squared(out, y):
+    return (out - y).square()
+
+
+CASES = {
+    "cross-entropy of the logits": (
+        *(nn.Linear(4, 3), (X, CLASSES)),
+        lambda out, y: F.cross_entropy(out, y, reduction="none"),
+    ),
+    "negative log of the probabilities": (
+        *(nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), (X, CLASSES)),
+        lambda out, y: F.nll_loss(out.log(), y, reduction="none"),
+    ),
+    "binary cross-entropy of one logit": (
+        *(nn.Linear(4, 1), (X, CLASSES % 2)),
+        lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y.float(), reduction="none"),
+    ),
+    "squared error": (
+        *(nn.Linear(4, 2), (X, torch.randn(N, 2))),
+        lambda out, y: squared(out, y).mean(1),
+    ),
+    "squared error, mean": (
+        *(nn.Linear(4, 1), (X, torch.randn(N))),
+        lambda out, y: squared(out[:, 0], y),
+    ),
+    "binary cross-entropy of each label": (
+        *(nn.Linear(4, 3), (X, F.one_hot(CLASSES).float())),
+        lambda out, y: F.binary_cross_entropy_with_logits(out, y, reduction="none").mean(1),
+    ),
+    "cross-entropy, mean over the positions": (
+        *(nn.Embedding(11, 11), (TOKENS, TOKENS)),
+        lambda out, y: F.cross_entropy(out.mT, y, reduction="none").mean(1),
+    ),
+    "next token": (
+        *(nn.Embedding(11, 11), (TOKENS,)),
+        lambda out, y: F.cross_entropy(out[:, :-1].mT, y[:, 1:], reduction="none").mean(1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_loss_is_inferred_and_said(name) -> None:
+    model, tensors, expected = CASES[name]
+    said = []
+    spec = inferred_spec(model, TensorDataset(*tensors), say=said.append)
+    assert said[0].startswith(f"loss: {name}")
+    torch.testing.assert_close(spec.loss(model, *tensors), expected(model(tensors[0]), tensors[-1]))
+    is_classified = any(line.startswith("labels: ") for line in said)
+    assert is_classified == (spec.logits is not None) == (spec.target is not None)
+
+
+def test_dicts_give_the_model_what_it_takes_and_mask_the_padding() -> None:
+    mask = torch.ones_like(TOKENS)
+    mask[:, 3:] = 0
+    items = [
+        {"input_ids": t, "attention_mask": m, "other": 1} for t, m in zip(TOKENS, mask, strict=True)
+    ]
+    model = Logits()
+    spec = inferred_spec(model, items)
+    batch = {"input_ids": TOKENS, "attention_mask": mask}
+    expected = F.cross_entropy(model.table(TOKENS)[:, :2].mT, TOKENS[:, 1:3], reduction="none")
+    torch.testing.assert_close(spec.loss(model, batch), expected.mean(1))
+
+
+def test_a_loss_module_gives_the_loss_of_each_sample() -> None:
+    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+    model = nn.Linear(4, 3)
+    spec = inferred_spec(model, TensorDataset(X, CLASSES), criterion)
+    expected = F.cross_entropy(model(X), CLASSES, reduction="none", label_smoothing=0.1)
+    torch.testing.assert_close(spec.loss(model, X, CLASSES), expected)
+    assert criterion.reduction == "mean"
+
+
+def test_an_iterable_is_read_once_in_order() -> None:
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return zip(X, CLASSES, strict=True)
+
+    said = []
+    spec = inferred_spec(nn.Linear(4, 3), Stream(), say=said.append)
+    assert len(spec.dataset) == N
+    assert said[0] == "data: 12 items of Stream read once, in order, and kept in memory"
+
+
+@pytest.mark.parametrize(
+    ("model", "items", "message"),
+    [
+        (nn.Linear(4, 3), [], "the data set is empty"),
+        (nn.Linear(4, 3), [(x, "cat") for x in X], "labels are strings .such as 'cat'"),
+        (nn.Linear(4, 3), list(X), "the data set has no targets"),
+        (nn.Linear(5, 3), TensorDataset(X, CLASSES), "the model fails on the first items"),
+        (nn.Linear(4, 2), TensorDataset(X, CLASSES), "a target is 2, but the model has 2 outputs"),
+        (nn.Linear(4, 3), TensorDataset(X, torch.randn(N, 5)), "no loss fits outputs"),
+        (nn.Linear(4, 3), 7, "must have items by index"),
+        ("model", TensorDataset(X, CLASSES), "must be an nn.Module, got str"),
+    ],
+)
+def test_what_cannot_be_inferred_is_said_in_one_sentence(model, items, message) -> None:
+    with pytest.raises(AuditError, match=message) as raised:
+        inferred_spec(model, items)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_mode_of_the_model_and_the_random_state_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+    model[0].eval()
+    before = torch.get_rng_state()
+    inferred_spec(model, TensorDataset(X, CLASSES))
+    assert torch.equal(before, torch.get_rng_state())
+    assert [m.training for m in model.modules()] == [True, False, True]

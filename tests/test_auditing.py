@@ -1,0 +1,123 @@
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import pergrad
+from pergrad.errors import AuditError
+
+WRONG = list(range(6))
+
+
+def problem(samples=120):
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.arange(samples) % 3
+    x = 3 * torch.eye(3)[truth] + torch.randn(samples, 3, generator=generator)
+    x[-1] = x[-4]  # a copy
+    given = truth.clone()
+    given[WRONG] = (given[WRONG] + 1) % 3
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+    return model, TensorDataset(x, given)
+
+
+@pytest.fixture(scope="module")
+def audit():
+    return pergrad.Audit.run(*problem(), quiet=True, known_wrong=WRONG)
+
+
+def test_one_line_finds_wrong_labels_and_copies(audit) -> None:
+    labels = audit.issues[audit.issues["kind"] == "label"]
+    assert set(WRONG) <= set(labels["index"])
+    assert (labels["label"] != labels["suggested"]).all()
+    assert audit.summary["grade"]["average_precision"] > 0.9
+    assert [116, 119] in audit.duplicates[["index_a", "index_b"]].to_numpy().tolist()
+    assert audit.duplicates["group"].min() == 1
+
+
+def test_samples_have_a_row_each_in_order_of_rank(audit) -> None:
+    assert audit.samples["rank"].tolist() == list(range(1, 121))
+    assert len(audit) == 120
+    columns = {"doubt", "suggested", "confidence", "predicted", "outlier", "duplicate_group"}
+    assert columns <= set(audit.samples.columns)
+
+
+def test_inferences_are_printed(capsys) -> None:
+    pergrad.Audit.run(*problem(20))
+    said = capsys.readouterr().err
+    assert "loss: cross-entropy of the logits" in said
+    assert "labels: the target, one of 3 classes" in said
+
+
+def test_a_finished_audit_is_opened_by_its_path(tmp_path) -> None:
+    made = pergrad.Audit.run(*problem(30), tmp_path / "a", quiet=True)
+    opened = pergrad.Audit(tmp_path / "a")
+    assert opened.samples.equals(made.samples)
+    assert (tmp_path / "a/report.html").exists()
+    with pytest.raises(AuditError, match="no results folder"):
+        pergrad.Audit(tmp_path / "b")
+
+
+def test_without_a_path_the_folder_goes_with_the_object_unless_it_is_saved(tmp_path) -> None:
+    made = pergrad.Audit.run(*problem(30), quiet=True)
+    folder = made.path
+    made.save(tmp_path / "kept")
+    made.report(tmp_path / "page.html")
+    del made
+    assert not folder.exists()
+    assert len(pergrad.Audit(tmp_path / "kept")) == 30
+    assert "<!doctype html>" in (tmp_path / "page.html").read_text()
+
+
+def test_the_model_keeps_its_mode(tmp_path) -> None:
+    model, data = problem(20)
+    model = nn.Sequential(model, nn.Dropout(0.5))
+    model.train()
+    pergrad.Audit.run(model, data, quiet=True)
+    assert all(module.training for module in model.modules())
+
+
+def test_a_typo_suggests_the_name_that_exists() -> None:
+    with pytest.raises(AuditError, match="no option 'know_wrong': did you mean 'known_wrong'"):
+        pergrad.Audit.run(*problem(20), know_wrong=[1])
+
+
+def test_it_shows_itself_in_a_notebook_and_as_text(audit) -> None:
+    assert audit._repr_html_().startswith('<iframe srcdoc="')
+    assert "labels look wrong" in repr(audit)
+
+
+def test_regression_ranks_by_the_loss_and_says_so() -> None:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
+    found = pergrad.Audit.run(nn.Linear(3, 1), TensorDataset(x, x.sum(1)), quiet=True)
+    assert found.summary["ranked_by"] == "loss"
+    assert "label" not in set(found.issues["kind"])
+
+
+EDGES = {
+    "one class": (lambda y: torch.zeros_like(y), "all samples have the same label"),
+    "a class of one": (
+        lambda y: torch.where(torch.arange(len(y)) == 3, 2, y % 2),
+        "classes with a single sample cannot be judged: 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EDGES)
+def test_labels_that_cannot_be_judged_are_said(case) -> None:
+    model, data = problem(30)
+    x, y = data.tensors
+    change, words = EDGES[case]
+    found = pergrad.Audit.run(model, TensorDataset(x, change(y)), quiet=True)
+    assert any(words in note for note in found.summary["notes"])
+
+
+def test_a_data_set_of_one_and_samples_that_are_all_alike_have_findings() -> None:
+    model, data = problem(30)
+    x, y = data.tensors
+    one = pergrad.Audit.run(model, TensorDataset(x[:1], y[:1]), quiet=True)
+    assert "One sample was audited" in repr(one)
+    alike = pergrad.Audit.run(model, TensorDataset(x[:1].expand(30, -1), y), quiet=True)
+    assert alike.summary["label_errors"]["expected"] is None
+    assert alike.summary["duplicate_groups"] in (0, 1)
