@@ -13,6 +13,8 @@ DOCS := $(VENV)/.installed-docs
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c $(CONSTRAINTS)
 # The oldest torch that is promised, in an environment of its own.
 FLOOR := VENV=.venv-floor CONSTRAINTS=constraints-floor.txt
+# The libraries whose models `make outside` runs, in an environment of their own.
+OUTSIDE := .venv-outside
 WORKERS ?= 2
 PRECISION ?= bf16
 SEED ?= 0
@@ -24,7 +26,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install test tests counts test-slow test-floor versions mutants fuzz zoo demo bench bench-gpu bench-tables lint format types clean
+.PHONY: help install test tests counts test-slow test-floor versions mutants fuzz zoo outside demo bench bench-gpu bench-tables lint format types clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -76,8 +78,21 @@ zoo: $(STAMP) ## check every Hugging Face architecture and write its table
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo.table --write tests/zoo/RESULTS.md
 	$(BIN)/python -m tests.support --write docs/support.md
 
+$(OUTSIDE)/.installed: constraints-outside.txt tests/outside/requirements.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; name one with PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(OUTSIDE)
+	$(OUTSIDE)/bin/python -m pip install --disable-pip-version-check --quiet --prefer-binary \
+		-c constraints-outside.txt -r tests/outside/requirements.txt -e .
+	@# Its compiled part is of another torch and fails to load; the models are Python, and do without it.
+	rm -f $(OUTSIDE)/lib/python3*/site-packages/torchaudio/lib/*.so
+	@touch $@
+
+outside: $(STAMP) $(OUTSIDE)/.installed ## check models of 70 other libraries and write their table (installs several GB)
+	$(ONE_THREAD) HF_HUB_OFFLINE=1 $(OUTSIDE)/bin/python -m tests.outside.table --write $(ARGS)
+	$(BIN)/python -m tests.support --write docs/support.md
+
 # One thread: the demo's tensors are too small for a second one to help.
-demo: $(DEMO) ## find flipped labels in a small data set by their gradients, and write a report
+demo: $(DEMO) ## find wrong labels that a model has learnt by heart, and write a report
 	OMP_NUM_THREADS=1 $(BIN)/python examples/mislabelled_digits.py $(ARGS)
 
 bench: $(STAMP) ## time pergrad against the alternatives
@@ -110,5 +125,5 @@ format: $(STAMP) ## fix style and formatting
 	$(BIN)/ruff format
 
 clean: ## remove everything that make and its tools create
-	rm -rf $(VENV) .venv-floor .mutants build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-floor $(OUTSIDE) .mutants build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,7 +2,7 @@
 
 ``python -m tests.support`` prints it; ``--write FILE`` puts it between the two markers in the file;
 ``--check FILE`` exits 1 where the file differs. The sources are the cases of the rules, the cases of the
-modules, and the zoo's table of results.
+modules, the zoo's table of results, and the stored rows of the models of other libraries.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +23,9 @@ from torch.overrides import resolve_name
 from pergrad.engine.samples.propagation import name_of
 from pergrad.rules import DECOMPOSITIONS, RULES
 from tests.engine import module_cases
+from tests.outside.judging import Row
+from tests.outside.rendering import ratio_of, tally, timed
+from tests.outside.rows import stored
 from tests.rules import cases as rule_cases
 from tests.rules.test_rules import FUNCTIONS, defaults_of
 
@@ -161,6 +165,45 @@ def _zoo(table: str) -> Iterator[str]:
             yield _wrapped(f"- {', '.join(names)}: {reason}.", indent="  ")
 
 
+# -- models of other libraries
+
+
+def _outside(rows: Sequence[Row]) -> Iterator[str]:
+    judged = [row for row in rows if not row.is_timed]
+    if not judged:
+        raise SystemExit("no rows of other libraries; run `make outside` first")
+    libraries: dict[str, list[Row]] = {}
+    for row in judged:
+        libraries.setdefault(row.library, []).append(row)
+    yield _wrapped(
+        f"**Other libraries.** {len(judged)} models of {len(libraries)} libraries in tiny random "
+        f"configurations, run with torch {judged[0].torch.partition('+')[0]}: {tally(judged)}. "
+        "Each is compared with one backward pass per sample; a refusal is right where a sample run "
+        "alone has another loss than in its batch. `make outside` runs them; versions, reasons and "
+        "errors are in "
+        "`tests/outside/RESULTS.md` of the repository."
+    )
+    yield ""
+    found = timed(rows)
+    if found:
+        yield _wrapped(
+            f"A step that records norms takes {median(map(ratio_of, found)):.2f} times as long as a plain "
+            f"one in the median of {len(found)} larger models whose plain step takes 50 ms or more, on a "
+            f"CPU that was shared with other work; the slowest, {found[0].name} of {found[0].library}, "
+            f"{ratio_of(found[0]):.2f} times."
+        )
+        yield ""
+    yield "<details><summary>The libraries, and how many of their models are exact</summary>"
+    yield ""
+    counts = (
+        f"{name} ({sum(row.verdict == 'exact' for row in found)} of {len(found)})"
+        for name, found in sorted(libraries.items(), key=lambda item: item[0].lower())
+    )
+    yield _wrapped(", ".join(counts) + ".")
+    yield ""
+    yield "</details>"
+
+
 # -- the whole
 
 
@@ -190,6 +233,8 @@ def section(table: str) -> str:
         ),
         "",
         *_zoo(table),
+        "",
+        *_outside(list(stored().values())),
     ]
     return "\n".join(parts)
 

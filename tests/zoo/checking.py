@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 import pergrad
-from pergrad.engine.intercepting.composites import without_override_check
 from pergrad.testing import loop_grads
 from tests.zoo.architecture import Architecture
 from tests.zoo.batches import HEADS, HIDDEN, LENGTH, Inputs
@@ -26,14 +24,15 @@ from tests.zoo.comparing import (
     compare_rounded,
 )
 from tests.zoo.conditions import Condition, InapplicableError, checkpointing, under
+from tests.zoo.precision import InDouble, default_dtype
 
 __all__ = [
     "Case",
-    "InDouble",
     "PlainModelError",
     "cases_of",
-    "default_dtype",
     "largest_error",
+    "loss_fn_of",
+    "prepared",
 ]
 
 
@@ -113,44 +112,6 @@ def _takes_labels(architecture: Architecture) -> bool:
     return takes_labels and architecture.takes_labels
 
 
-class InDouble(TorchFunctionMode):
-    """Within: what the model's code casts to float32 is cast to float64.
-
-    Rounding to float32 blows the last bit of a float64 up to 1e-7, in the loop as anywhere else.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        def raised(value: Any) -> Any:
-            return torch.float64 if value is torch.float32 else value
-
-        if func in (
-            Tensor.backward,
-            torch.autograd.backward,
-        ):  # in which a checkpoint runs its forward again
-            with self:
-                return without_override_check(func)(*args, **(kwargs or {}))
-        if func is Tensor.float:
-            func = Tensor.double
-        given = {} if kwargs is None else kwargs
-        return func(*map(raised, args), **{key: raised(value) for key, value in given.items()})
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def largest_error(
     architecture: Architecture,
     case: Case,
@@ -167,11 +128,11 @@ def largest_error(
     in_double = case.dtype == torch.float64 and not case.keeps_casts
     with default_dtype(case.dtype), InDouble() if in_double else nullcontext():
         try:
-            model, batch = _prepared(architecture, case, device)
-            loss_fn = _loss_fn(architecture, case, under(case.condition, device))
+            model, batch = prepared(architecture, case, device)
+            loss_fn = loss_fn_of(architecture, case, under(case.condition, device))
             expected = loop_grads(model, loss_fn, *batch, batch_size=case.batch)
             if case.condition == "autocast":
-                unrounded = _loss_fn(architecture, case, nullcontext())
+                unrounded = loss_fn_of(architecture, case, nullcontext())
                 exact = loop_grads(model, unrounded, *batch, batch_size=case.batch)
             if case.condition != "plain":
                 with checkpointing(model, case.condition):
@@ -196,7 +157,7 @@ LossFn = Callable[[nn.Module, Inputs, list[Tensor]], Tensor]
 Batch = tuple[Inputs, list[Tensor]]
 
 
-def _prepared(architecture: Architecture, case: Case, device: str) -> tuple[nn.Module, Batch]:
+def prepared(architecture: Architecture, case: Case, device: str) -> tuple[nn.Module, Batch]:
     """The model, and what its loss takes."""
     model = architecture.build(case.attention, case.experts, case.dtype).to(device)
     torch.manual_seed(1)
@@ -212,7 +173,7 @@ def _prepared(architecture: Architecture, case: Case, device: str) -> tuple[nn.M
     return model, (inputs, [torch.randn_like(output) for output in _outputs(architecture, plain)])
 
 
-def _loss_fn(
+def loss_fn_of(
     architecture: Architecture, case: Case, condition: AbstractContextManager[Any]
 ) -> LossFn:
     def loss_fn(model: nn.Module, inputs: Inputs, cotangents: list[Tensor]) -> Tensor:

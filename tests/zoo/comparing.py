@@ -21,13 +21,16 @@ class WrongGradientsError(AssertionError):
     """Further from the loop's than rounding goes."""
 
 
-def compare(found: Gradients, expected: Gradients, tolerance: float) -> float:
-    """The largest error, relative to the largest element of a parameter's gradient."""
+def compare(found: Gradients, expected: Gradients, tolerance: float, least: float = 1e-6) -> float:
+    """The largest error, relative to the largest element of a parameter's gradient.
+
+    A parameter's gradient counts as no smaller than `least` times the largest one of the model.
+    """
     if found.keys() != expected.keys():
         raise WrongGradientsError(f"of {sorted(found)} instead of {sorted(expected)}")
     largest = {name: g.abs().max().item() if g.numel() else 0.0 for name, g in expected.items()}
     # Some gradients are zero but for rounding: that of a key's bias, which softmax does not see.
-    floor = 1e-6 * max(largest.values())
+    floor = least * max(largest.values())
     assert floor > 0, "no parameter has a gradient"
     errors: dict[str, float] = {}
     for name, g in expected.items():
