@@ -48,9 +48,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+_SELECT, _INDEX_SELECT = torch.select, torch.index_select
+
+
 @pytest.fixture(autouse=True)
 def _caches_of_its_own() -> Iterator[None]:
     """No test sees what another one has left behind."""
+    torch.select, torch.index_select = _SELECT, _INDEX_SELECT  # torch_geometric replaces them
     clear_caches()
     yield
     clear_caches()

@@ -10,10 +10,12 @@ NAMES = """
     __version__ PergradError
     call_for_per_sample_grads ExpandedWeight implements_per_sample_grads
     record grads norms compiled certify verify explain
-    Quantity Grads Norms ClippedSum SecondMoment Variance Dots Gram Projection NoiseScale
+    Audit
+    Quantity Grads Norms Sum ClippedSum SecondMoment Variance Dots Gram Projection NoiseScale
 """.split()
 EXTRAS = """
     triton opacus sklearn rich transformers hypothesis pytest typer pyarrow jinja2 PIL datasets
+    dp_accounting cryptography
 """.split()
 
 
@@ -31,11 +33,27 @@ def test_public_names_are_the_promised_ones() -> None:
     assert all(hasattr(pergrad, name) for name in NAMES)
 
 
+def test_completion_shows_the_promised_names_alone() -> None:
+    assert {*dir(pergrad)} - {*NAMES} <= {"private"}  # packages, which are imported when asked for
+    shown = dir(pergrad.Norms())
+    assert "result" in shown
+    assert not [name for name in shown if name.startswith("_")]
+
+
 def test_import_brings_in_no_extra_that_torch_does_not() -> None:
     code = "import torch; had = {*sys.modules}; import pergrad; print(*({*sys.modules} - had))"
     added = {name.partition(".")[0] for name in run(code).split()}
     assert "pergrad" in added
     assert added.isdisjoint(EXTRAS)
+
+
+def test_private_training_is_imported_when_asked_for() -> None:
+    code = """
+import pergrad
+before = "pergrad.private" in sys.modules
+print(before, pergrad.private.Plan.__name__, "dp_accounting" in sys.modules)
+"""
+    assert run(code).split() == ["False", "Plan", "False"]
 
 
 def test_import_adds_less_than_three_tenths_of_a_second_to_torch() -> None:

@@ -94,7 +94,7 @@ def test_sdist_has_what_it_takes_to_test_and_document(dist: Path) -> None:
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = "pyproject.toml LICENSE README.md CITATION.cff Makefile constraints.txt mkdocs.yml conftest.py"
-    wanted += " constraints-floor.txt"
+    wanted += " constraints-floor.txt constraints-outside.txt"
     assert {*wanted.split(), "docs/index.md", "tests/support.py", "src/pergrad/py.typed"} <= names
     assert not [name for name in names if name.startswith((".github", "site/", ".venv"))]
 

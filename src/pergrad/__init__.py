@@ -1,5 +1,8 @@
 """Computes per-sample gradients in PyTorch, and what can be derived from them without holding them."""
 
+import importlib
+from typing import Any
+
 from pergrad.engine import (
     ExpandedWeight,
     call_for_per_sample_grads,
@@ -22,6 +25,7 @@ from pergrad.quantities import (
     Projection,
     Quantity,
     SecondMoment,
+    Sum,
     Variance,
 )
 from pergrad.rules import implements_per_sample_grads
@@ -29,6 +33,7 @@ from pergrad.rules import implements_per_sample_grads
 __version__ = "0.1.0"
 
 __all__ = [
+    "Audit",
     "ClippedSum",
     "Dots",
     "ExpandedWeight",
@@ -40,6 +45,7 @@ __all__ = [
     "Projection",
     "Quantity",
     "SecondMoment",
+    "Sum",
     "Variance",
     "__version__",
     "call_for_per_sample_grads",
@@ -52,3 +58,19 @@ __all__ = [
     "record",
     "verify",
 ]
+
+_LATE = {"private"}  # packages that are imported when they are first asked for
+_LATE_NAMES = {"Audit": "pergrad.auditing"}  # names that need an extra, imported likewise
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return importlib.import_module(f"pergrad.{name}")
+    if name in _LATE_NAMES:
+        return getattr(importlib.import_module(_LATE_NAMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Lists the public names alone, for completion."""
+    return sorted({*__all__, *_LATE})

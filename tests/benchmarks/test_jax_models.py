@@ -39,6 +39,7 @@ def test_forward_uses_every_parameter_and_gives_what_torch_gives(model: str) -> 
     torch.testing.assert_close(torch.stack(found), task.model(task.inputs[:2]).detach())
 
 
+@pytest.mark.slow
 def test_norms_are_those_of_jaxs_own_loop() -> None:
     task = build("transformer", "tiny", seed=0, device=CPU)
     each = [

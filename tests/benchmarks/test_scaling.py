@@ -40,6 +40,7 @@ def test_file_that_is_there_is_refused(stored: Path) -> None:
         main(["--size", "tiny", "--output", str(stored)])
 
 
+@pytest.mark.slow
 def test_quantity_that_does_not_fit_goes_no_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +62,7 @@ def test_quantity_that_does_not_fit_goes_no_further(
     assert {p.status for p in read(path) if p.quantity != "norms"} == {"ok"}
 
 
+@pytest.mark.slow
 def test_points_past_the_budget_are_left_out_and_say_so(tmp_path: Path) -> None:
     path = tmp_path / "tiny.jsonl"
     assert main(["--size", "tiny", "--budget", "0", "--output", str(path)]) == 0
@@ -97,6 +99,7 @@ def test_each_axis_is_from_the_newest_run_that_has_come_to_it(stored: Path, tmp_
     assert {p.status for p in found} == {"ok"}
 
 
+@pytest.mark.slow
 def test_axes_that_are_asked_for_are_varied_in_that_order(tmp_path: Path) -> None:
     path = tmp_path / "tiny.jsonl"
     line = "--size tiny --rounds 1 --steps 1 --axes width batch"

@@ -9,7 +9,7 @@ from benchmarks import walk
 def test_every_counted_call_is_pergrads_own() -> None:
     seen = walk.walk()
     assert all(call.partition(":")[0].endswith(".py") for call in seen)
-    assert seen[0] == "runtime/eagerness.py:call"
+    assert "runtime/eagerness.py:call" in seen[:2]  # after the quantity was made
     assert "rules/linear.py:linear" in seen
 
 

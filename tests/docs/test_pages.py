@@ -27,10 +27,14 @@ def test_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.Mon
         pytest.skip(f"{needed} is not installed: `make install` does it")
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
+        if page == "howto/lightning.md":  # advice on data loaders, and what it calls of torch
+            warnings.filterwarnings("ignore", message=".*does not have many workers")
+            warnings.filterwarnings("ignore", message=".*treespec.*LeafSpec.*")
         if (
             needed is not None
         ):  # their hooks on a model's first layer, whose input needs no gradient
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            warnings.filterwarnings("ignore", message="Secure RNG turned off")
         run(DOCS / page)
 
 
