@@ -62,8 +62,8 @@ def test_gradients_leave_the_allocator_alone(library: _Library) -> None:
 def test_an_audit_by_the_command_sets_the_allocator(
     library: _Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr(app, "load_spec", lambda reference: None)
+    monkeypatch.setattr(app, "load_spec", lambda *_, **__: None)
     monkeypatch.setattr(app, "run_audit", lambda *_, **__: None)
-    monkeypatch.setattr(app, "_report", lambda folder: None)
+    monkeypatch.setattr(app, "_report", lambda *_: None)
     assert app.run(["audit", "some:thing", "-o", str(tmp_path)]) == 0
     assert {setting for setting, _ in library.settings} == {-1, -3}

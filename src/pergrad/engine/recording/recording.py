@@ -240,8 +240,10 @@ class Recording:
         skipped: int = 0,
     ) -> bool:
         """Marks arguments by the owners of their rows; returns False if there are none."""
-        if self._ownership is None and not any(map(is_graph_batch, (*args, *kwargs.values()))):
-            return False
+        if self._ownership is None:
+            others = [v for v in (*args, *kwargs.values()) if type(v) is not Tensor]
+            if not others or not any(map(is_graph_batch, others)):
+                return False
         named = named_leaves(function, args, kwargs, skipped=skipped)
         own = ownership_in(self._ownership, named)
         assert own is not None
