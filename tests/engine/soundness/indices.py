@@ -87,6 +87,16 @@ def rotated_tokens(m: Any, t: Tensor) -> Tensor:
 
 
 @CASES.refused(batch=tokens, parts=embedding)
+def turned_tokens(m: Any, t: Tensor) -> Tensor:
+    return m.emb(t.rot90(2)).sum(1) @ m.w
+
+
+@CASES.exact(batch=tokens, parts=embedding)
+def tokens_turned_and_back(m: Any, t: Tensor) -> Tensor:
+    return m.emb(t.rot90(2)).sum(1).flip(0) @ m.w
+
+
+@CASES.refused(batch=tokens, parts=embedding)
 def flipped_tokens(m: Any, t: Tensor) -> Tensor:
     return m.emb(t.flip(0)).sum(1) @ m.w
 

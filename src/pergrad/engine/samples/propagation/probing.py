@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.samples.layouts import Key, Layout, Lost, Owners, Samples
+from pergrad.engine.samples.moving import layout_after_moves
 from pergrad.engine.samples.origins import SUM
 from pergrad.engine.samples.propagation.table import (
     Call,
@@ -212,9 +213,33 @@ def _found_by_values(call: Call) -> Found:
     if owners and (len(kinds) > 1 or any(la.owner is not owners[0].owner for la in owners)):
         return "moves samples in an unknown way", False
     layouts = _by_growth(call)
-    if isinstance(layouts, str):
-        return layouts, False
-    return layouts if _values_stay_apart(call, layouts) else _MIXES, True
+    if not isinstance(layouts, str) and _values_stay_apart(call, layouts):
+        return layouts, True
+    moved = _by_moves(call)
+    if moved is not None:
+        return [moved], False
+    return (layouts, False) if isinstance(layouts, str) else (_MIXES, True)
+
+
+def _by_moves(call: Call) -> Layout | None:
+    """Returns the layout after a function that only moves the elements of its one tensor, such as `rot90`."""
+    if len(call.tensors) != 1 or len(call.outputs) != 1 or call.flows:
+        return None
+    (t,), (layout,) = call.tensors, call.layouts
+    assert isinstance(layout, Samples | Owners)
+
+    def moved(numbers: Tensor) -> Tensor:
+        args, kwargs = internals.pytree.tree_map(
+            lambda value: numbers if value is t else value, (call.args, call.kwargs)
+        )
+        found: Tensor = call.func(*args, **kwargs)
+        return found
+
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=_devices(call)):
+            return layout_after_moves(moved, t, layout, call.output)
+    except (RuntimeError, ValueError, IndexError):  # the function refuses these values
+        return None
 
 
 def _values_stay_apart(call: Call, layouts: Sequence[Layout]) -> bool:

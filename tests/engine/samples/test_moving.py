@@ -1,0 +1,58 @@
+"""Functions that only move elements say where the samples have gone; others say nothing."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from pergrad.engine.samples.layouts import Owners, Samples, Scope
+from pergrad.engine.samples.moving import layout_after_moves
+
+B, T = 4, 3
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "rotated": lambda t: torch.rot90(t),
+    "turned": lambda t: torch.rot90(t, 2),
+    "reversed": lambda t: t.flip(0),
+    "repeated": lambda t: t.repeat(2, 1),
+    "chosen": lambda t: t[[2, 2, 0]],
+    "windows": lambda t: t.unfold(0, 2, 2).reshape(2, -1)[:, :1],
+}
+
+
+def owners_of(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """The samples of all elements, from a tensor that holds its sample in each of them."""
+    return function(torch.arange(len(t), dtype=t.dtype).unsqueeze(1).expand(t.shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", MOVES)
+def test_moved_rows_keep_their_sample(name: str, dtype: torch.dtype) -> None:
+    function, scope = MOVES[name], Scope(B)
+    t = torch.randint(0, 5, (B, T)).to(dtype)
+    layout = layout_after_moves(function, t, scope.samples(0), function(t))
+    assert isinstance(layout, Samples | Owners)
+    expected = owners_of(function, t)
+    found = layout.owner_of_each(t.device)
+    shape = [-1 if d == layout.dim else 1 for d in range(expected.dim())]
+    torch.testing.assert_close(found.view(shape).expand(expected.shape), expected.long())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t: t + 1,
+        lambda t: t.cumsum(0),
+        lambda t: t.sort(0).values,  # moves by value: the numbers are in order
+        lambda t: t.view(-1)[torch.arange(B * T).view(T, B).T],  # samples along both dimensions
+        lambda t: t[:0],
+    ],
+)
+def test_other_functions_have_no_layout(function: Callable[[Tensor], Tensor]) -> None:
+    t = torch.randint(0, 50, (B, T))
+    assert layout_after_moves(function, t, Scope(B).samples(0), function(t)) is None
+
+
+def test_numbers_that_a_dtype_cannot_hold_have_no_layout() -> None:
+    t = torch.zeros(B, 600, dtype=torch.bfloat16)
+    assert layout_after_moves(torch.flipud, t, Scope(B).samples(0), torch.flipud(t)) is None
