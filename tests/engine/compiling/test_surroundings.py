@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import pergrad
+from pergrad.engine.compiling.surroundings import Surroundings, _Globals
 from pergrad.quantities import Batch
 from pergrad.reductions import SampleGradients
 from pergrad.runtime import internals
@@ -405,3 +406,10 @@ def test_a_quantity_that_accumulates_is_named_in_the_warning() -> None:
     step(data())
     with pytest.warns(UserWarning, match="'kept' of Lists accumulates"):
         step(data())
+
+
+def test_globals_of_torchs_own_functions_are_left_alone() -> None:
+    """The compiler's state is reached from compiled callables; a trace changes it."""
+    surroundings = Surroundings(nn.Linear(2, 2), [losses, torch.fx.wrap, torch.compile])
+    holders = [h for h in surroundings._holders if isinstance(h, _Globals)]
+    assert {h.container["__name__"] for h in holders} == {__name__}

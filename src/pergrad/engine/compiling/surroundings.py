@@ -155,14 +155,12 @@ class Surroundings:
             return [function.func, function.args, function.keywords]
         if isinstance(function, types.MethodType):
             return [function.__self__, function.__func__]
-        named = _Globals(function)
-        self._holders.append(named)
-        return [
-            *(function.__closure__ or ()),
-            function.__defaults__,
-            function.__kwdefaults__,
-            *named.before.values(),
-        ]
+        parts = [*(function.__closure__ or ()), function.__defaults__, function.__kwdefaults__]
+        if not _is_of_torch(function):
+            named = _Globals(function)
+            self._holders.append(named)
+            parts += named.before.values()
+        return parts
 
     def put(self, stand_ins: Mapping[int, Tensor]) -> None:
         """Puts a tensor of the trace in the place of each tensor, by id, wherever it is held."""
@@ -231,3 +229,8 @@ def _is_tensor(value: Any) -> bool:
 
 def _is_repeated(value: Any) -> bool:
     return is_traced(value) if isinstance(value, Tensor) else isinstance(value, ATOMS)
+
+
+def _is_of_torch(function: types.FunctionType) -> bool:
+    """Whether torch defines the function: its globals are the compiler's own, which a trace changes."""
+    return str(function.__globals__.get("__name__")).partition(".")[0] == "torch"

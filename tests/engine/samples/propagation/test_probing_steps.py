@@ -335,8 +335,13 @@ def test_reason_of_a_failed_trial_is_one_line() -> None:
 
 
 def test_samples_that_are_lost_without_gradient_are_constant() -> None:
-    call = call_of(of_torch(fixed), frozen(rows(5, 2)), count=5, flows=False)
+    call = call_of(of_torch(lambda x: fixed(x) * 2), frozen(rows(5, 2)), count=5, flows=False)
     assert described(layouts_by_probe(call)) == ["constant"]
+
+
+def test_samples_that_are_only_moved_keep_their_owners() -> None:
+    call = call_of(of_torch(fixed), frozen(rows(5, 2)), count=5, flows=False)
+    assert described(layouts_by_probe(call)) == [(0, 1, 1)]
 
 
 def test_owners_of_several_kinds_are_proved_or_not_probed() -> None:
