@@ -59,7 +59,7 @@ __all__ = [
     "verify",
 ]
 
-_LATE = {"private"}  # packages that are imported when they are first asked for
+_LATE = {"evaluate", "private"}  # packages that are imported when they are first asked for
 _LATE_NAMES = {"Audit": "pergrad.auditing"}  # names that need an extra, imported likewise
 
 

@@ -3,6 +3,7 @@
 __all__ = [
     "AuditError",
     "BatchSizeError",
+    "EvaluationError",
     "FallbackWarning",
     "InterruptedAuditError",
     "MixedSamplesError",
@@ -53,6 +54,10 @@ class ToldElsewhereError(AuditError):
 
 class PrivacyError(PergradError):
     """Raised when private training cannot start or continue: bad plan, loader, model or state."""
+
+
+class EvaluationError(PergradError):
+    """Raised when an evaluation cannot start or continue: bad task, scores, training or options."""
 
 
 class FallbackWarning(UserWarning):
