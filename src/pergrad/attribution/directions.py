@@ -2,40 +2,66 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from pergrad.attribution.matrices import Matrix, blocks
 from pergrad.attribution.samples import Floats
 
 __all__ = ["Directions", "directions", "peaks"]
 
 
-class Directions(NamedTuple):
-    """Gradients, or their sketches, as unit vectors and lengths."""
+class Directions:
+    """Gradients, or their sketches, as unit vectors and lengths; unit vectors are computed when read."""
 
-    units: Floats  # (n, k) of length 1, or 0
-    lengths: Floats  # (n,) float64
+    def __init__(self, rows: Matrix) -> None:
+        self._rows = rows
+        self.lengths: Floats = np.empty(len(rows))  # (n,) float64
+        for some in blocks(len(rows)):
+            self.lengths[some] = _split(rows[some])[1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._rows.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._rows.dtype
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, rows: Any) -> Floats:  # (m, k) of length 1, or 0
+        return _split(self._rows[rows])[0]
+
+    def blocks(self) -> Iterator[tuple[slice, Floats]]:
+        """Yields slices and their unit vectors."""
+        for some in blocks(len(self)):
+            yield some, self[some]
 
 
-def directions(rows: Floats | Directions) -> Directions:
-    """Divides each row by its length; returns unit rows in their dtype and lengths in float64.
+def directions(rows: Matrix | Directions) -> Directions:
+    """Divides each row by its length; unit rows have the dtype of the rows, lengths float64.
 
     Zero rows stay zero. `Directions` are returned unchanged, so that several findings can share them. Each
     row is scaled by its largest entry before it is squared: a float32 gradient of 1e20 does not overflow.
 
     >>> import numpy as np
-    >>> units, lengths = directions(np.array([[3e30, 4e30], [0.0, 0.0]], dtype=np.float32))
-    >>> units.round(6).tolist(), (lengths / 1e30).round(6).tolist()
+    >>> found = directions(np.array([[3e30, 4e30], [0.0, 0.0]], dtype=np.float32))
+    >>> found[:].round(6).tolist(), (found.lengths / 1e30).round(6).tolist()
     ([[0.6000000238418579, 0.800000011920929], [0.0, 0.0]], [5.0, 0.0])
     """
-    if isinstance(rows, Directions):
-        return rows
+    return rows if isinstance(rows, Directions) else Directions(rows)
+
+
+def _split(rows: Floats) -> tuple[Floats, Floats]:
     largest = peaks(rows)[:, None]
     units = rows / np.where(largest > 0, largest, 1)
     lengths = np.sqrt(np.einsum("nk,nk->n", units, units))[:, None]
     units /= np.where(lengths > 0, lengths, 1)
-    return Directions(units, (lengths.astype(np.float64) * largest.astype(np.float64))[:, 0])
+    return units, (lengths.astype(np.float64) * largest.astype(np.float64))[:, 0]
 
 
 def peaks(rows: Floats) -> Floats:  # (n, k) -> (n,)

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pergrad.attribution.buckets import Buckets, Recall
 from pergrad.attribution.directions import Directions, directions
+from pergrad.attribution.matrices import Matrix
 from pergrad.attribution.samples import Floats, Integers
 
-__all__ = ["Duplicates", "near_duplicates"]
+__all__ = ["EXACT_UP_TO", "Duplicates", "near_duplicates"]
 
+EXACT_UP_TO = 20_000  # samples; of more, only those in near buckets are compared
 _WIDE = 4  # blocks of columns compared at once
 _ROUNDING = 1e-4  # of a cosine in float32; candidates are compared again
+_WAITING = 1 << 14  # pairs in memory before they are joined to groups
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,7 @@ class Duplicates:
 
     `count` is the number of all pairs; only the closest are held when there are more than the limit. Two
     samples are in one group if a chain of pairs connects them; groups are numbered from 1, the largest first.
+    `recall` is None if all pairs were compared; else it says how many pairs buckets of samples miss.
     """
 
     index_a: Integers  # (p,) the smaller index
@@ -29,6 +34,7 @@ class Duplicates:
     cosine: Floats  # (p,)
     count: int
     group: Integers  # (n,) the number of a sample's group, 0 for none
+    recall: Recall | None = None
 
     def __len__(self) -> int:
         return len(self.index_a)
@@ -36,11 +42,12 @@ class Duplicates:
 
 def near_duplicates(
     index: Integers,  # (n,)
-    sketch: Floats | Directions,  # (n, k)
+    sketch: Matrix | Directions,  # (n, k)
     *,
     threshold: float = 0.99,
     block: int = 64,
     limit: int = 10_000,
+    exact_up_to: int = EXACT_UP_TO,
 ) -> Duplicates:
     """Returns the pairs whose sketches have a cosine of at least `threshold`, whatever their lengths.
 
@@ -49,9 +56,11 @@ def near_duplicates(
     copies of a sample that a model has fitted may differ in length by any factor. The error of a sketched
     cosine near 1 is about (1 - c) √(2 / k), so short sketches are enough to find such pairs.
 
-    Two unit vectors are no closer along one axis than in space: samples are sorted along their principal
-    direction, and only pairs that are near each other there are compared. One product compares `block`
-    samples with at most four times as many. Zero gradients have no direction and are never duplicates.
+    Zero gradients have no direction and are never duplicates. Up to `exact_up_to` samples all pairs are
+    compared, but for those that are apart along the principal direction of all: two unit vectors are no
+    closer in space than along one axis. One product compares `block` samples with at most four times as many.
+    Of more samples, each is compared with those in the `Buckets` near it, and the result says how many pairs
+    that misses.
 
     >>> import numpy as np
     >>> rows = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.01], [9.0, 0.0]])
@@ -59,14 +68,65 @@ def near_duplicates(
     >>> list(zip(pairs.index_a.tolist(), pairs.index_b.tolist())), pairs.group
     ([(4, 7), (4, 6), (6, 7)], array([1, 0, 1, 1]))
     """
-    units, lengths = directions(sketch)
+    pointing = directions(sketch)
+    rows = np.flatnonzero(pointing.lengths > 0)
+    found = _Found(len(index), limit)
+    buckets = None if len(rows) <= max(1, exact_up_to) else Buckets(pointing, rows)
+    if buckets is None:
+        for pairs, cosine in _all_pairs(pointing[rows], threshold, block):
+            found.add(rows[pairs], cosine)
+    else:
+        for a, b, cosine in buckets.pairs(threshold):
+            found.add(np.stack([a, b]), cosine)
+    pairs, cosine, group = found.finished()
+    recall = None if buckets is None else buckets.recall(threshold, group)
+    return Duplicates(
+        index[pairs[0]], index[pairs[1]], np.clip(cosine, -1.0, 1.0), found.count, group, recall
+    )
+
+
+class _Found:
+    """Counts pairs, keeps the closest and joins all to groups."""
+
+    def __init__(self, samples: int, limit: int) -> None:
+        self.count = 0
+        self._limit = limit
+        self._parent = np.arange(samples)
+        self._closest: tuple[Integers, Floats] = np.empty((2, 0), dtype=np.int64), np.empty(0)
+        self._waiting: list[tuple[Integers, Floats]] = []
+        self._held = 0
+
+    def add(self, pairs: Integers, cosine: Floats) -> None:  # (2, p), the smaller first; (p,)
+        if len(cosine) == 0:
+            return
+        self.count += len(cosine)
+        self._waiting.append((pairs, cosine.astype(np.float64)))
+        self._held += len(cosine)
+        if self._held >= _WAITING:
+            self._take()
+
+    def finished(self) -> tuple[Integers, Floats, Integers]:
+        """Returns the closest pairs, their cosines, and the number of each sample's group."""
+        self._take()
+        return *self._closest, _groups(self._parent)
+
+    def _take(self) -> None:
+        waiting, self._waiting, self._held = [self._closest, *self._waiting], [], 0
+        pairs = np.concatenate([pairs for pairs, _ in waiting], axis=1)
+        cosine = np.concatenate([cosine for _, cosine in waiting])
+        del waiting
+        _join(self._parent, pairs)
+        best = np.lexsort((pairs[1], pairs[0], -cosine))[: self._limit]
+        self._closest = pairs[:, best], cosine[best]
+
+
+def _all_pairs(
+    units: Floats, threshold: float, block: int
+) -> Iterator[tuple[Integers, Floats]]:  # (2, p), (p,)
+    """Yields the pairs of rows with a cosine of at least the threshold, by blocks."""
     places = _along(_principal(units), units)
     order = np.argsort(places, kind="stable")
-    order = order[lengths[order] > 0]
     along, units = places[order], units[order]
-    pairs, count = np.empty((2, 0), dtype=np.int64), 0
-    cosine: Floats = np.empty(0)
-    parent = np.arange(len(index))
     for rows, columns in _bands(along, threshold, block):
         cosines = units[rows] @ units[columns].T
         a, b = np.divmod(np.flatnonzero(cosines >= threshold - _ROUNDING), cosines.shape[1])
@@ -75,14 +135,9 @@ def near_duplicates(
         # Pair by pair: the rounding of the product depends on the place of a pair in its block.
         found = np.einsum("pk,pk->p", units[a], units[b], dtype=np.float64)
         near = found >= threshold
-        count += int(near.sum())
-        ends = np.sort(order[np.stack([a[near], b[near]])], axis=0)
-        _join(parent, ends)
-        pairs, cosine = _closest(
-            np.concatenate([pairs, ends], axis=1), np.concatenate([cosine, found[near]]), limit
-        )
-    cosine = np.clip(cosine, -1.0, 1.0)
-    return Duplicates(index[pairs[0]], index[pairs[1]], cosine, count, _groups(parent))
+        pairs = np.sort(order[np.stack([a[near], b[near]])], axis=0)
+        del cosines, a, b
+        yield pairs, found[near]
 
 
 def _principal(units: Floats) -> Floats:  # (n, k) -> (k,)
@@ -107,12 +162,6 @@ def _bands(along: Floats, threshold: float, block: int) -> Iterator[tuple[slice,
         last = int(np.searchsorted(along, along[rows.stop - 1] + farthest, side="right"))
         for column in range(start, last, _WIDE * block):
             yield rows, slice(column, min(column + _WIDE * block, last))
-
-
-def _closest(pairs: Integers, cosine: Floats, limit: int) -> tuple[Integers, Floats]:
-    """Returns at most `limit` pairs, those with the largest cosines, sorted."""
-    best = np.lexsort((pairs[1], pairs[0], -cosine))[:limit]
-    return pairs[:, best], cosine[best]
 
 
 def _join(parent: Integers, pairs: Integers) -> None:

@@ -39,7 +39,7 @@ def evidence(
     losses, norms, influences = (shares_below(v) for v in (samples.loss, samples.norm, influence))
     groups = unusual_group(samples.group_norms, len(samples))
     has_loss = np.isfinite(samples.loss)
-    has_gradient = np.isfinite(samples.norm) & np.isfinite(samples.sketch).all(axis=1)
+    has_gradient = samples.has_gradient
     notable = (losses >= _NOTABLE) | (influences >= _NOTABLE) | (norms >= _NOTABLE)
     notable |= (alignment <= _AGAINST) | ~has_loss | ~has_gradient
     unlike = np.zeros(len(samples)) if outlier is None else shares_below(outlier)

@@ -15,6 +15,7 @@ from pergrad.attribution.evidence import evidence
 from pergrad.attribution.groups import dominant_groups
 from pergrad.attribution.influence import self_influence
 from pergrad.attribution.labels import LabelErrors, Memorised, label_errors, memorised
+from pergrad.attribution.matrices import Chosen
 from pergrad.attribution.noise import Noise, gradient_noise
 from pergrad.attribution.pushes import Pushes, pushes
 from pergrad.attribution.samples import Floats, Integers, Samples
@@ -112,7 +113,7 @@ def analyse(
     array([3])
     """
     usable = samples.usable
-    rows = samples.sketch if usable.all() else samples.sketch[usable]
+    rows = Chosen(samples.sketch, usable)
     pointing = directions(rows)
     aligned = _spread(alignment(pointing), usable)
     influence = _spread(self_influence(rows, damping=damping), usable)
@@ -146,12 +147,13 @@ def _label_free(
     if samples.free is None:
         return None, None, None
     usable = samples.comparable
-    last = samples.free[usable, -1].astype(np.float64)
-    last -= last.mean(axis=0) if len(last) else 0.0
-    outlier = _spread(self_influence(last, damping=damping), usable)
+    last = samples.free.shape[1] - 1
+    centred = Chosen(samples.free, usable, last, centred=True)
+    outlier = _spread(self_influence(centred, damping=damping), usable)
     if samples.target is None:
         return None, outlier, None
-    checkpoints = [samples.free[:, n] for n in range(samples.free.shape[1])]
+    every = np.ones(len(samples), dtype=bool)
+    checkpoints = [Chosen(samples.free, every, part) for part in range(last + 1)]
     labels = label_errors(checkpoints, samples.target, usable & samples.usable)
     if labels is None or samples.predicted is None:
         return labels, outlier, None
@@ -167,8 +169,8 @@ def _duplicates(samples: Samples, pointing: Directions, threshold: float | None)
     else:
         # What all samples share makes them look alike, whatever they are.
         usable, cosine = samples.comparable, 0.985
-        rows = samples.free[usable, -1]
-        pointing = directions(rows - rows.mean(axis=0) if len(rows) else rows)
+        last = samples.free.shape[1] - 1
+        pointing = directions(Chosen(samples.free, usable, last, centred=True))
     found = near_duplicates(
         samples.index[usable], pointing, threshold=cosine if threshold is None else threshold
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pergrad.attribution.directions import peaks
+from pergrad.attribution.matrices import Matrix, blocks
 from pergrad.attribution.samples import Floats
 from pergrad.attribution.whitening import whitening
 
@@ -14,7 +15,7 @@ _BLOCK = 64
 _FAR = 10.0  # multiple of the 99% quantile beyond which a sketch is shortened
 
 
-def self_influence(sketch: Floats, *, damping: float = 0.1) -> Floats:  # (n, k) -> (n,)
+def self_influence(sketch: Matrix, *, damping: float = 0.1) -> Floats:  # (n, k) -> (n,)
     """s_n^T (S^T S / N + λ I)^-1 s_n, with λ = damping · tr(S^T S / N) / k.
 
     The matrix is the second moment of the sketched gradients, an estimate of the curvature: a gradient in a
@@ -35,7 +36,9 @@ def self_influence(sketch: Floats, *, damping: float = 0.1) -> Floats:  # (n, k)
     samples, width = sketch.shape
     if samples == 0:
         return np.zeros(0)
-    largest = peaks(sketch).astype(np.float64)
+    largest = np.empty(samples)
+    for some in blocks(samples):
+        largest[some] = peaks(sketch[some])
     if largest.max() < np.finfo(sketch.dtype).tiny:  # zero or subnormal
         return np.zeros(samples)
     limit = _FAR * float(np.quantile(largest, 0.99)) or float(largest.max())
@@ -43,14 +46,20 @@ def self_influence(sketch: Floats, *, damping: float = 0.1) -> Floats:  # (n, k)
     np.divide(limit, largest, out=kept, where=largest > limit)
     # Squares of gradients of 1e200 or 1e-200 leave the range of float64; the result has no unit.
     unit = float((kept * largest).max())
-    # The sketch's dtype is accurate enough for products over all samples because of λ; the rest is float64.
-    rows = sketch * (kept / unit).astype(sketch.dtype)[:, None]
-    moment = (rows.T @ rows).astype(np.float64) / samples
+    # The sketch's dtype is accurate enough for products over a block because of λ; the rest is float64.
+    scales = (kept / unit).astype(sketch.dtype)[:, None]
+    moment = np.zeros((width, width))
+    for some in blocks(samples):
+        rows = sketch[some] * scales[some]
+        moment += rows.T @ rows
+    moment /= samples
     scale = float(np.trace(moment)) / width
-    whitened = whitening(moment + damping * scale * np.eye(width))
+    whitened = whitening(moment + damping * scale * np.eye(width)).astype(sketch.dtype)
     squares = np.zeros(samples)
-    for start in range(0, width, _BLOCK):  # skips most zeros of the triangular matrix
-        stop = min(start + _BLOCK, width)
-        solved = rows[:, :stop] @ whitened[start:stop, :stop].T.astype(rows.dtype)
-        squares += np.einsum("nk,nk->n", solved, solved)
+    for some in blocks(samples):
+        rows = sketch[some] * scales[some]
+        for start in range(0, width, _BLOCK):  # skips most zeros of the triangular matrix
+            stop = min(start + _BLOCK, width)
+            solved = rows[:, :stop] @ whitened[start:stop, :stop].T
+            squares[some] += np.einsum("nk,nk->n", solved, solved)
     return squares / np.square(np.maximum(kept, 1e-150))  # 1e-150 squared is still above zero

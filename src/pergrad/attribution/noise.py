@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pergrad.attribution.matrices import Matrix, blocks
 from pergrad.attribution.samples import Floats
 
 __all__ = ["Noise", "gradient_noise"]
 
 _BLOCKS = 20  # jackknife blocks: few enough to be cheap, enough to estimate a variance
+_AT_ONCE = 200 * _BLOCKS  # samples in memory at a time: each of these blocks has its share of them
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Noise:
         return None if self.scale is None else max(1, round(self.scale))
 
 
-def gradient_noise(norm: Floats, sketch: Floats) -> Noise:  # (n,), (n, k)
+def gradient_noise(norm: Floats, sketch: Matrix) -> Noise:  # (n,), (n, k)
     """tr(Σ) = (Σ_n |g_n|² - |Σ_n g_n|² / N) / (N - 1) and |G|² = |Σ_n g_n|² / N² - tr(Σ) / N.
 
     |g_n|² is exact. |Σ_n s_n|² estimates |Σ_n g_n|² without bias, with a relative error of about √(2 / k).
@@ -61,10 +63,15 @@ def gradient_noise(norm: Floats, sketch: Floats) -> Noise:  # (n,), (n, k)
     unit = float(norm.max()) or 1.0
     squares = np.square(norm.astype(np.float64) / unit)
     # Each block takes every _BLOCKS-th sample, so that neighbours in a sorted data set are spread out.
-    blocks = [slice(start, None, _BLOCKS) for start in range(min(_BLOCKS, samples))]
-    sizes = np.array([len(squares[block]) for block in blocks])
-    square_sums = np.array([squares[block].sum() for block in blocks])
-    sums = np.stack([sketch[block].sum(axis=0, dtype=np.float64) for block in blocks]) / unit
+    parts = [slice(start, None, _BLOCKS) for start in range(min(_BLOCKS, samples))]
+    sizes = np.array([len(squares[part]) for part in parts])
+    square_sums = np.array([squares[part].sum() for part in parts])
+    sums = np.zeros((len(parts), width))
+    for some in blocks(samples, _AT_ONCE):
+        rows = sketch[some]
+        for number, part in enumerate(parts):
+            sums[number] += rows[part].sum(axis=0, dtype=np.float64)
+    sums /= unit
     trace, squared_mean = _estimates(samples, square_sums.sum(), sums.sum(axis=0))
     scale = max(0.0, trace / squared_mean) if squared_mean > 0 else None
     low, high = _interval(samples, sizes, square_sums, sums, width)

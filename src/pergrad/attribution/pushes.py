@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pergrad.attribution.directions import Directions, directions
+from pergrad.attribution.matrices import Matrix
 from pergrad.attribution.samples import Floats, Integers
 
 __all__ = ["Pushes", "pushes"]
@@ -32,7 +33,7 @@ class Pushes:
 
 
 def pushes(
-    index: Integers, sketch: Floats | Directions, rows: Integers, *, each: int = 3
+    index: Integers, sketch: Matrix | Directions, rows: Integers, *, each: int = 3
 ) -> Pushes:
     """Returns the `each` strongest helpers, then the `each` strongest harmers of each of `rows`, by cosine.
 
@@ -50,20 +51,49 @@ def pushes(
     if len(rows) == 0 or each == 0:
         none = np.empty(0, dtype=np.int64)
         return Pushes(none, none, np.empty(0), np.empty(0))
-    units, lengths = directions(sketch)
+    pointing = directions(sketch)
+    lengths = pointing.lengths
     samples, others, cosines = [], [], []
     for start in range(0, len(rows), _BLOCK):
         some = rows[start : start + _BLOCK]
-        found = _cosines(units, some)
-        strongest = np.concatenate([_highest(found, each), _highest(-found, each)], axis=1)
-        cosine = np.take_along_axis(found, strongest, axis=1)
-        pushing = np.concatenate([cosine[:, :each] > 0, cosine[:, each:] < 0], axis=1)
+        helpers, harmers = _strongest(pointing, some, each)
+        strongest = np.concatenate([helpers[0], harmers[0]], axis=1)
+        cosine = np.concatenate([helpers[1], -harmers[1]], axis=1)
+        pushing = np.concatenate([helpers[1] > 0, harmers[1] > 0], axis=1)
         samples.append(np.repeat(some, pushing.sum(axis=1)))
         others.append(strongest[pushing])
         cosines.append(cosine[pushing])
     a, b = np.concatenate(samples), np.concatenate(others)
     cosine = np.concatenate(cosines).astype(np.float64)
     return Pushes(index[a], index[b], cosine * lengths[a] * lengths[b], cosine)
+
+
+_Best = tuple[Integers, Floats]  # (b, each) columns and values, the highest first
+
+
+def _strongest(pointing: Directions, rows: Integers, each: int) -> tuple[_Best, _Best]:
+    """Returns the samples with the highest cosines to each of `rows`, and those with the lowest, negated."""
+    # A fixed number of columns: the rounding of products of odd sizes depends on the number of threads.
+    own = np.zeros((_BLOCK, pointing.shape[1]), dtype=pointing.dtype)
+    own[: len(rows)] = pointing[rows]
+    none: _Best = np.zeros((len(rows), 0), dtype=np.int64), np.zeros((len(rows), 0), own.dtype)
+    helpers, harmers = none, none
+    for some, units in pointing.blocks():
+        found = np.ascontiguousarray((units @ own.T)[:, : len(rows)].T)
+        inside = (rows >= some.start) & (rows < some.stop)
+        found[np.flatnonzero(inside), rows[inside] - some.start] = 0.0
+        helpers = _merged(helpers, found, some.start, each)
+        harmers = _merged(harmers, -found, some.start, each)
+    return helpers, harmers
+
+
+def _merged(best: _Best, values: Floats, start: int, each: int) -> _Best:
+    """Adds the columns of a block, which follow those before, to the best so far; ties keep their order."""
+    highest = _highest(values, min(each, values.shape[1]))
+    columns = np.concatenate([best[0], highest + start], axis=1)
+    found = np.concatenate([best[1], np.take_along_axis(values, highest, axis=1)], axis=1)
+    order = np.argsort(-found, axis=1, kind="stable")[:, :each]
+    return np.take_along_axis(columns, order, axis=1), np.take_along_axis(found, order, axis=1)
 
 
 def _highest(values: Floats, count: int) -> Integers:  # (b, n) -> (b, count)
@@ -73,14 +103,4 @@ def _highest(values: Floats, count: int) -> Integers:  # (b, n) -> (b, count)
     for place in range(count):
         found[:, place] = left.argmax(axis=1)
         np.put_along_axis(left, found[:, [place]], -np.inf, axis=1)
-    return found
-
-
-def _cosines(units: Floats, rows: Integers) -> Floats:  # (n, k), (b,) -> (b, n)
-    """Returns the cosines of `rows` with all samples; 0 for a sample with itself."""
-    # A fixed number of columns: the rounding of products of odd sizes depends on the number of threads.
-    some = np.zeros((_BLOCK, units.shape[1]), dtype=units.dtype)
-    some[: len(rows)] = units[rows]
-    found = np.ascontiguousarray((units @ some.T)[:, : len(rows)].T)
-    found[np.arange(len(rows)), rows] = 0.0
     return found

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pergrad.attribution.matrices import Matrix, finite_rows
 from pergrad.errors import PergradError
 
 __all__ = ["Floats", "Integers", "Samples"]
@@ -33,10 +35,10 @@ class Samples:
     loss: Floats  # (n,)
     norm: Floats  # (n,) of the gradient over all parameters
     group_norms: Mapping[str, Floats]  # group of parameters -> (n,)
-    sketch: Floats  # (n, k) with E <s_n, s_m> = <g_n, g_m>
+    sketch: Matrix  # (n, k) with E <s_n, s_m> = <g_n, g_m>; in memory, or read from a file
     # Of classifiers: sketches of label-free gradients at each checkpoint, the label's class, the class that
     # the model predicts, and its probabilities of both.
-    free: Floats | None = None  # (n, checkpoints, k)
+    free: Matrix | None = None  # (n, checkpoints, k)
     target: Integers | None = None  # (n,), -1 if unknown
     predicted: Integers | None = None  # (n,)
     probability: Floats | None = None  # (n, 2) of the label and of the predicted class
@@ -44,7 +46,7 @@ class Samples:
     def __post_init__(self) -> None:
         if len(self.index) == 0:
             raise PergradError("no samples: findings need at least one")
-        if self.sketch.ndim != 2:
+        if len(self.sketch.shape) != 2:
             raise PergradError(f"sketch must be (n, k), got shape {self.sketch.shape}")
         if self.sketch.shape[1] == 0:
             raise PergradError("sketch must have at least one column, got none")
@@ -70,15 +72,18 @@ class Samples:
     def __len__(self) -> int:
         return len(self.index)
 
-    @property
+    @cached_property
+    def has_gradient(self) -> NDArray[np.bool_]:  # (n,)
+        """Returns a mask of the samples whose norm and sketch are finite."""
+        return np.isfinite(self.norm) & finite_rows(self.sketch)
+
+    @cached_property
     def usable(self) -> NDArray[np.bool_]:  # (n,)
         """Returns a mask of the samples whose loss and gradient are finite."""
-        return (
-            np.isfinite(self.loss) & np.isfinite(self.norm) & np.isfinite(self.sketch).all(axis=1)
-        )
+        return np.isfinite(self.loss) & self.has_gradient
 
-    @property
+    @cached_property
     def comparable(self) -> NDArray[np.bool_]:  # (n,)
         """Returns a mask of the samples whose label-free gradients are finite."""
         assert self.free is not None
-        return np.asarray(np.isfinite(self.free).reshape(len(self), -1).all(axis=1))
+        return finite_rows(self.free)

@@ -73,6 +73,11 @@ def _counted(results: Results) -> list[str]:
     if groups:
         alike = f"{count(groups, 'group')} of near-duplicates"
         lines.append(f"{alike} ({count(pairs, 'pair')}): to the model they are the same sample.")
+    recall = results.summary.get("duplicates_recall")
+    if recall is not None and recall["share"] is not None:
+        lines.append(
+            f"Near-duplicates were searched in buckets, which find {recall['share']:.1%} of the pairs."
+        )
     outliers = len(results.outlying())
     if outliers:
         lines.append(f"{count(outliers, 'input is', 'inputs are')} unlike all others.")

@@ -3,12 +3,12 @@ import pytest
 import torch
 
 from pergrad.attribution import leave_one_out
-from pergrad.attribution.labels.leave_one_out import _DAMPINGS, _prepared
+from pergrad.attribution.labels.leave_one_out import _DAMPINGS, _Prepared
 
 
 def by_fitting_again(features: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     """Fit a ridge regression without each sample in turn, and choose the best damping."""
-    z, y = _prepared(features), np.eye(classes)[labels]
+    z, y = _Prepared(features)[:], np.eye(classes)[labels]
     found = []
     for damping in _DAMPINGS:
         rows = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pergrad.attribution.labels.leave_one_out import leave_one_out
+from pergrad.attribution.labels.leave_one_out import LeaveOneOut, tried_rows
+from pergrad.attribution.matrices import Chosen, Matrix, blocks
 from pergrad.attribution.samples import Floats, Integers
 
 __all__ = ["LabelErrors", "label_errors"]
@@ -47,7 +49,7 @@ class LabelErrors:
 
 
 def label_errors(
-    features: Sequence[Floats], labels: Integers, usable: NDArray[np.bool_] | None = None
+    features: Sequence[Matrix], labels: Integers, usable: NDArray[np.bool_] | None = None
 ) -> LabelErrors | None:
     """Judges labels by ridge regression on label-free gradients, leave-one-out, averaged over checkpoints.
 
@@ -79,24 +81,39 @@ def label_errors(
         return None
     judged &= np.isin(labels, present)
     classes = np.searchsorted(present, labels[judged])
-    found = np.mean(
-        [leave_one_out(part[judged], classes, len(present)) for part in features], axis=0
-    )
+    found = _Mean([LeaveOneOut(Chosen(part, judged), classes, len(present)) for part in features])
     return _judged(found, classes, present, judged)
 
 
+class _Mean:
+    """The mean of the predictions at all checkpoints, for the rows that are read."""
+
+    def __init__(self, parts: Sequence[LeaveOneOut]) -> None:
+        self._parts = parts
+
+    def __getitem__(self, rows: Any) -> Floats:  # (m, classes)
+        return np.asarray(np.mean([part[rows] for part in self._parts], axis=0))
+
+
 def _judged(
-    found: Floats, classes: Integers, present: Integers, judged: NDArray[np.bool_]
+    found: _Mean, classes: Integers, present: Integers, judged: NDArray[np.bool_]
 ) -> LabelErrors:
-    rows = np.arange(len(classes))
-    others = found.copy()
-    others[rows, classes] = -np.inf
-    doubt = others.max(axis=1) - found[rows, classes]
-    share = _probabilities(found, classes)
-    own, best = share[rows, classes], share.argmax(axis=1)
-    confidence = share[rows, best]
+    samples = len(classes)
+    sharpness = _sharpness(found, classes, len(present))
+    doubt, own, confidence = np.empty(samples), np.empty(samples), np.empty(samples)
+    best, error = np.empty(samples, dtype=np.int64), 0.0
+    for some in blocks(samples):
+        predicted, given = found[some], classes[some]
+        rows = np.arange(len(given))
+        share = _softmax(sharpness * predicted)
+        best[some] = share.argmax(axis=1)
+        own[some], confidence[some] = share[rows, given], share[rows, best[some]]
+        error += float(np.square(predicted - np.eye(len(present))[given]).sum())
+        mine = predicted[rows, given]
+        predicted[rows, given] = -np.inf
+        doubt[some] = predicted.max(axis=1) - mine
     doubted = best != classes
-    skill = _skill(found, classes)
+    skill = _skill(error, classes, len(present))
     expected = low = high = None
     if skill >= _LEAST_SKILL:
         expected, low, high = (int((doubt > least).sum()) for least in (_EXPECTED, _LOW, _HIGH))
@@ -110,27 +127,31 @@ def _judged(
     )
 
 
-def _probabilities(found: Floats, classes: Integers) -> Floats:  # (n, c), (n,) -> (n, c)
-    """softmax(β ŷ), with the β of least squared error: predictions of a ridge regression are too timid."""
-    onehot = np.eye(found.shape[1])[classes]
-    best: tuple[float, Floats] | None = None
-    for sharpness in _SHARPEST.tolist():
-        share = np.exp(sharpness * (found - found.max(axis=1, keepdims=True)))
-        share /= share.sum(axis=1, keepdims=True)
-        error = float(np.square(share - onehot).sum())
-        if best is None or error < best[0]:
-            best = error, share
-    assert best is not None
-    return best[1]
+def _sharpness(found: _Mean, classes: Integers, count: int) -> float:
+    """Returns the β of softmax(β ŷ) with the least squared error: ridge regressions are too timid."""
+    errors = np.zeros(len(_SHARPEST))
+    tried = tried_rows(len(classes))
+    for some in blocks(len(tried)):
+        predicted, onehot = found[tried[some]], np.eye(count)[classes[tried[some]]]
+        for number, sharpness in enumerate(_SHARPEST.tolist()):
+            errors[number] += float(np.square(_softmax(sharpness * predicted) - onehot).sum())
+    return float(_SHARPEST[errors.argmin()])
 
 
-def _skill(found: Floats, classes: Integers) -> float:
-    """Compares the squared error with that of predicting the shares of the classes among the others."""
-    n, sizes = len(classes), np.bincount(classes, minlength=found.shape[1])
-    onehot = np.eye(found.shape[1])[classes]
-    guessed = (sizes - onehot) / max(1, n - 1)
-    base = float(np.square(guessed - onehot).sum())
-    return 1 - float(np.square(found - onehot).sum()) / base if base > 0 else 0.0
+def _softmax(values: Floats) -> Floats:  # (n, c) -> (n, c)
+    share = np.exp(values - values.max(axis=1, keepdims=True))
+    return np.asarray(share / share.sum(axis=1, keepdims=True))
+
+
+def _skill(error: float, classes: Integers, count: int) -> float:
+    """Compares a squared error with that of predicting the shares of the classes among the others."""
+    sizes = np.bincount(classes, minlength=count).astype(np.float64)
+    others = max(1, len(classes) - 1)
+    shares = sizes / others
+    # Of a sample of class c, the guess for c is (size - 1) / others, for another class its share.
+    own = np.square((sizes - 1) / others - 1)
+    base = float((sizes * (own + np.square(shares).sum() - np.square(shares))).sum())
+    return 1 - error / base if base > 0 else 0.0
 
 
 def _spread(values: np.ndarray, where: NDArray[np.bool_], other: float) -> np.ndarray:

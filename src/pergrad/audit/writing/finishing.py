@@ -62,6 +62,9 @@ def finish(
     streaming = spent.pop("streaming")
     notes += _notes(task, batch_sizes)
     notes += _notes_of_labels(task, samples, findings, classes)
+    recall = findings.duplicates.recall
+    if recall is not None:
+        notes.append(f"near-duplicates were searched in buckets, not among all pairs: {recall}")
     if before is not None:
         ranks = Ranks(count=int(before.get("processes") or 1))
     summary = {
@@ -167,7 +170,7 @@ def _how(task: Task, ranks: Ranks, batch_size: int, command: str | None) -> dict
 def _what(task: Task, samples: Samples, findings: Findings, classes: _Classes) -> dict[str, Any]:
     model, spec = task.spec.model, task.spec
     sizes = {name: p.numel() for name, p in model.named_parameters()}
-    noise = findings.noise
+    noise, recall = findings.noise, findings.duplicates.recall
     return {
         "samples": len(samples),
         "model": {
@@ -200,6 +203,7 @@ def _what(task: Task, samples: Samples, findings: Findings, classes: _Classes) -
             "high": noise.high,
         },
         "duplicates": findings.duplicates.count,
+        "duplicates_recall": None if recall is None else recall.as_json(),
         "duplicate_groups": int(findings.duplicates.group.max(initial=0)),
         "ranked_by": "loss" if findings.labels is None else "labels",
         "label_errors": _counts(findings),
