@@ -10,7 +10,7 @@ NAMES = """
     __version__ PergradError
     call_for_per_sample_grads ExpandedWeight implements_per_sample_grads
     record grads norms compiled certify verify explain
-    Audit
+    Audit Index
     Quantity Grads Norms Sum ClippedSum SecondMoment Variance Dots Gram Projection NoiseScale
 """.split()
 EXTRAS = """

@@ -39,6 +39,7 @@ __all__ = [
     "ExpandedWeight",
     "Grads",
     "Gram",
+    "Index",
     "NoiseScale",
     "Norms",
     "PergradError",
@@ -60,7 +61,8 @@ __all__ = [
 ]
 
 _LATE = {"evaluate", "private"}  # packages that are imported when they are first asked for
-_LATE_NAMES = {"Audit": "pergrad.auditing"}  # names that need an extra, imported likewise
+# Names that need an extra, imported likewise.
+_LATE_NAMES = {"Audit": "pergrad.auditing", "Index": "pergrad.index"}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ __all__ = [
     "BatchSizeError",
     "EvaluationError",
     "FallbackWarning",
+    "IndexingError",
     "InterruptedAuditError",
     "MixedSamplesError",
     "PergradError",
@@ -50,6 +51,10 @@ class InterruptedAuditError(AuditError):
 
 class ToldElsewhereError(AuditError):
     """Raised when an audit has failed in another process, which reports the reason."""
+
+
+class IndexingError(AuditError):
+    """Raised when an index cannot be built, opened or queried: bad model, data, options, query or folder."""
 
 
 class PrivacyError(PergradError):

@@ -74,6 +74,11 @@ class SampleGradients:
         return [type(f).__name__ for f in self._factors]
 
     @property
+    def uses(self) -> list[Factor]:
+        """Returns a factor for each use of the parameter, without the scale; fewer if they are joined."""
+        return list(self._factors)
+
+    @property
     def factors(self) -> list[Factor]:
         """Returns the joined factors of all uses, without the scale."""
         if not self._is_joined:

@@ -34,10 +34,10 @@ from pergrad.reductions.choosing import chooser_of
 from pergrad.reductions.tiles import at_once, sample_tiles
 from pergrad.runtime import bmm, wide
 
-__all__ = ["CountSketch", "TwoSidedSketch", "count_sketch", "two_sided_sketch"]
+__all__ = ["CountSketch", "TwoSidedSketch", "count_sketch", "hashed_integers", "two_sided_sketch"]
 
 
-def _hashed(counts: Mapping[str, int]) -> list[Tensor]:
+def hashed_integers(counts: Mapping[str, int]) -> list[Tensor]:
     """Returns integers in [0, 2^48) for each label, `counts[label]` of them: splitmix64 from its SHA-256."""
     starts = [hashlib.sha256(label.encode()).digest()[:8] for label in counts]
     start = torch.tensor([int.from_bytes(part, "little", signed=True) for part in starts])
@@ -58,7 +58,7 @@ def _shifted(z: Tensor, bits: int) -> Tensor:
 
 
 def _signs(label: str, count: int) -> Tensor:
-    (hashed,) = _hashed({label: count})
+    (hashed,) = hashed_integers({label: count})
     return (hashed & 1) * 2 - 1
 
 
@@ -85,7 +85,7 @@ class CountSketch:
     ) -> dict[str, CountSketch]:
         """Builds the sketches of several parameters, faster than one by one."""
         counts = {f"{seed}/{name}": sum(_as_matrix(shape)) for name, shape in shapes.items()}
-        pairs = zip(shapes.items(), _hashed(counts), strict=True)
+        pairs = zip(shapes.items(), hashed_integers(counts), strict=True)
         return {name: cls._from(hashed, shape, size) for (name, shape), hashed in pairs}
 
     @classmethod

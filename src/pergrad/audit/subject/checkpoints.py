@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,21 @@ from pergrad.audit.subject.dtypes import Dtype, placed
 from pergrad.audit.subject.spec import Spec
 from pergrad.errors import AuditError
 
-__all__ = ["loaded_checkpoints"]
+__all__ = ["checkpoint_modules", "loaded_checkpoints"]
 
 
 def loaded_checkpoints(spec: Spec, device: torch.device, dtype: Dtype | None) -> list[nn.Module]:
     """Returns a copy of the model for each checkpoint of the spec, with its state."""
+    return checkpoint_modules(spec.model, spec.checkpoints, device, dtype)
+
+
+def checkpoint_modules(
+    model: nn.Module, checkpoints: Sequence[Any], device: torch.device, dtype: Dtype | None
+) -> list[nn.Module]:
+    """Returns a copy of the model for each checkpoint, with its state."""
     return [
-        placed(_module(spec.model, checkpoint, number), device, dtype)
-        for number, checkpoint in enumerate(spec.checkpoints)
+        placed(_module(model, checkpoint, number), device, dtype)
+        for number, checkpoint in enumerate(checkpoints)
     ]
 
 

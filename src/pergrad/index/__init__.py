@@ -1,0 +1,13 @@
+"""Finds the training samples behind what a model does: stored, projected gradients that can be queried."""
+
+try:
+    from pergrad.index.index import Index
+    from pergrad.index.options import IndexOptions
+except ModuleNotFoundError as error:
+    if error.name in ("numpy", "pyarrow", "PIL", "jinja2", "rich"):
+        raise ModuleNotFoundError(
+            f"pergrad.index needs {error.name}: pip install 'pergrad[audit]'", name=error.name
+        ) from error
+    raise
+
+__all__ = ["Index", "IndexOptions"]

@@ -1,0 +1,329 @@
+"""Defines `Index`: which training samples made the model do this?"""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pergrad.audit.streaming.stream import Watch
+from pergrad.audit.subject.showing import inferred_show
+from pergrad.audit.subject.spec import Spec
+from pergrad.errors import IndexingError
+from pergrad.index.attaching import Attached, attached, options_of, remember, remembered
+from pergrad.index.building import append_rows, build_rows
+from pergrad.index.info import Info, data_frame, info_of
+from pergrad.index.options import IndexOptions
+from pergrad.index.preconditioning.choosing import Preconditioning, loaded_preconditioners
+from pergrad.index.querying.matches import Matches, Preview, previews_of
+from pergrad.index.querying.queries import as_batch, query_rows, size_of
+from pergrad.index.querying.scoring import best_of, score_blocks
+from pergrad.index.store.numbers import unscaled
+from pergrad.index.store.store import Store
+from pergrad.index.subject import Subject, in_eval_mode, made_subject
+
+__all__ = ["Index"]
+
+
+class Index:
+    """Projected gradients of every training sample, on disk: finds those that made a model do what it does.
+
+    `Index.build` makes one, `Index(path)` opens one. A score is the inner product of a sample's gradient with
+    the preconditioned gradient of a query: positive if training on the sample lowers the loss of the query,
+    and negative if it raises it.
+
+    Args:
+        path: the folder of the index.
+        model: the model that it was built with; needed for queries, unless the index was built in this
+            process or by a command with a reference. A `Spec` gives model, loss and data at once.
+        dataset: the data set, to show the samples that a query finds.
+        loss: called as loss(model, *batch), returns (B,) losses; inferred if it was when building.
+        checkpoints: earlier states of the model, if the index does not hold them.
+        tokenizer: called as tokenizer(texts, return_tensors="pt", padding=True), for queries that are texts.
+        spec: other fields of `pergrad.audit.Spec`.
+
+    >>> import torch, pergrad
+    >>> from torch.utils.data import TensorDataset
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.randn(60, 2) + 4 * (y := torch.arange(60) % 2)[:, None]
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    >>> index = pergrad.Index.build(model, TensorDataset(x, y), quiet=True)
+    >>> index.scores((x[:3], y[:3])).shape
+    torch.Size([3, 60])
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        model: Spec | nn.Module | None = None,
+        dataset: Any = None,
+        loss: Any = None,
+        *,
+        checkpoints: Sequence[Any] = (),
+        tokenizer: Callable[..., Any] | None = None,
+        **spec: Any,
+    ) -> None:
+        self.path = Path(path)
+        self._store = Store(self.path)
+        self._store.refuse_unfinished()
+        self._subject: Subject | None = None
+        self._models: Attached | None = None
+        self._loaded: tuple[Any, Any] | None = None
+        if model is not None:
+            self._subject = made_subject(
+                model, dataset, loss, checkpoints=checkpoints, tokenizer=tokenizer, **spec
+            )
+
+    @classmethod
+    def build(
+        cls,
+        model: Spec | nn.Module,
+        dataset: Any = None,
+        path: str | Path | None = None,
+        loss: Any = None,
+        *,
+        preconditioner: Any = "second_moment",
+        damping: float | None = None,
+        ridge: float = 0.0,
+        checkpoints: Sequence[Any] = (),
+        tokens: Callable[..., Tensor] | None = None,
+        tokenizer: Callable[..., Any] | None = None,
+        options: IndexOptions | None = None,
+        watch: Watch | None = None,
+        quiet: bool = False,
+        **more: Any,
+    ) -> Self:
+        """Computes and stores the projected gradient of every sample; resumes what was interrupted.
+
+        The model is put into eval mode while its gradients are computed, and is not changed. Under torchrun
+        every process computes a part. Called as build(spec, path) or build(model, dataset, path).
+
+        Args:
+            model: any module, or a `pergrad.audit.Spec`.
+            dataset: a data set of (input, target), dicts, or inputs alone; map-style or iterable.
+            path: the folder of the index: new, or of the same build. By default a folder that is removed with
+                this object.
+            loss: called as loss(model, *batch), returns (B,) losses; or a module such as CrossEntropyLoss. By
+                default inferred, as `pergrad.Audit` does.
+            preconditioner: what a query's gradient is divided by: "second_moment" of the rows, or "none".
+            damping: how much of the mean eigenvalue is added to the preconditioner's matrix; by default 1.
+            ridge: what is added on top of it, such as the weight decay of the training.
+            checkpoints: earlier states of the model: state dicts, paths of files with one, or modules. Scores
+                are averaged over them and the model; five of one run beat any single one.
+            tokens: called as tokens(*batch), for per="token"; returns a mask of the tokens that get a row,
+                (n, t). By default the attention mask.
+            tokenizer: called as tokenizer(texts, return_tensors="pt", padding=True), for queries that are
+                texts.
+            options: options of the index; or its fields as keywords, such as `projection`, `dim` or `dtype`.
+            watch: receives progress.
+            quiet: print nothing.
+            more: other options of the index, and fields of the spec, such as `show`, `label` or `collate`.
+        """
+        if isinstance(model, Spec) and isinstance(dataset, str | Path) and path is None:
+            dataset, path = None, dataset  # Index.build(spec, path)
+        chosen, of_spec = _split(options, more)
+        preconditioning = Preconditioning(preconditioner or "none", damping, ridge)
+        watch = watch or _Printing(quiet=quiet)
+        subject = made_subject(
+            model,
+            dataset,
+            loss,
+            checkpoints=checkpoints,
+            tokens=tokens,
+            tokenizer=tokenizer,
+            say=watch.say,
+            **of_spec,
+        )
+        is_kept = path is not None
+        folder = Path(tempfile.mkdtemp(prefix="pergrad-index-") if path is None else path)
+        store = build_rows(subject, folder, chosen, watch)
+        if store.manifest.preconditioner != preconditioning.as_json():
+            store.change(preconditioner=preconditioning.as_json())
+        index = cls(folder)
+        index._subject = subject
+        if is_kept:
+            remember(folder, subject)
+        else:
+            weakref.finalize(index, shutil.rmtree, folder, ignore_errors=True)
+        return index
+
+    # -- what it holds
+
+    @property
+    def indices(self) -> np.ndarray:
+        """Returns the index of each row's sample in the data set, or in all data sets joined."""
+        return self._store.facts.index
+
+    @property
+    def tokens(self) -> np.ndarray | None:
+        """Returns the position of each row's token; None in an index of samples."""
+        return self._store.facts.token
+
+    @property
+    def samples(self) -> Any:
+        """Returns a data frame with a row for each row of the index: index, loss, norm, label."""
+        facts = self._store.facts
+        columns: dict[str, Any] = {"index": facts.index}
+        if facts.token is not None:
+            columns["token"] = facts.token
+        columns |= {"loss": facts.loss[:, -1], "norm": facts.norm[:, -1]}
+        if facts.labels is not None:
+            columns["label"] = facts.labels
+        return data_frame(columns)
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Returns rows at each checkpoint, (n, c, k), in float32 or wider, all in memory."""
+        stop = len(self) if stop is None else min(stop, len(self))
+        found = []
+        for block in self._store.blocks():
+            a, b = max(start, block.start), min(stop, block.start + len(block))
+            if a < b:
+                kept = np.arange(len(block)) if block.kept is None else block.kept
+                some = kept[a - block.start : b - block.start]
+                found.append(unscaled(block.rows[some], block.facts.scale[some], self._store.dtype))
+        if not found:
+            return torch.zeros(0, self._store.manifest.checkpoints, self._store.manifest.width)
+        return torch.cat(found)
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def info(self) -> Info:
+        """Returns what the index holds and what it takes on disk; prints as a table."""
+        return info_of(self._store)
+
+    def __repr__(self) -> str:
+        return str(self.info())
+
+    # -- queries
+
+    def scores(self, batch: Any) -> Tensor:
+        """Returns the scores of all rows for each query, (queries, rows), in the order of `indices`."""
+        found = [scores for _, scores in self.iter_scores(batch)]
+        return torch.cat(found, 1) if found else torch.zeros(size_of(self._batch(batch)), 0)
+
+    def iter_scores(self, batch: Any) -> Iterator[tuple[slice, Tensor]]:
+        """Yields which rows, and the scores of each query with them, (queries, n), block by block."""
+        queries, _ = self._queries(batch)
+        for block, scores in score_blocks(self._store, queries):
+            yield slice(block.start, block.start + len(block)), scores
+
+    def query(self, batch: Any, k: int = 10) -> Matches:
+        """Returns the k most helpful and the k most harmful rows of each query, by exact products.
+
+        Rows are read block by block: the memory does not grow with the index.
+
+        Args:
+            batch: the queries, as the loss takes them, such as (x, y).
+            k: the number of rows of each kind.
+        """
+        if not isinstance(k, int) or k < 1:
+            raise IndexingError(f"k must be a positive integer, got {k!r}")
+        queries, _ = self._queries(batch)
+        high, low = best_of(self._store, queries, k)
+        return Matches(
+            high.rows.numpy(),
+            high.scores.numpy(),
+            low.rows.numpy(),
+            low.scores.numpy(),
+            self._store.facts,
+            self._preview(),
+            title=self.path.name,
+        )
+
+    def _preview(self) -> Preview | None:
+        """Returns what shows a sample; None without its data set, and for samples of several data sets."""
+        subject = self._attached().subject
+        spec = subject.spec
+        if len(self._store.manifest.parts) > 1 or len(spec.dataset) == 0:
+            return None
+        return previews_of(spec.dataset, spec.show or inferred_show(spec.dataset, spec.classes))
+
+    def _batch(self, query: Any) -> tuple[Any, ...]:
+        return as_batch(query)
+
+    def _queries(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Returns preconditioned and plain rows of the queries, (q, c, k)."""
+        attached = self._attached()
+        with in_eval_mode(attached.maker.models):
+            return query_rows(attached.maker, self._batch(batch), self._preconditioners())
+
+    def _preconditioners(self) -> Any:
+        chosen = Preconditioning(**self._store.manifest.preconditioner)
+        key = (chosen, len(self), self._store.manifest.generation, len(self._store.deleted))
+        if self._loaded is None or self._loaded[0] != key:
+            self._loaded = (key, loaded_preconditioners(self._store, chosen))
+        return self._loaded[1]
+
+    def _attached(self) -> Attached:
+        """Returns the models that queries run with; refuses others than the index was built with."""
+        if self._subject is None:
+            self._subject = remembered(self.path)
+        if self._subject is None:
+            raise IndexingError(
+                f"the index {self.path} was opened without its model: pass it as Index(path, model, dataset, "
+                "loss), or a spec as Index(path, spec)"
+            )
+        if self._models is None or not self._models.is_current():
+            self._models = attached(self._store, self._subject)
+        return self._models
+
+    # -- changes
+
+    def append(self, dataset: Any, *, watch: Watch | None = None, quiet: bool = False) -> None:
+        """Adds the samples of another data set; their indices continue those that are there.
+
+        An append that was interrupted resumes when it is called again.
+        """
+        subject = self._attached().subject
+        more = replace(subject, spec=replace(subject.spec, dataset=dataset))
+        options = replace(options_of(self._store.manifest), workers=0)
+        append_rows(more, self.path, options, watch or _Printing(quiet=quiet))
+        self._store = Store(self.path)
+
+    def delete(self, indices: Iterable[int]) -> int:
+        """Deletes samples by their indices; returns how many rows are gone. `compact` frees their space."""
+        return self._store.delete(indices)
+
+    def compact(self) -> None:
+        """Rewrites the rows into files of equal size, without those that were deleted."""
+        self._store.compact()
+
+
+class _Printing:
+    """Prints inferences and messages on stderr; shows no bar."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+
+    def begin(self, samples: int, done: int) -> None: ...
+    def advance(self, samples: int) -> None: ...
+    def say(self, message: str) -> None:
+        if not self._quiet:
+            print(f"pergrad: {message}", file=sys.stderr)
+
+
+def _split(
+    options: IndexOptions | None, given: dict[str, Any]
+) -> tuple[IndexOptions, dict[str, Any]]:
+    """Splits keywords into options of the index and fields of the spec; suggests a name for a typo."""
+    of_options = {field.name for field in fields(IndexOptions)}
+    of_spec = {field.name for field in fields(Spec)} - {"model", "dataset", "loss", "checkpoints"}
+    for name in given:
+        if name not in of_options | of_spec:
+            near = difflib.get_close_matches(name, [*of_options, *of_spec], 1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise IndexingError(f"an index has no option {name!r}{hint}")
+    chosen = {name: value for name, value in given.items() if name in of_options}
+    made = replace(options or IndexOptions(), **chosen)
+    return made, {name: value for name, value in given.items() if name in of_spec}

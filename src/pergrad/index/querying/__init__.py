@@ -1,0 +1,1 @@
+"""Queries an index: gradients of new inputs, exact and approximate products, what is shown of a match."""

@@ -1,0 +1,34 @@
+"""Saves the states of a model's checkpoints in the index, so that it can be queried later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pergrad.audit.streaming.files import replacing
+from pergrad.errors import IndexingError
+
+__all__ = ["read_state", "write_states"]
+
+
+def write_states(folder: Path, models: Sequence[nn.Module], fingerprints: Sequence[str]) -> None:
+    """Writes a state dict for each model, named after its fingerprint."""
+    states = folder / "states"
+    states.mkdir(exist_ok=True)
+    for model, fingerprint in zip(models, fingerprints, strict=True):
+        with replacing(states / f"{fingerprint}.pt") as unfinished:
+            torch.save(model.state_dict(), unfinished)
+
+
+def read_state(folder: Path, fingerprint: str) -> dict[str, torch.Tensor] | None:
+    """Returns a state dict, or None if the index was built without states."""
+    path = folder / "states" / f"{fingerprint}.pt"
+    if not path.exists():
+        return None
+    try:
+        return dict(torch.load(path, map_location="cpu", weights_only=True))
+    except Exception as error:
+        raise IndexingError(f"{path} is corrupt ({type(error).__name__}: {error})") from error
