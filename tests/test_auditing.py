@@ -121,3 +121,32 @@ def test_a_data_set_of_one_and_samples_that_are_all_alike_have_findings() -> Non
     alike = pergrad.Audit.run(model, TensorDataset(x[:1].expand(30, -1), y), quiet=True)
     assert alike.summary["label_errors"]["expected"] is None
     assert alike.summary["duplicate_groups"] in (0, 1)
+
+
+def test_samples_that_are_not_finite_are_named_and_the_rest_is_certified() -> None:
+    model, data = problem(40)
+    data.tensors[0][3] = torch.nan
+    audit = pergrad.Audit.run(model, data, quiet=True)
+    assert "1 sample has a loss or gradient that is not finite: #3." in repr(audit)
+    assert audit.issues["kind"][0] == "not finite"
+    assert audit.summary["certificate"]["ok"]
+
+
+def test_another_value_in_a_label_function_changes_the_report(tmp_path) -> None:
+    model, data = problem(30)
+    for names in (["a", "b", "c"], ["d", "e", "f"]):
+        audit = pergrad.Audit.run(
+            model, data, tmp_path / "a", quiet=True, label=lambda item, n=names: n[item[1]]
+        )
+        assert set(audit.samples["label"]) == set(names)
+    audit = pergrad.Audit.run(model, data, tmp_path / "a", quiet=True, classes=["x", "y", "z"])
+    assert set(audit.samples["label"]) == {"x", "y", "z"}
+
+
+def test_unknown_labels_are_neither_judged_nor_shown() -> None:
+    model, data = problem(40)
+    data.tensors[1][7] = -100
+    audit = pergrad.Audit.run(model, data, quiet=True)
+    row = audit.samples.set_index("index").loc[7]
+    assert row["label"] is None or row["label"] != row["label"]
+    assert "None" not in audit.report().read_text().split('id="classes"')[1].split("</section>")[0]

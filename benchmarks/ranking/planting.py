@@ -112,12 +112,35 @@ def with_outliers(x: Tensor, generator: np.random.Generator) -> tuple[Tensor, np
     return changed, chosen
 
 
+def with_other_outliers(x: Tensor, generator: np.random.Generator) -> tuple[Tensor, np.ndarray]:
+    """Replaces 3% of the inputs: a tenth of the entries far off, or uniform noise over the data's range."""
+    changed = x.clone()
+    chosen = generator.permutation(len(x))[: max(6, round(0.03 * len(x)))]
+    low, high, spread = x.amin(0), x.amax(0), x.std()
+    for number, row in enumerate(chosen.tolist()):
+        if number % 2 == 0:
+            entries = generator.permutation(x[0].numel())[: max(1, x[0].numel() // 10)]
+            signs = torch.from_numpy(generator.choice([-4.0, 4.0], len(entries))).float()
+            flat = x[row].flatten().clone()
+            flat[torch.from_numpy(entries)] += signs * spread
+            changed[row] = flat.view_as(x[row])
+        else:
+            drawn = torch.from_numpy(generator.random(tuple(x.shape[1:]))).float()
+            changed[row] = low + (high - low) * drawn
+    return changed, chosen
+
+
 def with_duplicates(
-    x: Tensor, y: np.ndarray, generator: np.random.Generator
+    x: Tensor, y: np.ndarray, generator: np.random.Generator, *, scaled: bool = False
 ) -> tuple[Tensor, np.ndarray, set[tuple[int, int]]]:
-    """Appends copies of 5% of the samples with a little noise; returns the planted pairs too."""
+    """Appends copies of 5% of the samples with a little noise, or scaled; returns the planted pairs too."""
     chosen = generator.permutation(len(x))[: max(5, round(0.05 * len(x)))]
     noise = torch.from_numpy(generator.normal(size=(len(chosen), *x.shape[1:]))).float()
-    copies = x[torch.from_numpy(chosen)] + 0.01 * x.std() * noise
+    copies = x[torch.from_numpy(chosen)]
+    if scaled:  # by up to 2%, one factor for each copy
+        factor = 1 + 0.02 * (2 * torch.from_numpy(generator.random(len(chosen))).float() - 1)
+        copies = copies * factor.view(-1, *[1] * (x.dim() - 1))
+    else:
+        copies = copies + 0.01 * x.std() * noise
     pairs = {(int(a), len(x) + n) for n, a in enumerate(chosen)}
     return torch.cat([x, copies]), np.concatenate([y, y[chosen]]), pairs

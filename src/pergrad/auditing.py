@@ -63,6 +63,7 @@ class Audit:
         *,
         options: AuditOptions | None = None,
         watch: Watch | None = None,
+        tokenizer: Any = None,
         quiet: bool = False,
         force: bool = False,
         **spec: Any,
@@ -74,12 +75,15 @@ class Audit:
 
         Args:
             model: any module. It is audited in eval mode, and not changed.
-            dataset: a data set of (input, target), dicts, or inputs alone; map-style or iterable.
+            dataset: a data set of (input, target), dicts, texts, or inputs alone, map-style or iterable; a
+                DataLoader, a tuple of tensors or arrays, or a data frame.
             path: the results folder; an audit that was interrupted resumes there. By default a folder that
                 is removed with this object.
-            loss: called as loss(model, *batch), returns (B,) losses; or a module such as CrossEntropyLoss.
+            loss: called as loss(model, *batch), returns (B,) losses; or a loss of outputs and targets, such
+                as CrossEntropyLoss() or F.cross_entropy.
             options: options of the audit.
             watch: receives progress.
+            tokenizer: makes inputs of texts, and texts of tokens to show.
             quiet: print nothing.
             force: compute again what the folder holds.
             spec: other fields of `pergrad.audit.Spec`, such as `label`, `show` or `checkpoints`; and
@@ -87,12 +91,12 @@ class Audit:
         """
         chosen, fields = _split(options, spec)
         watch = watch or (_Silent() if quiet else _Printing())
-        made = inferred_spec(model, dataset, loss, say=watch.say, **fields)
+        made = inferred_spec(model, dataset, loss, tokenizer=tokenizer, say=watch.say, **fields)
         is_kept = path is not None
         path = Path(tempfile.mkdtemp(prefix="pergrad-audit-") if path is None else path)
         modes = [module.training for module in model.modules()]
         try:
-            if any(modes) and loss is None:
+            if any(modes):
                 watch.say("mode: eval, as for predictions (the model is in training mode)")
                 model.eval()
             run_audit(made, path, chosen, watch=watch, force=force)

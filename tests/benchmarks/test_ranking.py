@@ -56,4 +56,23 @@ def test_cells_are_computed_tabulated_and_stored(capsys, tmp_path, monkeypatch):
     (path,) = (tmp_path / "results/ranking").iterdir()
     stored = json.loads(path.read_text())["cells"]
     assert len(stored) == 6
-    assert stored[1]["ap"]["A"] > 0.5
+    assert [row["ap"]["A"] > 0.5 for row in stored if "ap" in row] == [True] * 3
+
+
+def test_cells_that_are_kept_are_not_computed_again(capsys, tmp_path, monkeypatch):
+    wanted = [Cell("wine", "uniform", 0), Cell("wine", "planted", 0)]
+    monkeypatch.setattr(ranking, "cells", lambda seeds: wanted)
+    made = []
+
+    def computed(cell):
+        made.append(cell)
+        return [{"data": cell.data, "noise": cell.noise, "seed": cell.seed, "new": False}]
+
+    monkeypatch.setattr(ranking, "computed", computed)
+    arguments = ["--cells", str(tmp_path / "cells.jsonl")]
+    assert ranking.main([*arguments, "--stop-after", "0"]) == 3
+    assert made == []
+    for _ in range(2):
+        assert ranking.main(arguments) == 0
+        assert made == wanted[::-1]
+    assert "2 of 2 cells" in capsys.readouterr().out

@@ -19,7 +19,12 @@ from pergrad.audit.streaming.memory import bytes_kept, fitting_batch_size, free_
 from pergrad.audit.streaming.ranks import Ranks, joined_ranks
 from pergrad.audit.streaming.stream import Stream, Watch, batches_in, shard
 from pergrad.audit.streaming.task import Task, made_task, refuse_different_ranks
-from pergrad.audit.subject.checks import notes_of_mode, refuse_divided_loss
+from pergrad.audit.subject.checks import (
+    TRAINING,
+    notes_of_mode,
+    notes_of_randomness,
+    refuse_divided_loss,
+)
 from pergrad.audit.subject.dtypes import placed
 from pergrad.audit.subject.options import AuditOptions
 from pergrad.audit.subject.spec import Spec
@@ -29,6 +34,7 @@ from pergrad.errors import AuditError
 __all__ = ["run_audit"]
 
 _CERTIFIED = 8  # samples whose gradients are proved before the audit begins
+_WINDOWS = 4  # tries to find samples whose gradients are finite
 _PROBED = 2  # samples whose forward measures the activation memory of one
 
 
@@ -81,7 +87,7 @@ def run_audit(
                 ranks.first_decides(results.clear)
             task = ranks.together(lambda: made_task(spec, options, ranks))
             refuse_different_ranks(task, ranks)
-            batch_size = ranks.first_decides(lambda: _begun(results, task, ranks))
+            batch_size = ranks.first_decides(lambda: _begun(results, task, ranks, watch))
             if batch_size is None:
                 ranks.first_decides(lambda: _made_again(results, task, ranks, command, watch))
             else:
@@ -92,7 +98,7 @@ def run_audit(
             return ranks.first_decides(lambda: _summary_in(results))
 
 
-def _begun(results: ResultsFolder, task: Task, ranks: Ranks) -> int | None:
+def _begun(results: ResultsFolder, task: Task, ranks: Ranks, watch: Watch) -> int | None:
     """Starts or resumes the audit; returns its batch size, or None if it is finished."""
     about = results.open()
     if about is not None and (results.is_finished or kept_spans(results.chunks)):
@@ -105,8 +111,26 @@ def _begun(results: ResultsFolder, task: Task, ranks: Ranks) -> int | None:
     size = task.options.batch_size or _found_batch_size(task, ranks)
     size = min(size, len(task.indices))
     about = {"pergrad": pergrad.__version__, "identity": task.identity, "batch_size": size}
-    results.begin({**about, "certificate": _certificate(task, size)})
+    notes = _notes_of_first(task, min(_CERTIFIED, size))
+    for note in notes:
+        if TRAINING not in note:  # BatchNorm is refused, by an error of its own
+            watch.say(f"warning: {note}")
+    results.begin({**about, "notes": notes, "certificate": _certificate(task, size)})
     return size
+
+
+def _notes_of_first(task: Task, count: int) -> list[str]:
+    """Finds training mode and random losses; refuses a loss that is divided by the size of the batch."""
+    loaded, model = _first(task, count), _model(task)
+    notes = notes_of_mode(model)
+    if notes:
+        return notes
+    arguments = _gradients(task, model).arguments(loaded.arguments)
+    notes = notes_of_randomness(task.spec.loss, model, arguments, task.options.seed)
+    if not notes:
+        with drawing_from(task.options.seed, 0):
+            refuse_divided_loss(task.spec.loss, model, arguments, loaded.count)
+    return notes
 
 
 def _made_again(
@@ -131,21 +155,23 @@ def _certificate(task: Task, batch_size: int) -> dict[str, Any]:
     if not task.options.certify:
         return {"ok": False, "reason": "certify is off"}
     count = min(_CERTIFIED, batch_size)
-    loaded, model = _first(task, count), _model(task)
-    gradients = _gradients(task, model)
-    if not notes_of_mode(model):
-        arguments = gradients.arguments(loaded.arguments)
+    gradients = _gradients(task, _model(task))
+    found: dict[str, Any] = {}
+    # Samples that are not finite prove nothing: try the next ones.
+    for start in range(0, min(_WINDOWS * count, len(task.indices)), count):
+        loaded = _first(task, count, start)
         with drawing_from(task.options.seed, 0):
-            refuse_divided_loss(task.spec.loss, model, arguments, loaded.count)
-    with drawing_from(task.options.seed, 0):
-        return gradients.certified(loaded.arguments, loaded.count)
+            found = gradients.certified(loaded.arguments, loaded.count)
+        if found["ok"] or "not finite" not in found["reason"]:
+            return found
+    return found
 
 
-def _first(task: Task, count: int) -> Loaded:
-    """Loads the first samples that can be read."""
+def _first(task: Task, count: int, begin: int = 0) -> Loaded:
+    """Loads the first samples from position `begin` on that can be read."""
     loader = Loader(task.spec, task.indices, task.options.seed, strict=task.options.strict)
     skipped: dict[int, str] = {}
-    for start in range(0, len(task.indices), count):
+    for start in range(begin, len(task.indices), count):
         loaded = loader.load(start, min(start + count, len(task.indices)))
         if loaded.count:
             return loaded

@@ -71,7 +71,7 @@ def classes_of(results: Results) -> list[dict[str, Any]]:
         return []
     given = results.table["label"].to_pylist()
     suggested = results.table["suggested"].to_pylist()
-    total = Counter(given)
+    total = Counter(name for name in given if name is not None)
     wrong = results.first_rows()
     towards: dict[str, Counter[str]] = {}
     for row in wrong.tolist():

@@ -63,12 +63,18 @@ def _title_of_labels(results: Results) -> str:
         return f"The gradients hardly tell the classes of the {samples:,} samples apart."
     if expected == 0:
         return f"No label of the {samples:,} samples looks wrong."
-    label = "label" if expected == 1 else "labels"
-    return f"About {expected:,} of {samples:,} {label} look wrong."
+    looks = "looks" if expected == 1 else "look"
+    within = f" ({found['low']:,} to {found['high']:,})" if found["low"] < found["high"] else ""
+    return f"About {expected:,} of {samples:,} labels {looks} wrong{within}."
 
 
 def _counted(results: Results) -> list[str]:
     lines = []
+    broken = results.samples["index"][results.not_finite].tolist()
+    if 0 < len(broken) < first_count(results):
+        which = ", ".join(f"#{index}" for index in broken[:5]) + (", ..." if broken[5:] else "")
+        what = count(len(broken), "sample has", "samples have")
+        lines.append(f"{what} a loss or gradient that is not finite: {which}.")
     groups, pairs = (int(results.summary.get(k) or 0) for k in ("duplicate_groups", "duplicates"))
     if groups:
         alike = f"{count(groups, 'group')} of near-duplicates"
@@ -161,10 +167,14 @@ def _opposed(results: Results) -> list[str]:
     )
     if not opposed:
         return []
-    many = "All" if opposed == len(rows) else f"{opposed:,}"
+    if len(rows) == 1:
+        which = "The first is"
+    else:
+        which = (
+            f"{'All' if opposed == len(rows) else f'{opposed:,}'} of the first {len(rows):,} are"
+        )
     return [
-        f"{many} of the first {len(rows):,} are pushed against by samples that agree on another label: it "
-        "may be the right one."
+        f"{which} pushed against by samples that agree on another label: it may be the right one."
     ]
 
 
@@ -210,6 +220,8 @@ def noise_words(summary: Mapping[str, Any]) -> tuple[str, ...]:
     low, high = noise.get("low"), noise.get("high")
     if summary.get("samples") == 1:
         return ("The noise scale needs at least two samples.",)
+    if "mean" not in (summary.get("norm") or {"mean": 0.0}):
+        return ("No sample has a finite gradient, so no batch size is suggested.",)
     if scale is not None:
         within = ""
         if low is not None and high is not None:

@@ -51,7 +51,7 @@ def test_a_model_and_a_file_are_a_spec(tmp_path) -> None:
     [
         (MODEL, "", "cannot read|has 0 rows"),
         (MODEL, "a,b\n", "has 0 rows"),
-        (MODEL, "a,b,label\n1,2,\n", "has 1 empty labels|no column"),
+        (MODEL, "a,b,label\n1,2,\n", "column 'label' of .* is empty"),
         (
             "model = 1 / 0",
             ROWS,
@@ -76,3 +76,15 @@ def test_missing_files_suggest_the_name_that_exists(tmp_path) -> None:
         load_spec(str(tmp_path / "modle.py"), "data.csv")
     with pytest.raises(AuditError, match=r"no file .*missing.csv"):
         load_spec(str(tmp_path / "model.py"), str(tmp_path / "missing.csv"))
+
+
+def test_rows_with_empty_cells_cannot_be_read_and_the_others_can(tmp_path) -> None:
+    (tmp_path / "data.csv").write_text("a,b,label\n1,2,x\n3,,y\n5,6,\n7,8,y\n")
+    said = []
+    data = FileData(tmp_path / "data.csv", say=said.append)
+    assert "data: 2 rows have empty cells" in said
+    assert (data[0][0].tolist(), int(data[3][1])) == ([1.0, 2.0], 1)
+    with pytest.raises(ValueError, match=r"row 1 of .*data.csv is empty in column 'b'"):
+        data[1]
+    with pytest.raises(ValueError, match=r"row 2 of .*data.csv is empty in column 'label'"):
+        data[2]

@@ -15,7 +15,12 @@ from pergrad.audit.streaming.loading import drawing_from, item_of
 from pergrad.audit.subject.losses import LossOfLogits
 from pergrad.errors import AuditError
 
-__all__ = ["fingerprint_of_data", "fingerprint_of_loss", "fingerprint_of_model"]
+__all__ = [
+    "fingerprint_of_data",
+    "fingerprint_of_function",
+    "fingerprint_of_loss",
+    "fingerprint_of_model",
+]
 
 _PROBES = 128  # items hashed of a data set that is not made of tensors
 _DIGITS = 16
@@ -44,6 +49,27 @@ def fingerprint_of_loss(loss: Callable[..., Any]) -> str:
         plain = [c for c in code.co_consts if isinstance(c, int | float | str | bytes | None)]
         digest.update(repr(plain).encode())
     return digest.hexdigest()[:_DIGITS]
+
+
+def fingerprint_of_function(function: Callable[..., Any]) -> str:
+    """Hashes a function as `fingerprint_of_loss` does, and the values that it closes over and uses."""
+    digest = hashlib.sha256(fingerprint_of_loss(function).encode())
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        cells = [_content(cell) for cell in getattr(function, "__closure__", None) or ()]
+        known = getattr(function, "__globals__", {})
+        used = [known[name] for name in code.co_names if name in known]
+        for value in (*cells, *used, getattr(function, "__defaults__", None)):
+            own = getattr(value, "__code__", None)
+            _add(digest, value if own is None else fingerprint_of_loss(value))
+    return digest.hexdigest()[:_DIGITS]
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
 
 
 def fingerprint_of_data(dataset: Any, seed: int) -> tuple[str, bool]:

@@ -120,7 +120,7 @@ class ResultsFolder:
                 raise AuditError(
                     f"the results folder {self.path} holds an audit with another {key.replace('_', ' ')} "
                     f"({began.get(key)}, now {identity.get(key)}): choose another folder, or "
-                    "compute again with --force"
+                    "compute again with force=True (--force)"
                 )
 
     def note_batch_size(self, size: int) -> None:

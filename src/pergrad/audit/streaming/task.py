@@ -12,6 +12,7 @@ from torch import nn
 
 from pergrad.audit.streaming.fingerprint import (
     fingerprint_of_data,
+    fingerprint_of_function,
     fingerprint_of_loss,
     fingerprint_of_model,
 )
@@ -78,8 +79,9 @@ class Task:
         """Returns what may change without computing a gradient again."""
         spec, known = self.spec, self.spec.known_wrong
         return {
-            "show": None if spec.show is None else fingerprint_of_loss(spec.show),
-            "label": None if spec.label is None else fingerprint_of_loss(spec.label),
+            "show": None if spec.show is None else fingerprint_of_function(spec.show),
+            "label": None if spec.label is None else fingerprint_of_function(spec.label),
+            "classes": None if spec.classes is None else [str(name) for name in spec.classes],
             "known_wrong": None if known is None else [int(index) for index in known],
             "shown": self.options.shown,
             "duplicates": self.options.duplicates,

@@ -1,4 +1,4 @@
-"""Finds common mistakes of a spec before an audit begins: training mode, and a loss divided by the batch."""
+"""Finds common mistakes of a spec before an audit begins: training mode, randomness, a divided loss."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from pergrad.errors import AuditError
 
-__all__ = ["notes_of_mode", "refuse_divided_loss"]
+__all__ = ["TRAINING", "notes_of_mode", "notes_of_randomness", "refuse_divided_loss"]
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _CLOSE = 1e-3
+TRAINING = "the model is in training mode"
 
 
 def notes_of_mode(model: nn.Module) -> list[str]:
@@ -31,9 +32,33 @@ def notes_of_mode(model: nn.Module) -> list[str]:
                 f"dropout is on in {name!r} (p={rate:g}): losses and gradients are random; call model.eval() "
                 "before the audit"
             ]
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
+            return [f"parameter {name!r} has values that are not finite: the training has diverged"]
     if any(m.training and isinstance(m, _BATCH_NORMS) for m in model.modules()):
-        return ["the model is in training mode: call model.eval() before the audit"]
+        return [f"{TRAINING}: call model.eval() before the audit"]
     return []
+
+
+def notes_of_randomness(
+    loss: Callable[..., Tensor], model: nn.Module, batch: tuple[Any, ...], seed: int
+) -> list[str]:
+    """Returns a note if two runs of the loss differ by their random numbers, as by F.dropout(x)."""
+    try:
+        found = []
+        for number in range(2):
+            with torch.no_grad(), torch.random.fork_rng():
+                torch.manual_seed(seed + number)
+                found.append(loss(model, *batch).double())
+    except Exception:  # it comes again in the audit, and is reported there
+        return []
+    first, second = found
+    if first.shape != second.shape or torch.allclose(first, second, 1e-4, 1e-6, equal_nan=True):
+        return []
+    return [
+        "the losses are random, though no module has dropout on: F.dropout needs training=self.training, and "
+        "other noise belongs into training alone"
+    ]
 
 
 def refuse_divided_loss(

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from pergrad.audit.subject.files import SUFFIXES, FileData, tokenized
+from pergrad.audit.subject.files import SUFFIXES, FileData
 from pergrad.audit.subject.hugging_face import PREFIX, spec_of_names
 from pergrad.audit.subject.inferring import inferred_spec
 from pergrad.audit.subject.places import told
@@ -57,11 +57,12 @@ def load_spec(
         given.setdefault("classes", dataset.classes)
         given.setdefault("name", Path(data).name)
         if dataset.text is not None and "collate" not in given:
-            given["collate"] = tokenized(_tokenizer(module, dataset, reference))
+            _tokenizer(module, dataset, reference)
     else:
         dataset = _called(_found(data, "dataset")[0], data)
     loss = given.pop("loss", None)
-    return inferred_spec(model, dataset, loss, say=say, **given)
+    tokenizer = getattr(module, "tokenizer", None)
+    return inferred_spec(model, dataset, loss, tokenizer=tokenizer, say=say, **given)
 
 
 def _tokenizer(module: object, dataset: FileData, reference: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,9 @@ def finish(
         "skipped": [{"index": n, "why": why} for n, why in sorted(whole.skipped.items())],
         "presentation": task.presentation,
     }
-    certificate = (results.open() or {}).get("certificate", {"ok": False, "reason": "an old audit"})
+    about = results.open() or {}
+    certificate = about.get("certificate", {"ok": False, "reason": "an old audit"})
+    notes += [note for note in about.get("notes", ()) if note not in notes]
     summary["certificate"] = certificate
     summary["fallback"] = results.fallback
     if results.fallback is not None:
@@ -120,7 +122,7 @@ class _Classes:
 
 def _classes(
     task: Task, whole: Chunk, before: Mapping[str, Any] | None
-) -> tuple[_Classes, list[str] | None]:
+) -> tuple[_Classes, Sequence[str | None] | None]:
     """Returns the classes and the labels, read again if another `label` was given since the audit ran."""
     labels, target = whole.labels, whole.rows.target
     spec = task.spec
@@ -141,8 +143,8 @@ def _classes(
         known = {int(n): str(n) for n in np.unique(target[target >= 0])}
         if spec.classes is not None:
             known |= {n: str(name) for n, name in enumerate(spec.classes)}
-        labels = [known.get(int(n), str(n)) for n in target]
-        return _Classes(target, known), labels
+        named = [known.get(int(n), str(n)) if n >= 0 else None for n in target]
+        return _Classes(target, known), named
     names_of: dict[int, Counter[str]] = {}
     for number_, label in zip(target.tolist(), labels, strict=True):
         names_of.setdefault(number_, Counter())[label] += 1
@@ -241,6 +243,8 @@ def _notes_of_labels(
         return []
     if samples.target is None:
         return ["the spec has neither target nor label: labels are not judged"]
+    if not (samples.usable & samples.comparable).any():
+        return ["no sample has a finite loss and gradient: labels are not judged"]
     sizes = np.bincount(samples.target[samples.target >= 0])
     if (sizes > 0).sum() < 2:
         return ["all samples have the same label: there is nothing to compare it with"]

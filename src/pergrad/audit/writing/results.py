@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from pergrad.attribution import Findings, Samples
 from pergrad.audit.streaming.files import replacing, write_whole
-from pergrad.audit.subject.showing import inferred_show
+from pergrad.audit.subject.inferring.showing import inferred_show
 from pergrad.audit.subject.spec import Spec
 from pergrad.audit.writing.previews import preview_table
 
@@ -26,7 +26,7 @@ FORMAT = 3  # of summary.json and the tables; 2 had no columns of labels
 def sample_table(
     samples: Samples,
     findings: Findings,
-    labels: Sequence[str] | None,
+    labels: Sequence[str | None] | None,
     names: Mapping[int, str] | None = None,
 ) -> pa.Table:
     """Returns one row per sample, in order of `index`; what was not computed is null."""
@@ -81,7 +81,7 @@ def write_tables(
     folder: Path,
     samples: Samples,
     findings: Findings,
-    labels: Sequence[str] | None,
+    labels: Sequence[str | None] | None,
     names: Mapping[int, str] | None = None,
 ) -> None:
     """Writes `samples.parquet`, `duplicates.parquet` and `pushes.parquet`."""
@@ -110,7 +110,7 @@ def write_previews(folder: Path, spec: Spec, indices: Iterable[int]) -> list[str
     If the spec has no `show`, one is inferred from the items; there is no file if none can be.
     """
     path = folder / "shown.parquet"
-    show = spec.show or inferred_show(spec.dataset, spec.classes)
+    show = spec.show or inferred_show(spec.dataset)
     if show is None:
         path.unlink(missing_ok=True)
         return []

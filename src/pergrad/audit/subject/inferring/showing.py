@@ -8,17 +8,20 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-__all__ = ["inferred_show"]
+from pergrad.audit.subject.inferring.collating import TEXTS
+
+__all__ = ["inferred_show", "words_of_show"]
 
 _LEAST_SIDE = 4  # pixels of a picture; smaller arrays are numbers
 _MOST_NUMBERS = 24  # of a row in words
-_TEXTS = ("text", "sentence", "content", "review", "question", "prompt", "input")
+_TRIED = 64  # items that may be unreadable before nothing is shown
+_TOKENS = "input_ids"
 
 
-def inferred_show(
-    dataset: Any, classes: Sequence[str] | None = None
-) -> Callable[[Any], Any] | None:
+def inferred_show(dataset: Any, *, tokenizer: Any = None) -> Callable[[Any], Any] | None:
     """Returns a function that shows an item, or None if nothing in the first item can be shown.
+
+    A tokenizer decodes items that are tokens.
 
     >>> import torch
     >>> from torch.utils.data import TensorDataset
@@ -29,19 +32,65 @@ def inferred_show(
     own = getattr(dataset, "shown", None)  # data sets of pergrad's own, from files
     if callable(own):
         return own
-    try:
-        part = _inputs(dataset[0])
-    except Exception:
-        return None
+    item = _first(dataset)
+    part = _inputs(item)
     if part is None:
         return None
+    if hasattr(tokenizer, "decode") and _is_tokens(_tokens(item)):
+        return lambda item: str(tokenizer.decode(_tokens(item), skip_special_tokens=True))
     return lambda item: _shown(_inputs(item))
+
+
+def words_of_show(show: Callable[[Any], Any] | None, item: Any) -> str:
+    """Says how items are shown, by what is shown of one of them."""
+    if show is None:
+        return "nothing, since no part of an item is a picture, a row of numbers or a text"
+    try:
+        found = show(item)
+    except Exception as error:
+        return f"nothing, since showing an item raised {type(error).__name__}: {error}"
+    if not isinstance(found, str):
+        return f"pictures{_size(found)}"
+    return "texts" if isinstance(_inputs(item), str) else "rows, as text"
+
+
+def _size(picture: Any) -> str:
+    if hasattr(picture, "convert"):
+        return " as they are"
+    shape = [side for side in picture.shape if side not in (1, 3)] or list(picture.shape)
+    return f" of {' by '.join(map(str, shape))} pixels"
+
+
+def _first(dataset: Any) -> Any:
+    """Returns the first item that can be read; None if there is none among the first 64."""
+    try:
+        size = len(dataset)
+    except Exception:
+        return None
+    for index in range(min(size, _TRIED)):
+        try:
+            return dataset[index]
+        except Exception:
+            continue
+    return None
+
+
+def _tokens(item: Any) -> Any:
+    if isinstance(item, Mapping):
+        return item.get(_TOKENS)
+    return item[0] if isinstance(item, tuple | list) and item else item
+
+
+def _is_tokens(part: Any) -> bool:
+    if isinstance(part, list):
+        return bool(part) and all(isinstance(token, int) for token in part)
+    return isinstance(part, Tensor) and part.dim() == 1 and not part.is_floating_point()
 
 
 def _inputs(item: Any) -> Any:
     """Returns the part of an item that is the input: the first of a tuple, the text or image of a dict."""
     if isinstance(item, Mapping):
-        found = [key for key in _TEXTS if isinstance(item.get(key), str)]
+        found = [key for key in TEXTS if isinstance(item.get(key), str)]
         found += [key for key, part in item.items() if hasattr(part, "convert")]
         found += [key for key, part in item.items() if _is_array(part) and np.ndim(part) > 0]
         found += [key for key, part in item.items() if isinstance(part, str)]

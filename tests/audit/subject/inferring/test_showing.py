@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pergrad.audit.subject.showing import inferred_show, is_picture
+from pergrad.audit.subject.inferring.showing import inferred_show, is_picture, words_of_show
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,36 @@ def test_images_are_shown_as_they_are() -> None:
 def test_items_that_hold_nothing_to_show_have_no_preview() -> None:
     assert inferred_show([{"label": 1}]) is None
     assert inferred_show([]) is None
+
+
+def test_an_unreadable_first_item_does_not_hide_the_others() -> None:
+    class Broken(list):
+        def __getitem__(self, index):
+            if index == 0:
+                raise OSError("truncated")
+            return super().__getitem__(index)
+
+    show = inferred_show(Broken([("a", 0), ("b", 1)]))
+    assert show(("b", 1)) == "b"
+
+
+def test_tokens_are_decoded_by_the_tokenizer() -> None:
+    class Tokenizer:
+        def decode(self, tokens, skip_special_tokens):
+            return "".join("_ab"[int(token)] for token in tokens if token)
+
+    item = {"input_ids": torch.tensor([1, 2, 0]), "labels": 1}
+    assert inferred_show([item], tokenizer=Tokenizer())(item) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ((torch.rand(1, 8, 6), 0), "pictures of 8 by 6 pixels"),
+        ((torch.rand(5), 0), "rows, as text"),
+        (("a text", 0), "texts"),
+        ({"label": 1}, "nothing, since no part"),
+    ],
+)
+def test_what_is_shown_is_said(item, words) -> None:
+    assert words_of_show(inferred_show([item]), item).startswith(words)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from pergrad.audit.subject.inferring import inferred_spec
 from pergrad.errors import AuditError
@@ -52,7 +52,7 @@ CASES = {
         lambda out, y: squared(out[:, 0], y),
     ),
     "binary cross-entropy of each label": (
-        *(nn.Linear(4, 3), (X, F.one_hot(CLASSES).float())),
+        *(nn.Linear(4, 3), (X, (X[:, :3] > 0).float())),
         lambda out, y: F.binary_cross_entropy_with_logits(out, y, reduction="none").mean(1),
     ),
     "cross-entropy, mean over the positions": (
@@ -74,6 +74,8 @@ def test_the_loss_is_inferred_and_said(name) -> None:
     assert said[0].startswith(f"loss: {name}")
     torch.testing.assert_close(spec.loss(model, *tensors), expected(model(tensors[0]), tensors[-1]))
     is_classified = any(line.startswith("labels: ") for line in said)
+    assert is_classified or "labels are not judged" in said[1]
+    assert said[2].startswith("show: ")
     assert is_classified == (spec.logits is not None) == (spec.target is not None)
 
 
@@ -114,10 +116,18 @@ def test_an_iterable_is_read_once_in_order() -> None:
     ("model", "items", "message"),
     [
         (nn.Linear(4, 3), [], "the data set is empty"),
-        (nn.Linear(4, 3), [(x, "cat") for x in X], "labels are strings .such as 'cat'"),
+        (
+            nn.Linear(4, 3),
+            [(x, "cat") for x in X],
+            "labels are strings .such as 'cat'.*pass classes=",
+        ),
         (nn.Linear(4, 3), list(X), "the data set has no targets"),
         (nn.Linear(5, 3), TensorDataset(X, CLASSES), "the model fails on the first items"),
-        (nn.Linear(4, 2), TensorDataset(X, CLASSES), "a target is 2, but the model has 2 outputs"),
+        (
+            nn.Linear(4, 2),
+            TensorDataset(X, CLASSES),
+            "a target of sample 2 is 2, but the model has 2",
+        ),
         (nn.Linear(4, 3), TensorDataset(X, torch.randn(N, 5)), "no loss fits outputs"),
         (nn.Linear(4, 3), 7, "must have items by index"),
         ("model", TensorDataset(X, CLASSES), "must be an nn.Module, got str"),
@@ -136,3 +146,51 @@ def test_the_mode_of_the_model_and_the_random_state_are_left_alone() -> None:
     inferred_spec(model, TensorDataset(X, CLASSES))
     assert torch.equal(before, torch.get_rng_state())
     assert [m.training for m in model.modules()] == [True, False, True]
+
+
+def test_a_loss_of_one_s_own_leaves_the_labels_to_be_judged() -> None:
+    said = []
+    spec = inferred_spec(
+        nn.Linear(4, 3), TensorDataset(X, CLASSES), lambda m, x, y: m(x).sum(1), say=said.append
+    )
+    assert spec.loss(nn.Linear(4, 3), X, CLASSES).shape == (N,)
+    assert spec.target(X, CLASSES).equal(CLASSES)
+    assert spec.logits(nn.Linear(4, 3), X, CLASSES).shape == (N, 3)
+    unknown = lambda m, x, y: m(x[:, 1:], y).sum(1)  # noqa: E731
+    spec = inferred_spec(nn.Bilinear(3, 1, 3), TensorDataset(X, CLASSES), unknown, say=said.append)
+    assert spec.logits is None
+    assert "ranking: by loss and gradient; pass logits= and target= to judge labels" in said
+
+
+def test_names_of_classes_come_from_the_data_set() -> None:
+    class Named(TensorDataset):
+        classes = ("cat", "cow", "dog")
+
+    spec = inferred_spec(nn.Linear(4, 3), Subset(Named(X, CLASSES), range(6)))
+    assert spec.classes == ["cat", "cow", "dog"]
+
+
+def test_texts_go_through_the_tokenizer() -> None:
+    class Tokenizer:
+        def __call__(self, texts, **options):
+            assert options["return_tensors"] == "pt"
+            return {"input_ids": torch.tensor([[ord(c) % 11 for c in text] for text in texts])}
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(11, 2)
+
+        def forward(self, input_ids, **kwargs):
+            return self.table(input_ids).mean(1)
+
+    items = [{"text": f"abc{n % 5}", "label": n % 2} for n in range(N)]
+    said = []
+    spec = inferred_spec(Classifier(), items, tokenizer=Tokenizer(), say=said.append)
+    assert said[0] == "inputs: texts through Tokenizer"
+    batch = spec.collate(items)
+    assert spec.target(batch).tolist() == [n % 2 for n in range(N)]
+    assert spec.loss(spec.model, batch).shape == (N,)
+    assert spec.show(items[3]) == "abc3"
+    with pytest.raises(AuditError, match=r"the items are texts .*pass tokenizer="):
+        inferred_spec(Classifier(), items)

@@ -1,0 +1,95 @@
+"""Makes batches of texts and of lists of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from pergrad.errors import AuditError
+
+__all__ = ["inferred_collate", "text_in", "tokenized"]
+
+TEXTS = ("text", "sentence", "content", "review", "question", "prompt", "input")
+LABELS = ("labels", "label", "target", "targets", "y")
+IGNORED = -100  # the target of tokens and pixels that do not count
+
+
+def text_in(item: Any) -> str | None:
+    """Returns the text of an item that has nothing else to feed a model with; None if there is none."""
+    if isinstance(item, str):
+        return item
+    if isinstance(item, Mapping):
+        if any(isinstance(part, Tensor | list) for part in item.values()):
+            return None
+        found = [name for name in TEXTS if isinstance(item.get(name), str)]
+        found += [k for k, part in item.items() if isinstance(part, str) and k not in LABELS]
+        return item[found[0]] if found else None
+    if isinstance(item, tuple | list) and item and isinstance(item[0], str):
+        return item[0]
+    return None
+
+
+def inferred_collate(
+    item: Any, tokenizer: Any, say: Callable[[str], None]
+) -> Callable[[list[Any]], Any] | None:
+    """Returns a collate function for items such as this one; None if torch's own serves."""
+    text = text_in(item)
+    if text is not None:
+        if tokenizer is None:
+            raise AuditError(
+                f"the items are texts (such as {text[:40]!r}): pass tokenizer=, which makes inputs of them"
+            )
+        say(f"inputs: texts through {type(tokenizer).__name__}")
+        return tokenized(tokenizer)
+    if isinstance(item, Mapping) and any(_is_tokens(part) for part in item.values()):
+        padding = getattr(tokenizer, "pad_token_id", None) or 0
+        say(f"inputs: lists of tokens, padded with {padding}")
+        return lambda items: _padded(items, padding)
+    return None
+
+
+def tokenized(tokenizer: Any) -> Callable[[list[Any]], Any]:
+    """Returns a collate function that tokenizes the texts of the items, with their targets as `labels`."""
+
+    def collate(items: list[Any]) -> dict[str, Any]:
+        texts = [text_in(item) or "" for item in items]
+        batch = dict(tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))
+        targets = [_target_in(item) for item in items]
+        if targets[0] is not None:
+            batch["labels"] = default_collate(targets)
+        return batch
+
+    return collate
+
+
+def _target_in(item: Any) -> Any:
+    if isinstance(item, Mapping):
+        return next((item[name] for name in LABELS if name in item), None)
+    return item[-1] if isinstance(item, tuple | list) and len(item) > 1 else None
+
+
+def _is_tokens(part: Any) -> bool:
+    return isinstance(part, list) and bool(part) and all(isinstance(n, int) for n in part)
+
+
+def _padded(items: Sequence[Mapping[str, Any]], padding: int) -> dict[str, Any]:
+    """Pads lists of tokens at their ends; the mask marks what is padding if the items have none."""
+    found: dict[str, Any] = {}
+    lengths = []
+    for name, first in items[0].items():
+        parts = [item[name] for item in items]
+        if not _is_tokens(first):
+            found[name] = default_collate(parts)
+            continue
+        lengths = [len(part) for part in parts]
+        fill = IGNORED if name in LABELS else padding if name == "input_ids" else 0
+        rows = [part + [fill] * (max(lengths) - len(part)) for part in parts]
+        found[name] = torch.tensor(rows)
+    if "input_ids" in found and "attention_mask" not in found and len(set(lengths)) > 1:
+        marks = [[1] * size + [0] * (max(lengths) - size) for size in lengths]
+        found["attention_mask"] = torch.tensor(marks)
+    return found

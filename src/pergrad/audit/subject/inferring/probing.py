@@ -1,0 +1,192 @@
+"""Runs a model on the first items: what goes in, what comes out, and what the targets are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset, default_collate
+
+from pergrad.audit.subject.inferring.collating import LABELS
+from pergrad.audit.subject.places import told
+from pergrad.errors import AuditError
+
+__all__ = ["NEXT", "Batch", "Probe", "first_items", "logits_in", "probed"]
+
+PROBED = 8  # samples whose outputs and targets are looked at
+_TRIED = 64  # items that may be unreadable before the others are given up
+_LOOKED_AT = 256  # targets that decide between two readings of them
+NEXT = "pass loss=, called as loss(model, *batch), with one loss for each sample"
+
+Batch = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The first samples as a batch, what the model returns for them, and their targets."""
+
+    batch: Batch
+    outputs: Tensor  # with its graph
+    targets: Tensor | None
+    inputs: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
+    target_of: Callable[..., Tensor] | None
+    dataset: Any
+
+    def more_targets(self) -> Tensor:
+        """Returns the targets of a TensorDataset, of others those of the first items that can be read."""
+        assert self.targets is not None
+        if type(self.dataset) is TensorDataset:
+            return self.dataset.tensors[-1]
+        items, found = first_items(self.dataset, _LOOKED_AT), []
+        for item in items:
+            part = item[-1] if isinstance(item, tuple | list) else None
+            if isinstance(item, Mapping):
+                part = next((item[name] for name in LABELS if name in item), None)
+            try:
+                found.append(torch.as_tensor(part))
+                torch.stack([found[0], found[-1]])
+            except (TypeError, ValueError, RuntimeError):
+                return self.targets
+        return torch.stack(found)
+
+    @property
+    def last_function(self) -> str:
+        """Returns the name of the function that made the outputs: "softmax", "sigmoid", or another one."""
+        node = self.outputs.grad_fn
+        while node is not None:
+            name = type(node).__name__.removesuffix("Backward0").lower()
+            if not name.startswith(_RESHAPING):
+                return name
+            node = next((n for n, _ in node.next_functions if n is not None), None)
+        return ""
+
+
+_RESHAPING = ("view", "squeeze", "unsqueeze", "reshape", "unsafeview", "alias", "select", "slice")
+
+
+def probed(
+    model: nn.Module, dataset: Any, collate: Any, classes: Sequence[str] | None, items: list[Any]
+) -> Probe:
+    """Runs the model on the first items; errors say what could not be inferred."""
+    items = items[:PROBED]
+    try:
+        batch = (collate or default_collate)(items)
+    except Exception as error:
+        raise AuditError(
+            f"cannot collate the first items: {told(error)}; pass collate=, which makes a batch of items"
+        ) from error
+    whole = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
+    inputs, raw = _parts(model, whole)
+    target_of = None if raw is None else _as_tensor(raw, classes)
+    targets = None if target_of is None else target_of(*whole)
+    outputs = _outputs(model, inputs, whole)
+    if targets is not None and len(targets) != len(items):
+        raise AuditError(f"{len(items)} items have {len(targets)} targets: {NEXT}")
+    return Probe(whole, outputs, targets, inputs, target_of, dataset)
+
+
+def first_items(dataset: Any, count: int = PROBED) -> list[Any]:
+    """Returns the first items that can be read; an error if there is none among the first 64."""
+    items, failed = [], None
+    for index in range(min(len(dataset), count + _TRIED)):
+        try:
+            items.append(dataset[index])
+        except Exception as error:
+            failed = failed or error
+        if len(items) == count:
+            break
+    if not items:
+        why = "" if failed is None else f": {told(failed)}"
+        raise AuditError(f"the first items of the data set cannot be read{why}")
+    return items
+
+
+def _as_tensor(raw: Callable[..., Any], classes: Sequence[str] | None) -> Callable[..., Tensor]:
+    """Returns the targets as a tensor; those that are strings by their places among the classes."""
+    place = {str(name): number for number, name in enumerate(classes or ())}
+
+    def target_of(*batch: Any) -> Tensor:
+        found = raw(*batch)
+        if isinstance(found, Tensor):
+            return found
+        is_text = isinstance(found, list | tuple) and found and isinstance(found[0], str)
+        if not is_text:
+            raise AuditError(f"the targets are {type(found).__name__}, not a tensor: {NEXT}")
+        if not place:
+            raise AuditError(
+                f"labels are strings (such as {found[0]!r}), and the order of the model's outputs is not "
+                "known: pass classes=, their names in that order"
+            )
+        for name in found:
+            if name not in place:
+                raise AuditError(f"label {name!r} is none of the classes: {', '.join(place)}")
+        return torch.tensor([place[name] for name in found])
+
+    return target_of
+
+
+def _parts(model: nn.Module, batch: Batch) -> tuple[Any, Callable[..., Any] | None]:
+    """Splits a batch into the model's arguments and the targets."""
+    if len(batch) == 1 and isinstance(batch[0], Mapping):
+        key = next((name for name in LABELS if name in batch[0]), None)
+        parameters = inspect.signature(model.forward).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+        def keywords(first: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            own = {name: part for name, part in first.items() if name != key}
+            known = {name: part for name, part in own.items() if name in parameters}
+            if known or not takes_all:
+                return (), known
+            return (), {name: part for name, part in own.items() if isinstance(part, Tensor)}
+
+        return keywords, None if key is None else (lambda first: first[key])
+    if len(batch) == 1:
+        return (lambda *parts: (parts, {})), None
+    return (lambda *parts: (parts[:-1], {})), (lambda *parts: parts[-1])
+
+
+def _outputs(model: nn.Module, inputs: Any, batch: Batch) -> Tensor:
+    first = next(model.parameters(), None)
+    device = torch.device("cpu") if first is None else first.device
+    dtype = None if first is None or not first.is_floating_point() else first.dtype
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise AuditError(f"parameter {name!r} is on the meta device: load the model's weights")
+
+    def there(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return part.to(device, dtype if part.is_floating_point() else None)
+        if isinstance(part, Mapping):
+            return {name: there(value) for name, value in part.items()}
+        return part
+
+    arguments, keywords = inputs(*map(there, batch))
+    was = [module.training for module in model.modules()]
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            model.eval()
+            try:
+                found = model(*arguments, **keywords)
+            finally:
+                for module, training in zip(model.modules(), was, strict=True):
+                    module.training = training
+    except Exception as error:
+        raise AuditError(f"the model fails on the first items: {told(error)}; {NEXT}") from error
+    return logits_in(found)
+
+
+def logits_in(outputs: Any) -> Tensor:
+    """Returns the logits of what a model returns: a tensor, or an object or dict with logits."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    found = outputs.get("logits") if isinstance(outputs, Mapping) else None
+    found = getattr(outputs, "logits", None) if found is None else found
+    if found is None and isinstance(outputs, tuple | list) and outputs:
+        found = outputs[0]
+    if not isinstance(found, Tensor):
+        raise AuditError(f"the model returns {type(outputs).__name__}, which has no logits: {NEXT}")
+    return found

@@ -1,0 +1,133 @@
+"""Accepts what people have as data: data sets, loaders, tensors, tables, anything that can be iterated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+
+from pergrad.audit.subject.files import FileData
+from pergrad.audit.subject.places import told
+from pergrad.errors import AuditError
+
+__all__ = ["as_dataset", "listed", "names_of_classes"]
+
+_MOST = 10_000_000  # items; an endless data set would fill the memory
+_MOST_ERRORS = 100  # in a row
+
+
+def as_dataset(
+    data: Any, say: Callable[[str], None], classes: Any = None
+) -> tuple[Any, Callable[[list[Any]], Any] | None]:
+    """Returns a map-style data set, and the collate function that comes with it, if any.
+
+    A loader stands for its data set, a tuple of tensors or arrays for their rows, a data frame for its rows,
+    and an iterable for the list of its items.
+
+    >>> dataset, _ = as_dataset((torch.zeros(3, 2), np.zeros(3)), print)
+    data: 3 rows of 2 tensors
+    >>> len(dataset)
+    3
+    """
+    if isinstance(data, DataLoader):
+        say(f"data: the {type(data.dataset).__name__} of the DataLoader, in order")
+        collate = None if data.collate_fn is default_collate else data.collate_fn
+        return as_dataset(data.dataset, say, classes)[0], collate
+    if _are_columns(data):
+        tensors = [part if isinstance(part, Tensor) else torch.from_numpy(part) for part in data]
+        say(f"data: {len(tensors[0]):,} rows of {len(tensors)} tensors")
+        return TensorDataset(*tensors), None
+    if hasattr(data, "to_dict") and hasattr(data, "iloc"):  # a data frame of pandas
+        return FileData(data, classes, say), None
+    if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
+        return listed(data, say), None
+    if not hasattr(data, "__len__"):
+        raise AuditError(
+            f"the data set must have a length; {type(data).__name__} has items by index, but no __len__"
+        )
+    return data, None
+
+
+def _are_columns(data: Any) -> bool:
+    """Whether this is a tuple of (inputs, targets), each with a row for every sample."""
+    if type(data) is not tuple or len(data) < 2:
+        return False
+    if not all(isinstance(part, Tensor | np.ndarray) and part.ndim > 0 for part in data):
+        return False
+    return len({len(part) for part in data}) == 1
+
+
+class Items(list[Any]):
+    """Items of an iterable; an entry that could not be read raises its error again."""
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        if isinstance(found, _Failed):
+            raise found.error
+        return found
+
+
+@dataclass(frozen=True)
+class _Failed:
+    error: Exception
+
+
+def listed(dataset: Iterable[Any], say: Callable[[str], None]) -> Items:
+    """Returns the items in order; an audit that resumes reads them again from the start.
+
+    An error takes the place of one item. A generator ends there, any other iterator may go on.
+
+    >>> listed(iter("abc"), print)
+    data: 3 items of str_ascii_iterator read once, in order, and kept in memory
+    ['a', 'b', 'c']
+    """
+    kind = type(dataset).__name__
+    if not hasattr(dataset, "__iter__"):
+        raise AuditError(
+            f"the data set must have items by index, or be iterable; {kind} is neither"
+        )
+    items, in_a_row = Items(), 0
+    iterator = iter(dataset)
+    while in_a_row < _MOST_ERRORS:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            break
+        except Exception as error:
+            items.append(_Failed(error))
+            in_a_row += 1
+            continue
+        items.append(item)
+        in_a_row = 0
+        if len(items) > _MOST:
+            raise AuditError(
+                f"the data set has given {_MOST:,} items and more: is it endless? Pass a part of it"
+            )
+    if in_a_row == len(items) > 0:
+        raise AuditError(f"the data set failed at once: {told(items.pop().error)}")
+    if in_a_row:  # the last that it did
+        failed = list.__getitem__(items, -1).error
+        say(f"data: {kind} ended after {len(items) - in_a_row:,} items by {told(failed)}")
+        del items[len(items) - in_a_row + 1 :]
+    say(f"data: {len(items):,} items of {kind} read once, in order, and kept in memory")
+    return items
+
+
+def names_of_classes(dataset: Any) -> list[str] | None:
+    """Returns the names that a data set has for its classes, as of torchvision or Hugging Face."""
+    while True:
+        found = getattr(dataset, "classes", None)
+        features = getattr(dataset, "features", None)
+        for column in ("label", "labels"):
+            if found is None and features is not None and hasattr(features, "get"):
+                found = getattr(features.get(column), "names", None)
+        if isinstance(found, list | tuple) and all(isinstance(name, str) for name in found):
+            return list(found)
+        if not hasattr(dataset, "dataset"):  # of a Subset
+            return None
+        dataset = dataset.dataset

@@ -1,0 +1,138 @@
+"""Infers a spec from a model and a data set alone; says what it has inferred."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from pergrad.audit.subject.inferring.collating import inferred_collate
+from pergrad.audit.subject.inferring.kinds import Kind, inferred_kind, kind_of_loss, takes_outputs
+from pergrad.audit.subject.inferring.probing import Probe, first_items, logits_in, probed
+from pergrad.audit.subject.inferring.showing import inferred_show, words_of_show
+from pergrad.audit.subject.inferring.sources import as_dataset, names_of_classes
+from pergrad.audit.subject.losses import LossOfLogits
+from pergrad.audit.subject.spec import Spec
+from pergrad.errors import AuditError
+
+__all__ = ["inferred_spec"]
+
+
+def inferred_spec(
+    model: nn.Module,
+    dataset: Any,
+    loss: Any = None,
+    *,
+    tokenizer: Any = None,
+    say: Callable[[str], None] = lambda _: None,
+    **given: Any,
+) -> Spec:
+    """Returns a spec; tells `say` one line for each inference. What is given is not inferred.
+
+    Args:
+        model: the model to audit.
+        dataset: a map-style or iterable data set of (input, target), dicts, texts, or inputs alone; a
+            DataLoader, a tuple of tensors or arrays, or a data frame.
+        loss: as that of a Spec; or a loss of outputs and targets, such as CrossEntropyLoss() or
+            F.cross_entropy; or None.
+        tokenizer: makes inputs of texts; called as tokenizer(texts, padding=True, truncation=True,
+            return_tensors="pt").
+        say: receives what was inferred.
+        given: other fields of the Spec.
+    """
+    if not isinstance(model, nn.Module):
+        raise AuditError(f"the model must be an nn.Module, got {type(model).__name__}")
+    dataset, own_collate = as_dataset(dataset, say, given.get("classes"))
+    if len(dataset) == 0:
+        raise AuditError("the data set is empty: there is nothing to audit")
+    if own_collate is not None:
+        given.setdefault("collate", own_collate)
+    if given.get("classes") is None and (names := names_of_classes(dataset)) is not None:
+        given["classes"] = names
+        say(f"classes: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}")
+    items = first_items(dataset)
+    if given.get("collate") is None:
+        given["collate"] = inferred_collate(items[0], tokenizer, say)
+    if loss is not None and not takes_outputs(loss):
+        if not callable(loss):
+            raise AuditError(
+                f"loss={loss!r} must be a function or a module of torch.nn, got {type(loss).__name__}"
+            )
+        spec = _with_own_loss(model, dataset, loss, items, say, given)
+    else:
+        spec = _by_kind(model, dataset, loss, items, say, given)
+    return _with_show(spec, items[0], tokenizer, say)
+
+
+def _by_kind(
+    model: nn.Module,
+    dataset: Any,
+    loss: Any,
+    items: list[Any],
+    say: Callable[[str], None],
+    given: dict[str, Any],
+) -> Spec:
+    probe = probed(model, dataset, given.get("collate"), given.get("classes"), items)
+    kind = inferred_kind(probe) if loss is None else kind_of_loss(loss, probe)
+    say(f"loss: {kind.title}")
+    fields = _fields(probe, kind)
+    spec = Spec(model, dataset, **{**fields, **given})
+    if "logits" not in given and "target" not in given:
+        say(_words_of_labels(kind))
+    return spec
+
+
+def _with_own_loss(
+    model: nn.Module,
+    dataset: Any,
+    loss: Any,
+    items: list[Any],
+    say: Callable[[str], None],
+    given: dict[str, Any],
+) -> Spec:
+    """Keeps the loss, and infers the logits and targets of a classifier, by which labels are judged."""
+    if "logits" in given or "target" in given:
+        return Spec(model, dataset, loss, **given)
+    try:
+        probe = probed(model, dataset, given.get("collate"), given.get("classes"), items)
+        kind = inferred_kind(probe)
+    except AuditError:  # only the loss knows how to call this model
+        kind = None
+    if kind is None or kind.classes is None:
+        say("ranking: by loss and gradient; pass logits= and target= to judge labels")
+        return Spec(model, dataset, loss, **given)
+    say(_words_of_labels(kind))
+    return Spec(model, dataset, **{**_fields(probe, kind), "loss": loss, **given})
+
+
+def _fields(probe: Probe, kind: Kind) -> dict[str, Any]:
+    def logits(model: nn.Module, *batch: Any) -> Tensor:
+        arguments, keywords = probe.inputs(*batch)
+        return kind.logits(logits_in(model(*arguments, **keywords)))
+
+    def criterion(out: Tensor, *batch: Any) -> Tensor:
+        target_of = probe.target_of
+        targets = None if target_of is None else target_of(*batch).to(out.device)
+        return kind.criterion(out, targets, batch)
+
+    fields: dict[str, Any] = {"loss": LossOfLogits(logits, criterion)}
+    if kind.classes is not None and probe.target_of is not None:
+        target_of, classes = probe.target_of, kind.classes
+        fields |= {"logits": logits, "target": lambda *batch: classes(target_of(*batch))}
+    return fields
+
+
+def _words_of_labels(kind: Kind) -> str:
+    if kind.classes is None:
+        return "ranking: by loss and gradient; labels are not judged, since there are no classes"
+    return f"labels: the target, one of {kind.outputs} classes; ranked by label-free gradients"
+
+
+def _with_show(spec: Spec, item: Any, tokenizer: Any, say: Callable[[str], None]) -> Spec:
+    if spec.show is not None:
+        return spec
+    show = inferred_show(spec.dataset, tokenizer=tokenizer)
+    say(f"show: {words_of_show(show, item)}")
+    return replace(spec, show=show)

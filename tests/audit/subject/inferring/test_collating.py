@@ -1,0 +1,46 @@
+import pytest
+import torch
+
+from pergrad.audit.subject.inferring.collating import inferred_collate, text_in
+from pergrad.errors import AuditError
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        ("hi", "hi"),
+        (("hi", 1), "hi"),
+        ({"label": 1, "sentence": "hi", "id": "7"}, "hi"),
+        ({"label": "yes", "words": "hi"}, "hi"),
+        ({"input_ids": [1, 2], "text": "hi"}, None),
+        ((torch.zeros(2), "cat"), None),
+        ({"label": 1}, None),
+    ],
+)
+def test_a_text_is_the_input_where_there_is_no_other(item, text) -> None:
+    assert text_in(item) == text
+
+
+def test_lists_of_tokens_are_padded_and_masked() -> None:
+    items = [
+        {"input_ids": [3, 4, 5], "labels": [3, 4, 5], "id": 0},
+        {"input_ids": [6], "labels": [6], "id": 1},
+    ]
+    said = []
+    collate = inferred_collate(items[0], None, said.append)
+    batch = collate(items)
+    assert said == ["inputs: lists of tokens, padded with 0"]
+    assert batch["input_ids"].tolist() == [[3, 4, 5], [6, 0, 0]]
+    assert batch["labels"].tolist() == [[3, 4, 5], [6, -100, -100]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch["id"].tolist() == [0, 1]
+
+
+def test_other_items_are_left_to_torch() -> None:
+    assert inferred_collate((torch.zeros(2), 1), None, print) is None
+    assert inferred_collate({"x": torch.zeros(2)}, None, print) is None
+
+
+def test_texts_without_a_tokenizer_are_refused() -> None:
+    with pytest.raises(AuditError, match=r"the items are texts .such as 'hi'.: pass tokenizer="):
+        inferred_collate(("hi", 1), None, print)

@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from pergrad.audit.subject.inferring.sources import as_dataset, listed, names_of_classes
+from pergrad.errors import AuditError
+
+X, Y = torch.randn(6, 2), torch.arange(6)
+
+
+def test_a_loader_stands_for_its_data_set_and_its_collate() -> None:
+    data, said = TensorDataset(X, Y), []
+    assert as_dataset(DataLoader(data, batch_size=2), said.append) == (data, None)
+    assert said == ["data: the TensorDataset of the DataLoader, in order"]
+    own = len
+    assert as_dataset(DataLoader(data, collate_fn=own), said.append)[1] is own
+
+
+@pytest.mark.parametrize("columns", [(X, Y), (X.numpy(), Y.numpy()), (X, Y.numpy())])
+def test_tensors_and_arrays_are_rows(columns) -> None:
+    dataset, _ = as_dataset(columns, print)
+    assert len(dataset) == 6
+    assert torch.equal(dataset[2][0], X[2])
+
+
+def test_a_data_frame_is_its_rows() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1.0, 2.0], "kind": pandas.Categorical(["dog", "cat"])})
+    said = []
+    dataset, _ = as_dataset(frame, said.append)
+    assert [int(y) for _, y in (dataset[0], dataset[1])] == [1, 0]
+    assert said[-1] == "data: 2 rows of the data frame, 1 columns of numbers, target 'kind'"
+    assert dataset.shown(dataset[1]) == "a 2"
+
+
+def test_a_list_of_items_is_left_alone() -> None:
+    items = [(X[0], 1), (X[1], 0)]
+    assert as_dataset(items, print) == (items, None)
+
+
+def test_an_iterator_that_fails_once_goes_on() -> None:
+    class Stream:
+        def __init__(self) -> None:
+            self.at = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.at += 1
+            if self.at == 3:
+                raise OSError("truncated")
+            if self.at > 5:
+                raise StopIteration
+            return self.at
+
+    items = listed(Stream(), print)
+    assert len(items) == 5
+    assert (items[1], items[3]) == (2, 4)
+    with pytest.raises(OSError, match="truncated"):
+        items[2]
+
+
+def test_a_generator_ends_at_its_error_and_this_is_said() -> None:
+    def broken():
+        yield 1
+        yield 2
+        raise OSError("no more")
+
+    said = []
+    items = listed(broken(), said.append)
+    assert len(items) == 3
+    assert said[0].startswith("data: generator ended after 2 items by OSError: no more")
+    with pytest.raises(OSError, match="no more"):
+        items[2]
+
+
+def test_an_iterable_that_never_works_is_refused() -> None:
+    class Stream:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            raise OSError("down")
+
+    with pytest.raises(AuditError, match="failed at once: OSError: down"):
+        listed(Stream(), print)
+
+
+def test_a_data_set_without_a_length_is_refused() -> None:
+    class Endless:
+        def __getitem__(self, index):
+            return np.zeros(2)
+
+    with pytest.raises(AuditError, match="must have a length; Endless"):
+        as_dataset(Endless(), print)
+
+
+def test_names_of_classes_are_those_of_the_data_set_below() -> None:
+    class Named(TensorDataset):
+        classes = ("a", "b")
+
+    assert names_of_classes(Subset(Named(X), [0])) == ["a", "b"]
+    assert names_of_classes(TensorDataset(X)) is None
