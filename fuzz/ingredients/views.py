@@ -141,3 +141,21 @@ add("detached_write", """
     u.detach().<<zero_()|mul_(1)>>
     h = u + h.sin()
     """, rate=0.3, classes=(6,))
+add("late_view_of_constant", """
+    buf = torch.zeros(<<2, $D|$D>>)
+    v = buf.view(-1)[-$D:]
+    buf.<<add_|copy_>>(self.w$k)
+    h = h * v
+    """, "self.w$k = weight($D)", classes=(6,))
+add("stale_second_weight", """
+    w = self.w$k.clone()
+    v = w[<<0|-1>>]
+    w.<<mul_(2)|add_(self.w$k)>>
+    h = h * <<(self.b$k + v)|torch.stack([self.b$k, v]).sum(0)>>
+    """, "self.w$k = weight(2, $D); self.b$k = weight($D)", classes=(6,))
+add("constant_changed_later", """
+    c = torch.ones(1, $D)
+    u = c <<* self.w$k|+ self.w$k>>
+    c = c.<<mul(2)|clone().mul_(2)>>
+    h = h * u + c
+    """, "self.w$k = weight($D)", classes=(6,))

@@ -136,3 +136,60 @@ def views_written_from_weights(m: Any, x: Tensor) -> Tensor:
     w[0] += m.a.weight[1]
     w[:, 2].copy_(m.b.bias)
     return F.linear(x, w)
+
+
+@CASES.exact()
+def stale_view_after_another_weight(m: Any, x: Tensor) -> Tensor:
+    w = m.w.clone()
+    v = w[0]
+    w.mul_(2)
+    return F.linear(x, m.a.weight, v)
+
+
+@CASES.exact()
+def stale_views_among_weights(m: Any, x: Tensor) -> Tensor:
+    w = m.w.clone()
+    u, v = w[0], w[1]
+    w.mul_(2)
+    return x @ torch.stack([m.a.bias, u, v])
+
+
+@CASES.exact()
+def view_of_a_constant_before_a_weight_is_written_into_it(m: Any, x: Tensor) -> Tensor:
+    buffer = torch.zeros(3, 3)
+    row = buffer[0]
+    buffer.add_(m.w)
+    return m.a(x) * row
+
+
+@CASES.exact()
+def flat_view_of_a_constant_before_a_weight_is_copied_into_it(m: Any, x: Tensor) -> Tensor:
+    buffer = torch.zeros(3, 3)
+    flat = buffer.view(-1)
+    buffer.copy_(m.w)
+    return m.a(x) * flat[:3]
+
+
+@CASES.exact()
+def row_of_a_constant_before_it_is_assigned(m: Any, x: Tensor) -> Tensor:
+    buffer = torch.zeros(3, 3)
+    row = buffer[0]
+    buffer[0] = m.a.bias
+    return m.b(x) * row
+
+
+@CASES.exact()
+def view_of_a_view_before_two_writes(m: Any, x: Tensor) -> Tensor:
+    buffer = torch.zeros(3, 3)
+    part = buffer[0][1:]
+    buffer.copy_(m.w)
+    buffer.mul_(2)
+    return m.a(x)[:, :2] * part
+
+
+@CASES.exact()
+def detached_constant_stays_constant(m: Any, x: Tensor) -> Tensor:
+    buffer = torch.zeros(3)
+    apart = buffer.detach()
+    buffer.copy_(m.a.bias)
+    return m.b(x) * (buffer + apart)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pergrad.engine.intercepting.rule_calls import unsupported
 from pergrad.engine.intercepting.tracker import Tracker
-from pergrad.engine.intercepting.weights import Weight
+from pergrad.engine.intercepting.weights import LateView, Weight
 from pergrad.engine.samples.propagation.in_place import out_of_place
 from pergrad.runtime import internals
 
@@ -57,6 +57,7 @@ class Overwriting:
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
+        self.has_written = False
         # The tensor that a view was taken from, and where the view begins in it, by the view's weight.
         self._bases: weakref.WeakKeyDictionary[Weight, tuple[weakref.ref[Tensor], int]] = (
             weakref.WeakKeyDictionary()
@@ -75,6 +76,7 @@ class Overwriting:
         """Computes the new value of the first argument out of place, then gives it to that argument."""
         target, pure, tracker = args[0], out_of_place(func), self._tracker
         assert pure is not None
+        self.has_written = True
         old = tracker.weight_of(target)
         if old is not None and old.is_view and not self._is_alone(old):
             return self._write_through(run, func, old, args, kwargs)
@@ -129,6 +131,9 @@ class Overwriting:
 
     def refresh(self, run: Run, func: Callable[..., Any], view: Tensor, old: Weight) -> None:
         """Gives a view the value that the weight behind it has now."""
+        if isinstance(old, LateView):
+            behind = internals.base_of(view)
+            self._bases[old] = weakref.ref(behind), view.storage_offset() - behind.storage_offset()
         base, offset = self._base_of(run, func, old)
         self._follow(run, view, base, offset)
 
@@ -144,7 +149,7 @@ class Overwriting:
             weight = self._tracker.weight_of(base)
             assert weight is not None
         value = weight.value
-        if value.clone().stride() != value.stride():
+        if value.clone().stride() != value.stride() or value.stride() != base.stride():
             raise unsupported(func, [old], "the function changes a view of it in place")
         return base, offset
 

@@ -199,9 +199,7 @@ class Recorder(WeightCalls):
             if not tag.is_weight:
                 continue
             looks_at_weights = True
-            if tag.is_stale:  # what it is a view of was overwritten
-                view = tensors[tags.index(tag)]
-                self.overwriting.refresh(self.call_on_weights, func, view, tag)
+            if self._made_overwriting is not None and self._refresh_views(func, tensors, tags):
                 return self.__torch_function__(func, types, args, kwargs)
             if kind is not _ORDINARY:
                 continue

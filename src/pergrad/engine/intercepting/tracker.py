@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from pergrad.engine.intercepting.weights import Root, Weight
+from pergrad.engine.intercepting.weights import LateView, Root, Weight
 from pergrad.engine.samples.layouts import (
     Constant,
     Key,
@@ -123,10 +123,18 @@ class Tracker:
         if getattr(t, VERSION, 0) == internals.version_of(t) or tag.is_weight:
             return tag
         if not t.requires_grad or t.grad_fn is None or internals.is_transformed(t):
-            return tag  # data
+            return self._view_of_weight(t) or tag  # data
         found = self._made_out_of_sight(t) or tag
         self._settle(t, found)
         return found
+
+    def _view_of_weight(self, t: Tensor) -> Weight | None:
+        """Returns a weight for a view of a tensor into which a weight was written meanwhile."""
+        base = internals.base_of(t)
+        behind = None if base is None else getattr(base, TAG, None)
+        if behind is None or behind.scope is not self.scope or not behind.is_weight:
+            return None
+        return LateView(behind, t)
 
     def _tag_of_untagged(self, t: Tensor) -> Layout | Weight:
         """Returns the layout of an untagged tensor: constant for the model's own, else by its shape."""

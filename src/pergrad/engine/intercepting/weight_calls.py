@@ -94,6 +94,17 @@ class WeightCalls(TorchFunctionMode):
             self._made_overwriting = Overwriting(self.tracker)
         return self._made_overwriting
 
+    def _refresh_views(
+        self, func: Callable[..., Any], tensors: Sequence[Tensor], tags: Sequence[Any]
+    ) -> bool:
+        """Gives weights that are views of overwritten ones their new values; returns False without any."""
+        if not self.overwriting.has_written:
+            return False
+        stale = [k for k, tag in enumerate(tags) if tag.is_weight and tag.is_stale]
+        for k in stale:
+            self.overwriting.refresh(self.call_on_weights, func, tensors[k], tags[k])
+        return bool(stale)
+
     def call_on_weights(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

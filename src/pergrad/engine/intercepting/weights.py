@@ -20,12 +20,13 @@ from torch import Tensor
 from pergrad.engine.collecting.kept_gradients import KeptGradients
 from pergrad.engine.collecting.ledger import Sink, UseCounter
 from pergrad.engine.samples.layouts import Key, Scope
-from pergrad.errors import UnseenUseError
+from pergrad.errors import PergradError, UnseenUseError
 from pergrad.factors import Dense, Factor
 from pergrad.runtime import internals, without_autocast
 
 __all__ = [
     "Derived",
+    "LateView",
     "Root",
     "Transformed",
     "Weight",
@@ -176,6 +177,17 @@ class Derived(Weight):
         return factor.materialize().to(self.value.dtype)
 
 
+class LateView(Weight):
+    """Represents a view of a tensor into which a weight was written after the view was taken."""
+
+    is_view = True
+    is_stale = True
+
+    def __init__(self, behind: Weight, value: Tensor) -> None:
+        parts = behind.scope, behind.roots, value, behind.uses, behind.sink, behind.anchor
+        super().__init__(*parts)
+
+
 class _Arrive(torch.autograd.Function):
     """Makes the carrier of a root; its gradient goes to the sink."""
 
@@ -239,7 +251,14 @@ class _PullBack(torch.autograd.Function):
         return None, None, None, None, *own, *summed
 
 
-def _itself(t: Tensor) -> Tensor:
+def _unchanged(saved: tuple[Tensor, int]) -> Tensor:
+    """Returns a saved tensor; with hooks of saved tensors, autograd does not look at versions itself."""
+    t, version = saved
+    if not t.is_inference() and internals.version_of(t) != version:
+        raise PergradError(
+            f"a tensor of shape {tuple(t.shape)} was changed in place after a function of a weight used it, "
+            "but the gradients need its old value: change a copy of it"
+        )
     return t
 
 
@@ -251,10 +270,11 @@ def graph_of_its_own(kept: Sequence[Tensor] = ()) -> torch.autograd.graph.saved_
     """
     own = {id(t) for t in kept}
 
-    def pack(t: Tensor) -> Tensor:
-        return t if id(t) in own else t.detach()
+    def pack(t: Tensor) -> tuple[Tensor, int]:
+        version = 0 if t.is_inference() else internals.version_of(t)
+        return t if id(t) in own else t.detach(), version
 
-    return torch.autograd.graph.saved_tensors_hooks(pack, _itself)
+    return torch.autograd.graph.saved_tensors_hooks(pack, _unchanged)
 
 
 @contextmanager
