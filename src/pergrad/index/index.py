@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pergrad.audit.streaming.stream import Watch
-from pergrad.audit.subject.showing import inferred_show
+from pergrad.audit.subject.inferring import inferred_show
 from pergrad.audit.subject.spec import Spec
 from pergrad.errors import IndexingError
 from pergrad.index.attaching import Attached, attached, options_of, remember, remembered
