@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev
+from torch.func import functional_call, grad, hessian, jacrev
 from torch.nn import functional as F
 
 import pergrad
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.runtime import internals
+from pergrad.testing import loop_grads
+from tests.engine.exactness import assert_all_near
 from tests.engine.soundness.judge import Cases, exact_or_refused
 
 CASES = Cases()
@@ -101,6 +103,31 @@ def test_weights_inside_of_vmap_are_exact_or_refused(name: str, size: int) -> No
         return model, (torch.randn(size, 3),)
 
     assert exact_or_refused(made, case.loss_fn) == case.verdict
+
+
+LOSSES: dict[str, Any] = {
+    "layers": lambda m, x: torch.vmap(lambda row: m.b(m.a(row).tanh()).square().sum())(x),
+    "functional": lambda m, x: torch.vmap(
+        lambda row: functional_call(m.a, dict(m.a.named_parameters()), (row,)).square().sum()
+    )(x),
+    "jacobian": lambda m, x: torch.vmap(jacrev(lambda row: m.a(row).sin()))(x).square().sum((1, 2)),
+    "hessian": lambda m, x: (
+        torch.vmap(hessian(lambda row: m.b(m.a(row).sin()).sin().sum()))(x).square().sum((1, 2))
+    ),
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated"
+)  # by torch.func.hessian itself
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_that_map_parts_of_the_module_are_exact(name: str) -> None:
+    """The module itself is never called: the mapped function is the first to use a weight."""
+    model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    model.a, model.b = model["a"], model["b"]
+    x = torch.randn(4, 3)
+    found = pergrad.grads(model, LOSSES[name], x)
+    assert_all_near(found, loop_grads(model, LOSSES[name], x))
 
 
 def test_vmap_over_another_dimension_says_what_to_do() -> None:

@@ -139,6 +139,8 @@ class Recorder(WeightCalls):
         self, func: Callable[..., Any], in_dims: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Callable[..., Any], Any, list[Any]] | None:
         """Returns what `torch.vmap` has to map instead, if it maps over the samples; else None."""
+        if not self._begun and self.start is not None and torch.is_grad_enabled():
+            self.start()  # inside of the mapped function a first use of a weight would be too late
         if not self._begun:
             return None
         with internals.DisableTorchFunction():

@@ -59,7 +59,7 @@ def layouts_by_probe(call: Call) -> list[Layout]:
     if known is not None:
         return [call.scope.samples(*key) for key in known]  # type: ignore[misc]
     # A traced step has no values to probe with; the untraced step before it has probed the model's calls.
-    if any(map(is_traced, call.tensors)):
+    if any(t.is_meta or is_traced(t) for t in call.tensors):
         return _refused(call, "cannot be probed during a trace")
     call.reads_values = True  # until it is clear that they do not matter
     found = _proved_by_graph(call) if any(t.requires_grad for t in call.outputs) else None
