@@ -181,3 +181,25 @@ def test_half_precision_rows_are_close_at_any_scale() -> None:
             ).rows()
             unit, of_exact = (t / t.norm(dim=2, keepdim=True) for t in (rows.double(), exact))
             assert (unit * of_exact).sum(2).min() > 0.9999
+
+
+def test_unit_norm_gives_cosines() -> None:
+    model, (x, y) = network(), data().tensors
+    index = built(model=model, unit_norm=True)
+    g = torch.nn.functional.normalize(flat_gradients(model, x, y), dim=1)
+    torch.testing.assert_close(index.scores((x[:3], y[:3])), g[:3] @ g.T, rtol=1e-9, atol=1e-9)
+
+
+def test_unit_norm_of_whitened_rows_is_one_for_a_sample_with_itself() -> None:
+    x, y = data().tensors
+    index = built(preconditioner="second_moment", unit_norm=True)
+    own = index.scores((x, y)).diagonal()
+    torch.testing.assert_close(own, torch.ones_like(own), rtol=1e-8, atol=1e-8)
+    with pytest.raises(IndexingError, match="unit_norm needs"):
+        built(preconditioner="ekfac", unit_norm=True)
+
+
+def test_inputs_without_targets_are_queried_by_what_the_model_predicts() -> None:
+    model, (x, _) = network(), data().tensors
+    index = built(model=model)
+    assert torch.equal(index.scores(x[:3]), index.scores((x[:3], model(x[:3]).argmax(1))))

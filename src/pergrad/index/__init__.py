@@ -3,6 +3,7 @@
 try:
     from pergrad.index.index import Index
     from pergrad.index.options import IndexOptions
+    from pergrad.index.streamed import scores_without_store
 except ModuleNotFoundError as error:
     if error.name in ("numpy", "pyarrow", "PIL", "jinja2", "rich"):
         raise ModuleNotFoundError(
@@ -10,4 +11,4 @@ except ModuleNotFoundError as error:
         ) from error
     raise
 
-__all__ = ["Index", "IndexOptions"]
+__all__ = ["Index", "IndexOptions", "scores_without_store"]

@@ -91,7 +91,8 @@ def attached(store: Store, subject: Subject) -> Attached:
             f"the index {store.path} was built with another loss ({manifest.identity['loss']}, now {loss}): "
             "pass the one that it was built with, or build it again"
         )
-    maker = row_maker(subject, placed, options)
+    # A query is a row, also of an index of tokens.
+    maker = row_maker(subject, placed, replace(options, per="sample"))
     return Attached(subject, placed, maker, versions_of(subject.spec.model))
 
 

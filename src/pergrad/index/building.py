@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from pergrad.audit.subject.options import chosen_indices
 from pergrad.audit.subject.places import told
 from pergrad.errors import AuditError, IndexingError, InterruptedAuditError, PergradError
 from pergrad.index.options import IndexOptions
+from pergrad.index.preconditioning.fitting import FitData
 from pergrad.index.rows.computing import RowMaker
 from pergrad.index.store.chunks import Chunk, Facts, joined_facts
 from pergrad.index.store.manifest import MANIFEST, Manifest, Part
@@ -52,18 +53,32 @@ def row_maker(subject: Subject, placed: Placed, options: IndexOptions) -> RowMak
     )
 
 
-def build_rows(subject: Subject, path: Path, options: IndexOptions, watch: Watch) -> Store:
-    """Writes the rows of a data set, or those that are missing; under torchrun each process writes a part."""
-    return _written(subject, path, options, watch, appending=False)
+After = Callable[[Store, FitData], None]
+
+
+def build_rows(
+    subject: Subject, path: Path, options: IndexOptions, watch: Watch, after: After | None = None
+) -> Store:
+    """Writes the rows of a data set, or those that are missing; under torchrun each process writes a part.
+
+    The first process calls `after` when all rows are written.
+    """
+    return _written(subject, path, options, watch, after, appending=False)
 
 
 def append_rows(subject: Subject, path: Path, options: IndexOptions, watch: Watch) -> Store:
     """Writes the rows of another data set behind those that are there."""
-    return _written(subject, path, options, watch, appending=True)
+    return _written(subject, path, options, watch, None, appending=True)
 
 
 def _written(
-    subject: Subject, path: Path, options: IndexOptions, watch: Watch, *, appending: bool
+    subject: Subject,
+    path: Path,
+    options: IndexOptions,
+    watch: Watch,
+    after: After | None,
+    *,
+    appending: bool,
 ) -> Store:
     with joined_ranks() as ranks:
         ranks.together(lambda: refuse_other_files(path))
@@ -75,7 +90,10 @@ def _written(
                 ranks.together(task.refuse_different_ranks)
                 ranks.first_decides(task.begin_append if appending else task.begin)
                 task.stream()
-            ranks.all_agree(None)  # all have written
+                ranks.all_agree(None)  # all have written
+                if after is not None:
+                    finish = after
+                    ranks.first_decides(lambda: finish(Store(path), task.fit_data()))
             return Store(path)
 
 
@@ -238,6 +256,18 @@ class _Task:
         row = self._maker.width * len(self._placed.models) * bytes_each(self._options.dtype)
         wanted = min(-(-count // _CHUNKS), max(1, _MOST_BYTES // row))
         return max(1, -(-wanted // batch_size)) * batch_size
+
+    def fit_data(self) -> FitData:
+        """Returns the batches of the data set, for preconditioners."""
+        size = Store(self._path).manifest.batch_size
+        spans = batches_in([(0, len(self._indices))], size)
+
+        def batches() -> Iterator[tuple[int, tuple[Any, ...], int]]:
+            for loaded in self._loader.batches(spans, self._options.workers):
+                if loaded.count:
+                    yield loaded.start, self._maker.arguments(loaded.arguments), loaded.count
+
+        return FitData(self._maker, batches, self._options.seed)
 
     # -- the pass
 

@@ -24,9 +24,15 @@ from pergrad.index.attaching import Attached, attached, options_of, remember, re
 from pergrad.index.building import append_rows, build_rows
 from pergrad.index.info import Info, data_frame, info_of
 from pergrad.index.options import IndexOptions
-from pergrad.index.preconditioning.choosing import Preconditioning, loaded_preconditioners
+from pergrad.index.preconditioning.choosing import (
+    Preconditioning,
+    fit_preconditioners,
+    loaded_preconditioners,
+)
+from pergrad.index.preconditioning.fitting import FitData, Labels
+from pergrad.index.preconditioning.second_moment import lengths_of
 from pergrad.index.querying.matches import Matches, Preview, previews_of
-from pergrad.index.querying.queries import as_batch, query_rows, size_of
+from pergrad.index.querying.queries import prepared, query_rows
 from pergrad.index.querying.scoring import best_of, score_blocks
 from pergrad.index.store.numbers import unscaled
 from pergrad.index.store.store import Store
@@ -95,6 +101,9 @@ class Index:
         preconditioner: Any = "second_moment",
         damping: float | None = None,
         ridge: float = 0.0,
+        labels: Labels = "given",
+        unit_norm: bool = False,
+        optimizer: Any = None,
         checkpoints: Sequence[Any] = (),
         tokens: Callable[..., Tensor] | None = None,
         tokenizer: Callable[..., Any] | None = None,
@@ -115,9 +124,19 @@ class Index:
                 this object.
             loss: called as loss(model, *batch), returns (B,) losses; or a module such as CrossEntropyLoss. By
                 default inferred, as `pergrad.Audit` does.
-            preconditioner: what a query's gradient is divided by: "second_moment" of the rows, or "none".
-            damping: how much of the mean eigenvalue is added to the preconditioner's matrix; by default 1.
+            preconditioner: what a query's gradient is divided by. "second_moment" of the rows; "ekfac", a
+                Kronecker product for each layer; "adam", the root of the optimizer's second moment;
+                "gauss_newton", the exact matrix of a small model; or "none". It may change in a later build
+                of the same index, which computes no row again.
+            damping: how much of the mean eigenvalue is added to the preconditioner's matrix. By default 1 of
+                the mean eigenvalue of 512 numbers for "second_moment", and 0.1 for "ekfac" and
+                "gauss_newton". It matters more than the kind: try some on queries of your own.
             ridge: what is added on top of it, such as the weight decay of the training.
+            labels: "given", or "sampled" from the model's predictions, for the matrix of "ekfac".
+            unit_norm: divide scores by the lengths of both gradients, as a cosine does. It helps early in
+                training and hurts late: on digits, cosines have a linear datamodeling score of .57 after 15
+                epochs and .27 after 60, where preconditioned products have .66 and .60.
+            optimizer: the Adam that trained the model, for "adam"; or a list, one for each checkpoint.
             checkpoints: earlier states of the model: state dicts, paths of files with one, or modules. Scores
                 are averaged over them and the model; five of one run beat any single one.
             tokens: called as tokens(*batch), for per="token"; returns a mask of the tokens that get a row,
@@ -132,7 +151,9 @@ class Index:
         if isinstance(model, Spec) and isinstance(dataset, str | Path) and path is None:
             dataset, path = None, dataset  # Index.build(spec, path)
         chosen, of_spec = _split(options, more)
-        preconditioning = Preconditioning(preconditioner or "none", damping, ridge)
+        preconditioning = Preconditioning(
+            preconditioner or "none", damping, ridge, labels, unit_norm
+        )
         watch = watch or _Printing(quiet=quiet)
         subject = made_subject(
             model,
@@ -146,9 +167,13 @@ class Index:
         )
         is_kept = path is not None
         folder = Path(tempfile.mkdtemp(prefix="pergrad-index-") if path is None else path)
-        store = build_rows(subject, folder, chosen, watch)
-        if store.manifest.preconditioner != preconditioning.as_json():
-            store.change(preconditioner=preconditioning.as_json())
+
+        def finish(store: Store, data: FitData) -> None:
+            fit_preconditioners(folder, preconditioning, data, optimizer)
+            if store.manifest.preconditioner != preconditioning.as_json():
+                store.change(preconditioner=preconditioning.as_json())
+
+        build_rows(subject, folder, chosen, watch, finish)
         index = cls(folder)
         index._subject = subject
         if is_kept:
@@ -210,12 +235,12 @@ class Index:
     def scores(self, batch: Any) -> Tensor:
         """Returns the scores of all rows for each query, (queries, rows), in the order of `indices`."""
         found = [scores for _, scores in self.iter_scores(batch)]
-        return torch.cat(found, 1) if found else torch.zeros(size_of(self._batch(batch)), 0)
+        return torch.cat(found, 1)
 
     def iter_scores(self, batch: Any) -> Iterator[tuple[slice, Tensor]]:
         """Yields which rows, and the scores of each query with them, (queries, n), block by block."""
-        queries, _ = self._queries(batch)
-        for block, scores in score_blocks(self._store, queries):
+        queries, lengths = self._queries(batch)
+        for block, scores in score_blocks(self._store, queries, lengths):
             yield slice(block.start, block.start + len(block)), scores
 
     def query(self, batch: Any, k: int = 10) -> Matches:
@@ -229,8 +254,8 @@ class Index:
         """
         if not isinstance(k, int) or k < 1:
             raise IndexingError(f"k must be a positive integer, got {k!r}")
-        queries, _ = self._queries(batch)
-        high, low = best_of(self._store, queries, k)
+        queries, lengths = self._queries(batch)
+        high, low = best_of(self._store, queries, k, lengths)
         return Matches(
             high.rows.numpy(),
             high.scores.numpy(),
@@ -249,20 +274,32 @@ class Index:
             return None
         return previews_of(spec.dataset, spec.show or inferred_show(spec.dataset, spec.classes))
 
-    def _batch(self, query: Any) -> tuple[Any, ...]:
-        return as_batch(query)
-
-    def _queries(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Returns preconditioned and plain rows of the queries, (q, c, k)."""
+    def _queries(self, query: Any) -> tuple[Tensor, np.ndarray | None]:
+        """Returns preconditioned rows of the queries, (q, c, k), and lengths to divide scores of rows by."""
         attached = self._attached()
-        with in_eval_mode(attached.maker.models):
-            return query_rows(attached.maker, self._batch(batch), self._preconditioners())
+        maker = attached.maker
+        with in_eval_mode(maker.models):
+            preconditioners = self._preconditioners(maker.models)
+            batch = prepared(query, attached.subject, maker)
+            queries, plain = query_rows(maker, batch, preconditioners)
+        chosen = self._preconditioning
+        if not chosen.unit_norm:
+            return queries, None
+        own = (queries * plain).sum(2, keepdim=True).clamp(min=0).sqrt()
+        lengths = self._store.derived(
+            "lengths", lambda: lengths_of(self._store, preconditioners), **chosen.as_json()
+        )
+        return queries / own.clamp(min=torch.finfo(own.dtype).tiny), lengths.numpy()
 
-    def _preconditioners(self) -> Any:
-        chosen = Preconditioning(**self._store.manifest.preconditioner)
+    @property
+    def _preconditioning(self) -> Preconditioning:
+        return Preconditioning(**self._store.manifest.preconditioner)
+
+    def _preconditioners(self, models: Sequence[nn.Module]) -> Any:
+        chosen = self._preconditioning
         key = (chosen, len(self), self._store.manifest.generation, len(self._store.deleted))
         if self._loaded is None or self._loaded[0] != key:
-            self._loaded = (key, loaded_preconditioners(self._store, chosen))
+            self._loaded = (key, loaded_preconditioners(self._store, chosen, models))
         return self._loaded[1]
 
     def _attached(self) -> Attached:

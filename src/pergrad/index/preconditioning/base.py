@@ -52,7 +52,7 @@ def factorized(matrix: Tensor, damping: float, what: str) -> Tensor:
     found, failed = torch.linalg.cholesky_ex(damped)
     diagonal = found.diagonal()
     is_singular = bool(failed) or not bool(
-        diagonal.min() > size * torch.finfo(matrix.dtype).eps ** 0.5 * diagonal.max() * 1e-3
+        diagonal.min() > (size * torch.finfo(matrix.dtype).eps) ** 0.5 * diagonal.max()
     )
     if is_singular:
         raise IndexingError(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from pergrad.index.preconditioning.base import Damping, OnRows, factorized
+from pergrad.index.preconditioning.base import Damping, OnGradients, OnRows, factorized
 from pergrad.index.store.numbers import unscaled
 from pergrad.index.store.store import Store
 
-__all__ = ["SecondMoment", "moments_of"]
+__all__ = ["SecondMoment", "lengths_of", "moments_of"]
 
 _REFERENCE = 512  # the sketch whose mean eigenvalue is the unit of the damping
 _MOST_ROWS = 2**16  # that a moment is estimated from
@@ -39,6 +41,28 @@ class SecondMoment(OnRows):
         """√(sᵀ (M + λ I)^-1 s), (n,)."""
         factor = self._factor.to(rows.dtype)
         return torch.linalg.solve_triangular(factor, rows.T, upper=False).norm(dim=0)
+
+
+def lengths_of(store: Store, preconditioners: Sequence[OnRows | OnGradients] | None) -> Tensor:
+    """Returns the length of each row at each checkpoint, (n, c): by the preconditioner, or plain."""
+    found = []
+    for block in store.blocks():
+        kept = slice(None) if block.kept is None else block.kept
+        rows = unscaled(block.rows[kept], block.facts.scale[kept], store.dtype)
+        found.append(
+            torch.stack([_lengths(rows[:, c], preconditioners, c) for c in range(rows.shape[1])], 1)
+        )
+    return torch.cat(found) if found else torch.zeros(0, store.manifest.checkpoints)
+
+
+def _lengths(
+    rows: Tensor, preconditioners: Sequence[OnRows | OnGradients] | None, number: int
+) -> Tensor:
+    if preconditioners is None:
+        return rows.norm(dim=1)
+    own = preconditioners[number]
+    assert isinstance(own, SecondMoment), "unit_norm is refused for others"
+    return own.lengths(rows)
 
 
 def moments_of(store: Store) -> list[Tensor]:

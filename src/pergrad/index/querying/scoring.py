@@ -37,7 +37,8 @@ def score_blocks(
         scale = scale if block.kept is None else scale[torch.from_numpy(block.kept)]
         if lengths is not None:
             some = lengths[block.start : block.start + len(block)]
-            scale = scale / torch.from_numpy(some).to(wide)
+            # A row of zeros has no direction: its score is zero.
+            scale = scale / torch.from_numpy(some).to(wide).clamp(min=torch.finfo(wide).tiny)
         scores = torch.zeros(len(queries), len(stored), dtype=wide)
         for c, query in enumerate(left):
             rows = stored[:, c * width : (c + 1) * width].to(wide)

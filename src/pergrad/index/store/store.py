@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import pergrad
 from pergrad.audit.streaming.chunks import Span, gaps
-from pergrad.audit.streaming.files import is_unfinished, made_folder, write_whole
+from pergrad.audit.streaming.files import is_unfinished, made_folder, replacing, write_whole
 from pergrad.audit.streaming.folder import ResultsFolder
 from pergrad.errors import AuditError, IndexingError
 from pergrad.index.store.chunks import (
@@ -175,6 +177,26 @@ class Store:
                     block = Block(start, rows.view(dtype), of_block, self._kept(of_block))
                     start += len(block)
                     yield block
+
+    def derived(self, name: str, compute: Callable[[], Any], **options: Any) -> Any:
+        """Returns what is computed from the rows, stored beside them until rows are added or deleted."""
+        path = self.path / f"{name}.pt"
+        digest = hashlib.sha256(self.deleted.tobytes()).hexdigest()[:16]
+        key = [len(self), self.manifest.positions, self.manifest.generation, digest, options]
+        if path.exists():
+            try:
+                found = torch.load(path, weights_only=True)
+                if found["key"] == key:
+                    return found["value"]
+            except Exception:  # an unreadable file is computed again
+                path.unlink(missing_ok=True)
+        value = compute()
+        try:
+            with replacing(path, durable=False) as unfinished:
+                torch.save({"key": key, "value": value}, unfinished)
+        except AuditError:  # a folder that may only be read is still an index
+            return value
+        return value
 
     def mapped(self) -> list[tuple[np.ndarray, Facts]]:
         """Returns the rows of each chunk as memory-mapped arrays, with their facts; deleted rows too."""
