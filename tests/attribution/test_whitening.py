@@ -38,7 +38,7 @@ for samples, width in ((60, 256), (700, 256), (900, 40)):
 """
     roots = [str(Path(pergrad.__file__).parents[1]), str(Path(__file__).parents[2])]
     printed = set()
-    for threads in ("1", "2", "4"):
+    for threads in ("1", "4"):
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         environment = {
             **os.environ,

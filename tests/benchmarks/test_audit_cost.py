@@ -9,11 +9,13 @@ def rows() -> list[Row]:
     return audit_cost.rows(batch_size=1024, sketch_dim=16, rounds=1, seed=0)
 
 
+@pytest.mark.slow
 def test_epochs_and_audits_have_a_row_each(rows: list[Row]) -> None:
     names = ["plain-before", "plain", "plain-64", "pass", "analysis", "audit"]
     assert [row.method for row in rows] == names
 
 
+@pytest.mark.slow
 def test_ratio_is_to_the_epoch_at_the_same_batch_size(rows: list[Row]) -> None:
     (plain,) = (row.fastest for row in rows if row.method == "plain")
     assert plain is not None

@@ -18,6 +18,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_every_point_of_every_axis_has_time_and_memory_of_every_quantity(stored: Path) -> None:
     points = read(stored)
     expected = {
@@ -35,6 +36,7 @@ def test_every_point_of_every_axis_has_time_and_memory_of_every_quantity(stored:
         assert point.provenance.commit == "0123"
 
 
+@pytest.mark.slow
 def test_file_that_is_there_is_refused(stored: Path) -> None:
     with pytest.raises(SystemExit):
         main(["--size", "tiny", "--output", str(stored)])
@@ -86,6 +88,7 @@ def test_stopped_sweep_keeps_the_values_it_has_done(
     assert {(p.axis, p.value) for p in read(path)} == {("batch", 1), ("batch", 2)}
 
 
+@pytest.mark.slow
 def test_each_axis_is_from_the_newest_run_that_has_come_to_it(stored: Path, tmp_path: Path) -> None:
     points = read(stored)
     rows.update(tmp_path / "tiny.jsonl", points)

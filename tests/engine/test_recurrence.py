@@ -209,14 +209,15 @@ def test_clipped_sum_that_runs_the_backward_twice() -> None:
         assert_near(sums[1][name], expected, name)
 
 
-def test_compiled_step() -> None:
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_step(backend: Any) -> None:
     module = build("lstm", batch_first=True)
     grads = pergrad.Grads()
 
     def losses(model: nn.Module, x: Tensor) -> Tensor:
         return model(x)[0].square().flatten(1).sum(1)
 
-    step = pergrad.compiled(module, losses, grads)
+    step = pergrad.compiled(module, losses, grads, backend=backend)
     x = double(BATCH, 3, INPUT)
     for _ in range(2):
         step(x)

@@ -95,18 +95,22 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, s
     }
 
 
+@pytest.mark.slow
 def test_a_change_that_a_test_checks_is_noticed(outcomes: dict[str, tuple[str, str]]) -> None:
     for change in ("return x / 2", "return x * 3", "return x * 1"):
         assert outcomes[change] == ("failed", "tests/rules/test_code.py::test_double")
 
 
+@pytest.mark.slow
 def test_a_change_that_tests_only_run_survives(outcomes: dict[str, tuple[str, str]]) -> None:
     assert outcomes["return x - x"] == ("survived", "")
 
 
+@pytest.mark.slow
 def test_a_change_that_no_test_runs_is_not_run(outcomes: dict[str, tuple[str, str]]) -> None:
     assert outcomes["return x - 1"] == ("not run", "")
 
 
+@pytest.mark.slow
 def test_an_endless_loop_is_noticed(outcomes: dict[str, tuple[str, str]]) -> None:
     assert outcomes["no x -= 1"] == ("crashed or hung", "tests/rules/test_code.py::test_endless")
