@@ -18,7 +18,10 @@ RESULTS = Path(__file__).parent / "results"
 
 Checks = Literal["exact", "timed"]
 Status = Literal["ok", "wrong", "failed", "skipped"]
-PACKAGES = ("pergrad", "opacus", "backpack-for-pytorch", "fastDP", "jax", "triton")
+PACKAGES = (
+    *("pergrad", "opacus", "backpack-for-pytorch", "fastDP", "jax", "triton"),
+    *("kronfluence", "dattri", "traker"),
+)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ import torch
 
 from pergrad.errors import EvaluationError
 from pergrad.evaluate.baselines import BASELINES
+from pergrad.evaluate.gradients import GRADIENTS
+from pergrad.evaluate.peers import PEERS
 from pergrad.evaluate.task import Floats, Task, Trained
 
 __all__ = ["BUILT_IN", "Method", "Methods", "called", "checked", "named", "scores_of"]
@@ -18,7 +20,7 @@ __all__ = ["BUILT_IN", "Method", "Methods", "called", "checked", "named", "score
 Method = Any
 Methods = Method | Sequence[Method] | Mapping[str, Method]
 
-BUILT_IN: dict[str, Callable[[Task, Trained, int], Any]] = {**BASELINES}
+BUILT_IN: dict[str, Callable[[Task, Trained, int], Any]] = {**GRADIENTS, **PEERS, **BASELINES}
 
 
 def named(methods: Methods, *, baselines: bool = True) -> tuple[dict[str, Method], tuple[str, ...]]:

@@ -15,7 +15,17 @@ from torch.utils.data import default_collate
 
 from pergrad.errors import EvaluationError
 
-__all__ = ["Floats", "Job", "Progress", "Task", "Trained", "final", "outputs_of", "retrained"]
+__all__ = [
+    "Floats",
+    "Job",
+    "LossModule",
+    "Progress",
+    "Task",
+    "Trained",
+    "final",
+    "outputs_of",
+    "retrained",
+]
 
 _AT_ONCE = 256  # samples of a batch
 
@@ -54,6 +64,8 @@ class Task:
             class; by default the second of a batch, if it has a whole number for each sample.
         tokens: called as tokens(item); returns the words or tokens of an item, for BM25; by default those of
             a text or of a vector of whole numbers.
+        sampled: called as sampled(model, *batch); returns (B,) losses for labels drawn from the model, which
+            kronfluence fits its factors to; by default it uses the labels of the data.
 
     >>> import torch
     >>> from torch.utils.data import TensorDataset
@@ -80,6 +92,7 @@ class Task:
     features: Callable[..., Tensor] | None = None
     label: Callable[..., Tensor] | None = None
     tokens: Callable[[Any], Sequence[Any]] | None = None
+    sampled: Callable[..., Tensor] | None = None
 
     def __post_init__(self) -> None:
         for name in ("train", "loss"):
@@ -128,6 +141,18 @@ class Task:
                     )
                 found.append(values.double().cpu())
         return torch.cat(found).numpy()
+
+
+class LossModule(nn.Module):
+    """The loss as a module, so that `functional_call` replaces parameters wherever the loss uses them."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._of = loss
+
+    def forward(self, *batch: Any) -> Tensor:
+        return self._of(self.model, *batch)
 
 
 @contextmanager

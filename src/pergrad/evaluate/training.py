@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from pergrad.errors import EvaluationError
-from pergrad.evaluate.task import Job
+from pergrad.evaluate.task import Job, LossModule
 
 __all__ = ["Trainer"]
 
@@ -93,8 +92,8 @@ class Trainer:
             raise EvaluationError("a job has no samples: there is nothing to train on")
         generators = [torch.Generator().manual_seed(seed) for _, seed in jobs]
         networks = [self._fresh(seed) for _, seed in jobs]
-        bare = _Loss(networks[0], self.loss)
-        params, buffers = stack_module_state([_Loss(net, self.loss) for net in networks])
+        bare = LossModule(networks[0], self.loss)
+        params, buffers = stack_module_state([LossModule(net, self.loss) for net in networks])
         leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
         optimizer = self.optimizer(list(leaves.values()))
         kept: list[list[nn.Module]] = [[] for _ in jobs]
@@ -122,18 +121,6 @@ class Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.network()
-
-
-class _Loss(nn.Module):
-    """The loss as a module, so that `functional_call` replaces parameters wherever the loss uses them."""
-
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.model = model
-        self._of = loss
-
-    def forward(self, *batch: Any) -> Tensor:
-        return self._of(self.model, *batch)
 
 
 def _loaded(

@@ -1,0 +1,1 @@
+"""Measures how well scores predict retraining: pergrad, baselines and other libraries on the same models."""
