@@ -272,7 +272,7 @@ class Index:
         spec = subject.spec
         if len(self._store.manifest.parts) > 1 or len(spec.dataset) == 0:
             return None
-        return previews_of(spec.dataset, spec.show or inferred_show(spec.dataset, spec.classes))
+        return previews_of(spec.dataset, spec.show or inferred_show(spec.dataset))
 
     def _queries(self, query: Any) -> tuple[Tensor, np.ndarray | None]:
         """Returns preconditioned rows of the queries, (q, c, k), and lengths to divide scores of rows by."""
