@@ -52,6 +52,8 @@ class ClippedSum(AssignableSum[Any]):
             memory. The results are the same; but with "low", hooks on tensors are called twice, and
             `retain_grad` accumulates twice the gradient.
         accumulate: add the sums of further blocks, and append their norms.
+        total: the number of samples of the whole sum, where blocks are parts of it: weights leave room for
+            what a sum of so many may round.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -71,8 +73,11 @@ class ClippedSum(AssignableSum[Any]):
         stability: float = 0.01,
         memory: Memory = "kept",
         accumulate: bool = False,
+        total: int | None = None,
     ) -> None:
         super().__init__(accumulate=accumulate)
+        if total is not None and (not isinstance(total, int) or total < 1):
+            raise PergradError(f"total must be a positive number of samples, got {total!r}")
         bounds = dict(max_norm) if isinstance(max_norm, Mapping) else {"*": max_norm}
         for pattern, bound in bounds.items():
             if bound is None and callable(weighting):
@@ -94,6 +99,7 @@ class ClippedSum(AssignableSum[Any]):
         self._weighting = weighting
         self._stability = stability
         self._memory = memory
+        self._total = total
         self.passes = 2 if memory == "low" else 1
 
     @property
@@ -195,7 +201,8 @@ class ClippedSum(AssignableSum[Any]):
 
         Rounding must push neither a gradient over its bound nor the sum over that of all samples.
         """
-        margin = (4 + self.batch.size / 2) * torch.finfo(self.batch.dtype).eps
+        samples = max(self.batch.size, self._total or 0)
+        margin = (4 + samples / 2) * torch.finfo(self.batch.dtype).eps
         return margin + rounding if self.batch.device.type == "cuda" else margin
 
     def _applied(self, norms: Tensor, bound: float | None, margin: float) -> Tensor:

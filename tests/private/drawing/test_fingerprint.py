@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
+import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from pergrad.private import UserDataset
 from pergrad.private.drawing.fingerprint import fingerprint_of
 
 
@@ -45,3 +48,61 @@ def test_random_samples_are_left_out_and_the_global_generator_is_left_alone() ->
     torch.set_rng_state(before)
     fingerprint_of(Rows(40, is_random=True), 40)
     assert torch.equal(before, torch.get_rng_state())
+
+
+class Held(Dataset[Any]):
+    """Keeps its samples in attributes, and counts how often it is read."""
+
+    def __init__(self, x: Any) -> None:
+        self.x, self.reads = x, 0
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return torch.rand(2) * self.x[index]  # random: probes tell nothing
+
+
+@pytest.mark.parametrize("kind", [torch.asarray, numpy.asarray])
+def test_one_changed_sample_is_seen_wherever_it_is_held(kind: Any) -> None:
+    values = [float(k) for k in range(5000)]
+    changed = [*values[:4321], -1.0, *values[4322:]]
+
+    def found(x: list[float]) -> list[str]:
+        held = Held(kind(x))
+        tensors = TensorDataset(torch.tensor(x))
+        halves = [TensorDataset(torch.tensor(x[:9])), TensorDataset(torch.tensor(x[9:]))]
+        sets: list[Any] = [
+            held,
+            Subset(held, range(100)),
+            Subset(tensors, range(4000, 5000)),
+            ConcatDataset(halves),
+            x,
+            UserDataset(tensors, [k // 2 for k in range(5000)], samples=2),
+        ]
+        return [fingerprint_of(d, len(d)) for d in sets]
+
+    assert found(values) == found(values)
+    assert not {*found(values)} & {*found(changed)}
+
+
+def test_reading_a_data_set_does_not_change_its_fingerprint() -> None:
+    held = Held(torch.arange(30.0))
+    once = fingerprint_of(held, 30)
+    assert held[3] is not None
+    assert fingerprint_of(held, 30) == once
+
+
+def test_every_sample_of_a_small_data_set_counts() -> None:
+    class Elsewhere(Rows):
+        def __getitem__(self, index: int) -> Any:
+            return index if index != 617 else self.value
+
+    assert fingerprint_of(Elsewhere(1000, 1), 1000) != fingerprint_of(Elsewhere(1000, 2), 1000)
+
+
+def test_the_indices_of_a_subset_count() -> None:
+    tensors = TensorDataset(torch.arange(9.0))
+    first, second = Subset(tensors, [0, 1]), Subset(tensors, [0, 2])
+    assert fingerprint_of(first, 2) != fingerprint_of(second, 2)

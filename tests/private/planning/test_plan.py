@@ -148,6 +148,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"neighbours": "friends"}, "neighbours must be one of"),
     ({"accountant": "prv"}, "accountant must be one of"),
     ({"clipping": "soft"}, "clipping must be one of"),
+    ({"noise": "laplace"}, "noise must be one of"),
+    ({"noise": "discrete", "bands": 2}, "noise='discrete' cannot be combined"),
     ({"batch_cap": 10}, "batch_cap needs sampling='truncated'"),
     ({"sampling": "truncated"}, "needs the population"),
     ({"sampling": "shuffled"}, "needs the population"),

@@ -147,7 +147,51 @@ def test_a_step_that_cannot_be_repeated_is_refused_until_its_noise_is_renewed(
         step(*batch)
 
 
+def test_a_rewound_run_that_goes_another_way_gets_other_noise() -> None:
+    def noise_of(lr: float) -> list[Tensor]:
+        """The noise of the steps after a checkpoint that is taken at another learning rate."""
+        model = mlp()
+        optimizer = sgd(model, lr=lr)
+        step, loader = run(plan(sample_rate=0.5), model, optimizer=optimizer)  # no ledger
+        step.load_state_dict(state)
+        found = []
+        for batch in loader:
+            clipped = step.clipped_sums(*batch)
+            before = weights(model)
+            step(*batch)
+            total = torch.cat([t.flatten() for t in clipped.values()])
+            found.append((before - weights(model)) / lr * 8 - total)
+        return found
+
+    step, _ = run(plan(sample_rate=0.5))
+    state = step.state_dict()
+    first, again, other = noise_of(1.0), noise_of(1.0), noise_of(0.5)
+    for a, b, c in zip(first, again, other, strict=True):
+        torch.testing.assert_close(a, b)
+        assert not torch.allclose(a, c, atol=1e-6)
+
+
+def test_a_state_survives_being_saved_before_its_loader_is_made(tmp_path: Path) -> None:
+    expected, _ = trained(tmp_path, None)
+    (tmp_path / "ledger.jsonl").unlink()
+    trained(tmp_path, 2)
+    model, made = mlp(), plan()
+    step = Step(model, torch.optim.Adam(model.parameters(), lr=0.1), losses, made)
+    step.load(tmp_path / "run.pt")
+    step.save(tmp_path / "run.pt")
+    found, _ = trained(tmp_path, None)
+    assert torch.equal(found, expected)
+
+
 # Refusals
+
+
+def test_a_checkpoint_without_batches_is_refused(tmp_path: Path) -> None:
+    model = mlp()
+    step = Step(model, sgd(model), losses, plan())
+    with pytest.raises(PrivacyError, match="make the loader before"):
+        step.save(tmp_path / "run.pt")
+    assert not (tmp_path / "run.pt").exists()
 
 
 def test_a_changed_plan_is_refused(tmp_path: Path) -> None:

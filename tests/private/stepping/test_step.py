@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pergrad.errors import PergradError, PrivacyError
 from pergrad.private import Adaptive, Step
 from pergrad.testing import loop_grads
-from tests.private.stepping.cases import data, losses, mlp, plan, run, sgd, weights
+from tests.private.stepping.cases import data, losses, mlp, plan, run, seeded, sgd, weights
 
 
 def clipped(model: nn.Module, x: Tensor, y: Tensor, bound: float) -> Tensor:
@@ -177,6 +177,63 @@ def test_removing_a_sample_moves_the_sum_by_the_bound_at_most(
 
 
 # Ways to run
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+@pytest.mark.parametrize("piece_size", [7, 64])
+def test_pieces_of_aligned_gradients_keep_the_bound(piece_size: int, backend: Any) -> None:
+    size, bound = 500, 0.37
+    x = torch.rand(8, generator=seeded()) * (1 + 10 * torch.rand(size, 1, generator=seeded(1)))
+    model = nn.Linear(8, 1, bias=False)  # all gradients have one direction: sums round most
+    made = plan(noise_multiplier=0.0, max_norm=bound, expected_batch_size=size)
+    step = Step(
+        model, sgd(model), lambda m, x: m(x)[:, 0], made, piece_size, backend=backend, certify=False
+    )
+    whole = step.clipped_sums(x)["weight"].double()
+    for n in range(0, size, 50):
+        rest = step.clipped_sums(x[torch.arange(size) != n])["weight"].double()
+        assert (whole - rest).norm() <= bound * (1 + 1e-6)
+
+
+def test_discrete_noise_is_that_of_the_plan() -> None:
+    model = nn.Linear(100, 50)
+    made = plan(sample_rate=1e-9, steps=1, noise="discrete")
+    step, loader = run(made, model, samples=TensorDataset(torch.zeros(9, 100), torch.zeros(9)))
+    before = weights(model)
+    for batch in loader:
+        step(*batch)
+    noise = (before - weights(model)) * 8 / 0.5
+    assert noise.std().item() == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("clipping", ["flat", "per-layer"])
+def test_views_are_clipped_by_bounds_of_names(clipping: Any) -> None:
+    bounds: Any = {"0.*": 0.1, "*": 0.2} if clipping == "flat" else 0.1
+    made = plan(noise_multiplier=0.0, max_norm=bounds, clipping=clipping)
+
+    def of_views(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([losses(model, x, y), losses(model, -x, y)], 1)
+
+    def averaged(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return of_views(model, x, y).mean(1)
+
+    model, batch = mlp(), data(5).tensors
+    with_views = Step(model, sgd(model), of_views, made, views=True, certify=False)
+    plain = Step(model, sgd(model), averaged, made, certify=False)
+    found, expected = with_views.clipped_sums(*batch), plain.clipped_sums(*batch)
+    for name, total in expected.items():
+        torch.testing.assert_close(found[name], total, rtol=1e-12, atol=1e-14)
+
+
+def test_a_first_batch_of_one_sample_certifies_nothing() -> None:
+    step, loader = run(plan(sample_rate=0.02, steps=40))
+    for batch in loader:
+        step(*batch)
+        assert step.last is not None
+        if step.last.batch_size > 1:
+            break
+        assert not step.is_certified
+    assert step.is_certified
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
@@ -367,6 +424,49 @@ def test_parameters_without_noise_are_refused() -> None:
     refused("must be a torch.optim.Optimizer, got str", model, "sgd", losses, plan())
     frozen = mlp().requires_grad_(False)
     refused("nothing to train", frozen, sgd(frozen), losses, plan())
+
+
+def test_an_optimizer_that_repeats_the_loss_is_refused() -> None:
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    refused("LBFGS calls the loss several times", model, optimizer, losses, plan())
+
+
+def test_an_ordinary_gradient_of_before_is_never_applied() -> None:
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    step, loader = run(plan(), model)
+    before = model[0].weight.clone()
+    for batch in loader:
+        model[0].weight.grad = torch.ones_like(model[0].weight)
+        losses(model, *data().tensors).sum().backward()
+        step(*batch)
+        assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(before, model[0].weight)
+    calm = mlp()
+    calm[0].weight.requires_grad_(False)
+    once, batches = run(plan(), calm)
+    for batch in batches:
+        once(*batch)
+    assert torch.equal(weights(calm), weights(model))
+
+
+def test_parameters_that_change_during_a_run_are_refused() -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    step, loader = run(plan(), model, optimizer=optimizer)
+    batches = iter(loader)
+    step(*next(batches))
+    batch = next(batches)
+    model[0].bias.requires_grad_(False)
+    with pytest.raises(PrivacyError, match=r"trained parameters have changed .*\(0.bias\)"):
+        step(*batch)
+    model[0].bias.requires_grad_(True)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    with pytest.raises(PrivacyError, match="group 1 of the optimizer"):
+        step(*batch)
+    del optimizer.param_groups[1]
+    step(*batch)
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -40,6 +40,22 @@ class Ranks:
             for tensor in tensors:
                 dist.all_reduce(tensor)
 
+    def gathered(self, numbers: Tensor) -> Tensor:
+        """Concatenates the numbers of all ranks, which have equally many, in their order."""
+        if self.count == 1:
+            return numbers
+        parts = [torch.empty_like(numbers) for _ in range(self.count)]
+        dist.all_gather(parts, numbers)
+        return torch.cat(parts)
+
+    def most(self, number: int, device: torch.device) -> int:
+        """Returns the largest of the ranks' numbers."""
+        if self.count == 1:
+            return number
+        told = torch.tensor(number, device=device)
+        dist.all_reduce(told, dist.ReduceOp.MAX)
+        return int(told)
+
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether the flag is set on any rank."""
         if self.count == 1:

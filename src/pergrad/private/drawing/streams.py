@@ -41,8 +41,12 @@ class Stream(Protocol):
         """Returns (count,) numbers of [0, 1) in float64, 53 random bits each, on the CPU."""
         ...
 
+    def integers(self, count: int) -> Tensor:
+        """Returns (count,) integers of 62 random bits each, on the CPU."""
+        ...
+
     def normals(self, like: Tensor) -> Tensor:
-        """Returns standard normal numbers of the shape, dtype and device of `like`."""
+        """Returns standard normal numbers of the shape, dtype and device of `like`, which is real."""
         ...
 
 
@@ -82,6 +86,10 @@ class _Torch:
     def uniforms(self, count: int) -> Tensor:
         generator = self._generator(torch.device("cpu"))
         return torch.rand(count, dtype=torch.float64, generator=generator)
+
+    def integers(self, count: int) -> Tensor:
+        generator = self._generator(torch.device("cpu"))
+        return torch.randint(1 << 62, (count,), generator=generator)
 
     def normals(self, like: Tensor) -> Tensor:
         device = like.device if like.device.type == "cuda" else torch.device("cpu")
@@ -148,11 +156,14 @@ class _ChaCha:
         self._cipher = cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def uniforms(self, count: int) -> Tensor:
-        if not count:
-            return torch.zeros(0, dtype=torch.float64)
-        drawn = bytearray(self._cipher.update(bytes(8 * count)))
-        bits = torch.frombuffer(drawn, dtype=torch.int64) & ((1 << 53) - 1)
+        bits = self.integers(count) & ((1 << 53) - 1)
         return bits.double() * 2.0**-53
+
+    def integers(self, count: int) -> Tensor:
+        if not count:
+            return torch.zeros(0, dtype=torch.int64)
+        drawn = bytearray(self._cipher.update(bytes(8 * count)))
+        return torch.frombuffer(drawn, dtype=torch.int64) & ((1 << 62) - 1)
 
     def normals(self, like: Tensor) -> Tensor:
         """Averages four normal numbers of 53 bits each, after Holohan and Braghin (2021)."""

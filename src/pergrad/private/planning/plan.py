@@ -24,6 +24,7 @@ from pergrad.private.planning.accounting import (
 from pergrad.private.planning.adaptive import Adaptive
 from pergrad.private.planning.capping import cap_for, check_cap
 from pergrad.private.planning.plan_checks import (
+    NoiseKind,
     check_adaptive,
     check_choices,
     check_delta,
@@ -68,6 +69,8 @@ class Plan:
         clipping: "flat" clips the whole gradient; "per-layer" each module's, by max_norm / √layers;
             "automatic" scales every gradient to just below max_norm; `Adaptive()` moves the bound.
         stability: the constant of "automatic": gradients are scaled by max_norm / (norm + stability).
+        noise: "gaussian", or "discrete" for integers on a grid of 2²⁴ steps per standard deviation, drawn by
+            integer arithmetic alone; slow, for those who fear floating point.
         bands: for correlated noise: the number of bands of the matrix (BandMF). Records are then drawn from
             one of `bands` groups in turn, with probability bands · sample_rate.
         accountant: "pld", or "rdp" for the looser one.
@@ -91,6 +94,7 @@ class Plan:
     batch_cap: int | None = None
     clipping: Clipping = "flat"
     stability: float = 0.01
+    noise: NoiseKind = "gaussian"
     bands: int = 1
     accountant: Accountant = "pld"
     discretization: float = 1e-4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from pergrad.errors import PrivacyError
 from pergrad.private.drawing.scheme import Sampling
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pergrad.private.planning.plan import Plan
 
 __all__ = [
+    "NoiseKind",
     "check_adaptive",
     "check_choices",
     "check_delta",
@@ -23,6 +24,7 @@ __all__ = [
     "is_integer",
 ]
 
+NoiseKind: TypeAlias = Literal["gaussian", "discrete"]
 _NAMED_CLIPPING = ("flat", "per-layer", "automatic")
 
 
@@ -82,6 +84,7 @@ def check_choices(plan: Plan) -> None:
         "neighbours": (*get_args(Neighbours), None),
         "sampling": get_args(Sampling),
         "accountant": get_args(Accountant),
+        "noise": get_args(NoiseKind),
     }
     for name, allowed in choices.items():
         if getattr(plan, name) not in allowed:
@@ -93,6 +96,11 @@ def check_choices(plan: Plan) -> None:
     if isinstance(plan.max_norm, Mapping) and plan.clipping not in ("flat", "automatic"):
         raise PrivacyError(
             f"bounds by patterns cannot be combined with clipping={plan.clipping!r}: give one max_norm"
+        )
+    if plan.noise == "discrete" and (plan.bands > 1 or isinstance(plan.clipping, Adaptive)):
+        raise PrivacyError(
+            "noise='discrete' cannot be combined with bands or an adaptive bound, whose noise is not on a "
+            "grid: use noise='gaussian'"
         )
 
 

@@ -86,7 +86,8 @@ class _NoiseBeforeClipping(Step):
     """The noise is clipped together with a sample's gradient."""
 
     def _update(self, sums: Mapping[str, Tensor], count: Tensor) -> None:
-        noise = self._noise.added({n: 0 * t for n, t in sums.items()}, self.spent, self._scale())
+        zeros = {name: torch.zeros_like(t) for name, t in sums.items()}
+        noise = self._noise.added(zeros, self.spent, self._scale())
         norm = torch.stack([t.norm() for t in noise.values()]).norm()
         share = min(1.0, float(self._bound.sensitivity / norm))
         clipped = {name: t + share * noise[name] for name, t in sums.items()}

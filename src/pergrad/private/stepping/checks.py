@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from pergrad.distributed.sharding import is_sharded
 from pergrad.errors import PrivacyError
 from pergrad.private.drawing.ranks import Ranks
 from pergrad.runtime import internals
@@ -16,7 +17,14 @@ from pergrad.runtime import internals
 _ACROSS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _WITHIN = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
-__all__ = ["Buffers", "check_modules", "check_optimizer", "check_parameters", "norms_of_batches"]
+__all__ = [
+    "Buffers",
+    "check_modules",
+    "check_optimizer",
+    "check_parameters",
+    "check_trained",
+    "norms_of_batches",
+]
 
 
 def norms_of_batches(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -45,6 +53,30 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         raise PrivacyError(
             f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}"
         )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise PrivacyError(
+            f"{type(optimizer).__name__} calls the loss several times in a step, and each call would need "
+            "noise of its own: use an optimizer whose step needs no closure"
+        )
+    _check_groups(optimizer, model)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise PrivacyError("no parameter of the model requires grad: there is nothing to train")
+
+
+def check_trained(optimizer: torch.optim.Optimizer, model: nn.Module, names: Sequence[str]) -> None:
+    """Refuses parameters that were frozen, unfrozen or added since the step was made."""
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    if trained != names:
+        changed = sorted({*trained} ^ {*names}) or ["their order"]
+        raise PrivacyError(
+            f"the trained parameters have changed since the step was made ({', '.join(changed)}), and noise "
+            "is for those: make a new Step, which takes the state of this one, or freeze before the run"
+        )
+    _check_groups(optimizer, model)
+
+
+def _check_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     known = {id(p) for p in model.parameters()}
     groups = enumerate(optimizer.param_groups)
     for place, p in ((place, p) for place, group in groups for p in group["params"]):
@@ -53,20 +85,12 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
                 f"group {place} of the optimizer has a parameter of shape {tuple(p.shape)} that is not the "
                 "model's: its gradient would get no noise; put all trained parameters into one model"
             )
-    if not any(p.requires_grad for p in model.parameters()):
-        raise PrivacyError("no parameter of the model requires grad: there is nothing to train")
 
 
 def check_parameters(model: nn.Module, ranks: Ranks) -> None:
-    """Refuses sharded parameters, and ranks that begin with different ones."""
-    for name, p in model.named_parameters():
-        if isinstance(p, DTensor):
-            raise PrivacyError(
-                f"parameter {name!r} is sharded over ranks, which private steps do not support: replicate "
-                "the model, as DistributedDataParallel does"
-            )
+    """Refuses ranks that begin with different parameters."""
     if ranks.count > 1:
-        state = [*model.parameters(), *model.buffers()]
+        state = [t for t in (*model.parameters(), *model.buffers()) if not is_sharded(t)]
         mine = [int(torch.hash_tensor(t.detach()).view(torch.int64)) for t in state]
         if not ranks.agree(mine):
             raise PrivacyError(

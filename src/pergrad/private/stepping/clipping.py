@@ -44,16 +44,26 @@ class Bound:
     """The bound of a run: fixed, or moved to a quantile of the norms by a noisy count.
 
     is_fixed: whether the bound cannot move, as in a compiled step.
+    prefix: of the names of parameters where they are recorded.
     """
 
-    def __init__(self, plan: Plan, names: Iterable[str], *, is_fixed: bool) -> None:
+    def __init__(
+        self, plan: Plan, names: Iterable[str], *, is_fixed: bool, prefix: str = ""
+    ) -> None:
         self._plan = plan
         self._adaptive = plan.clipping if isinstance(plan.clipping, Adaptive) else None
         if self._adaptive is not None and is_fixed:
             raise PrivacyError(
                 "an adaptive bound moves at each step, and a compiled step keeps its own: use backend=None"
             )
-        self._bounds = bounds_for(plan, names)
+        found = bounds_for(plan, names)
+        self._bounds = (
+            {prefix + pattern: bound for pattern, bound in found.items()}
+            if isinstance(found, dict)
+            else found
+        )
+        # A public number: how far a weight stays below the bound must not depend on the batch.
+        self._total = math.ceil(plan.expected_batch_size or 1)
         self._moved = 1.0  # factor of an adaptive bound
 
     @property
@@ -62,8 +72,14 @@ class Bound:
 
     def clipped_sum(self) -> ClippedSum:
         if self._plan.clipping == "automatic":
-            return ClippedSum(self._bounds, weighting="normalize", stability=self._plan.stability)
-        return ClippedSum(self.sensitivity if self._adaptive is not None else self._bounds)
+            return ClippedSum(
+                self._bounds,
+                weighting="normalize",
+                stability=self._plan.stability,
+                total=self._total,
+            )
+        bounds = self.sensitivity if self._adaptive is not None else self._bounds
+        return ClippedSum(bounds, total=self._total)
 
     def centred_count(self, norms: Tensor) -> Tensor:
         """Returns Σ_n ([norm below the bound] - ½): every sample adds ±½."""

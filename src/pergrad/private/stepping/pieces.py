@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pergrad.errors import PrivacyError
 
-__all__ = ["check_rows", "pieces_of"]
+__all__ = ["check_rows", "pieces_of", "rows_of"]
 
 
 def check_rows(batch: tuple[Any, ...], size: int) -> None:
@@ -35,15 +35,23 @@ def pieces_of(
         rows = stop - start
         missing = most - rows if padded else 0
 
-        def cut(value: Any, start: int = start, stop: int = stop, missing: int = missing) -> Any:
-            part = value[start:stop]
-            if not missing:
-                return part
-            if isinstance(part, Tensor):
-                return torch.cat([part, part[-1:].expand(missing, *part.shape[1:])])
-            return type(part)([*part, *[part[-1]] * missing])
+        yield rows, rows_of(batch, size, start, stop, missing)
 
-        yield rows, tuple(_mapped(value, size, cut) for value in batch)
+
+def rows_of(
+    batch: tuple[Any, ...], size: int, start: int, stop: int, missing: int = 0
+) -> tuple[Any, ...]:
+    """Returns some rows of a batch, the last of them repeated `missing` times."""
+
+    def cut(value: Any) -> Any:
+        part = value[start:stop]
+        if not missing:
+            return part
+        if isinstance(part, Tensor):
+            return torch.cat([part, part[-1:].expand(missing, *part.shape[1:])])
+        return type(part)([*part, *[part[-1]] * missing])
+
+    return tuple(_mapped(value, size, cut) for value in batch)
 
 
 def _mapped(value: Any, size: int, cut: Callable[[Any], Any]) -> Any:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pergrad.distributed.sharding import grad_of, is_sharded
 from pergrad.errors import PrivacyError
 from pergrad.private.drawing.ranks import Ranks
 from pergrad.private.drawing.sampling import PlanSampler
@@ -23,11 +22,13 @@ from pergrad.private.stepping.checks import (
     check_modules,
     check_optimizer,
     check_parameters,
+    check_trained,
     norms_of_batches,
 )
 from pergrad.private.stepping.clipping import Bound
 from pergrad.private.stepping.ledger import Ledger
-from pergrad.private.stepping.noise import Noise
+from pergrad.private.stepping.noise import Noise, local_of
+from pergrad.private.stepping.saving import gathered, loaded, read, write
 from pergrad.private.stepping.summing import Backend, NotPrivate, Summation
 
 __all__ = ["Released", "Step"]
@@ -56,6 +57,17 @@ class Released:
         return self.plan.epsilon(steps=self.spent)
 
 
+def _numbers(value: Any) -> list[float]:
+    """Returns the numbers of a setting, which a checkpoint may have turned into a tensor or a list."""
+    if isinstance(value, bool) or value is None:
+        return []
+    if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
+        return [float(value)]
+    if isinstance(value, list | tuple) and not any(isinstance(v, Tensor) for v in value):
+        return [number for v in value for number in _numbers(v)]
+    return []
+
+
 class Step:
     """Makes private steps: `step(*batch)` for each batch of the plan's loader.
 
@@ -76,7 +88,8 @@ class Step:
         generator: for noise that must repeat; by default the system's entropy. Whoever knows it can remove
             the noise.
         cryptographic: draw noise from ChaCha20 and not from torch's generators; slower.
-        certify: prove the gradients of the first batch, or raise an error.
+        certify: prove the gradients of the first batch with two samples or more, or raise an error; by
+            default wherever parameters are not sharded.
         backend: compile the step: "inductor", or "eager" to trace it only. Batches are cut and padded to
             `piece_size` (by default the plan's `batch_cap`), so that there is one shape; padded rows add
             nothing.
@@ -120,7 +133,7 @@ class Step:
         ledger: str | os.PathLike[str] | None = None,
         generator: torch.Generator | None = None,
         cryptographic: bool = False,
-        certify: bool = True,
+        certify: bool | None = None,
         backend: Backend | None = None,
         views: bool = False,
         public_buffers: Iterable[str] = (),
@@ -144,8 +157,15 @@ class Step:
         check_parameters(model, self._ranks)
         self._model, self._optimizer, self._plan = model, optimizer, plan
         self._divisor = float(plan.expected_batch_size)
-        names = [name for name, p in model.named_parameters() if p.requires_grad]
-        self._bound = Bound(plan, names, is_fixed=backend is not None)
+        self._names = [name for name, p in model.named_parameters() if p.requires_grad]
+        self._is_sharded = any(is_sharded(p) for p in model.parameters())
+        if self._is_sharded and (backend is not None or plan.bands > 1):
+            raise PrivacyError(
+                "parameters are sharded over ranks, for which steps are neither compiled nor given "
+                "correlated noise: use backend=None and bands=1, or replicate the model"
+            )
+        prefix = Summation.PREFIX if views else ""
+        self._bound = Bound(plan, self._names, is_fixed=backend is not None, prefix=prefix)
         if backend is not None and piece_size is None:
             piece_size = plan.batch_cap
         self._summation = Summation(
@@ -154,7 +174,7 @@ class Step:
             self._bound.clipped_sum,
             piece_size=piece_size,
             backend=backend,
-            certify=certify,
+            certify=not self._is_sharded if certify is None else certify,
             views=views,
             public_buffers=public_buffers,
         )
@@ -199,13 +219,16 @@ class Step:
                 "be accounted for; make a plan with more"
             )
         check_modules(self._norms)
+        check_trained(self._optimizer, self._model, self._names)
         sampler = self._bound_sampler()
         size = sampler.take(self._number)
         seed = self._streams.seed(f"model {self._ranks.rank}", self._number, count=12)
         sums, self.last = self._summation(batch, size, seed)
         count = self._bound.centred_count(self.last.norms)
-        self._ranks.add_up([*sums.values(), count])
-        self._write(sums, count)
+        # Sums of sharded parameters are over all ranks already.
+        self._ranks.add_up([count] if self._is_sharded else [*sums.values(), count])
+        seal = self._seal(sums, count)
+        self._write(seal, count.device)
         self._update(sums, count)
         sampler.used(self._number)
         self._number += 1
@@ -226,16 +249,16 @@ class Step:
         self._sampler = newest
         return newest
 
-    def _write(self, sums: Mapping[str, Tensor], count: Tensor) -> None:
+    def _write(self, seal: str, device: torch.device) -> None:
         """Writes the ledger, before anything changes."""
         error: PrivacyError | None = None
         if self._ledger is not None:
             try:
                 self._ledger.begin(self._head())
-                self._ledger.write(self.spent, self._seal(sums, count))
+                self._ledger.write(self.spent, seal)
             except PrivacyError as found:
                 error = found
-        if self._ranks.any(error is not None, count.device):
+        if self._ranks.any(error is not None, device):
             raise error or PrivacyError("the first rank could not write the ledger")
 
     def _head(self) -> dict[str, Any]:
@@ -247,29 +270,54 @@ class Step:
         }
 
     def _seal(self, sums: Mapping[str, Tensor], count: Tensor) -> str:
-        """Returns a code of the sums, to see whether a repeated step is the same one; needs the key."""
+        """Returns a code of the sums, the same on all ranks; it tells nothing without the key.
+
+        It tells whether a step that is made again is the same one.
+        """
+        parts = [local_of(t).detach() for t in (*sums.values(), count)]
+        reals = [torch.view_as_real(t) if t.is_complex() else t for t in parts]
         hashes = torch.stack(
-            [torch.hash_tensor(t).view(torch.int64) for t in (*sums.values(), count)]
+            [torch.hash_tensor(t).view(torch.int64).to(count.device) for t in reals]
         )
-        told = f"{self._number} {hashes.tolist()}".encode()
+        told = f"{self._number} {self._ranks.gathered(hashes).tolist()}".encode()
         return hashlib.blake2b(told, key=self._key, digest_size=8).hexdigest()
 
     def _scale(self) -> float:
         """Returns the standard deviation of the noise on a sum."""
         return self._plan.gradient_noise_multiplier * self._bound.sensitivity
 
+    def _run(self) -> str:
+        """Names what the noise is for: the batches, and how the optimizer uses them.
+
+        A run that goes back to a checkpoint and on with another learning rate has other sums there, and the
+        same noise on both would reveal their difference.
+        """
+        assert self._sampler is not None
+        settings = [
+            (name, number)
+            for group in self._optimizer.param_groups
+            for name, value in sorted(group.items())
+            for number in _numbers(value)
+        ]
+        return f"{self._sampler.streams.seed('batches', count=16).hex()} {settings}"
+
     def _update(self, sums: Mapping[str, Tensor], count: Tensor) -> None:
-        noisy = self._noise.added(sums, self.spent, self._scale())
+        noisy = self._noise.added(sums, self.spent, self._scale(), self._run())
         parameters = dict(self._model.named_parameters())
+        self._forget_gradients()  # an ordinary one, of before, would be applied as it is
         try:
             for name, total in noisy.items():
-                p = parameters[name]
-                p.grad = total.div_(self._divisor).to(p.dtype)
+                local_of(total).div_(self._divisor)
+                parameters[name].grad = grad_of(parameters[name], total)
             self._optimizer.step()
         finally:
-            self._optimizer.zero_grad()
+            self._forget_gradients()
         self._noise.commit()
         self._bound.move(count, self._streams("count", self.spent))
+
+    def _forget_gradients(self) -> None:
+        for p in self._model.parameters():
+            p.grad = None
 
     def clipped_sums(self, *batch: Tensor) -> dict[str, Tensor]:
         """Returns the clipped sums of any batch, without noise: to test, never to publish."""
@@ -283,7 +331,7 @@ class Step:
 
         It does not hold the model and the optimizer: save all three in one file, or call `save`.
         """
-        sampler = self._plan.run.sampler
+        run = self._plan.run
         return {
             "format": _FORMAT,
             "plan": self._plan.state_dict(),
@@ -294,7 +342,7 @@ class Step:
             "certified": self.is_certified,
             "noise": self._noise.state_dict(),
             "bound": self._bound.state_dict(),
-            "sampler": None if sampler is None else sampler.state_dict(),
+            "sampler": run.resumed if run.sampler is None else run.sampler.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -329,32 +377,24 @@ class Step:
             path: the file; it holds the keys of the noise, so keep it as secret as the data.
             others: further objects with `state_dict()`, such as scheduler=...
         """
-        parts = {"model": self._model, "optimizer": self._optimizer, "step": self, **others}
-        if self._ranks.rank != 0:
-            return
-        buffer = io.BytesIO()
-        torch.save({name: part.state_dict() for name, part in parts.items()}, buffer)
-        target = Path(path)
-        beside = target.with_name(f"{target.name}.partial")
-        with beside.open("wb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(target)
+        if self._plan.run.sampler is None and self._plan.run.resumed is None:
+            raise PrivacyError(
+                "the run has no batches yet, and a checkpoint must hold their key: make the loader before "
+                "you save"
+            )
+        model, optimizer = gathered(self._model, self._optimizer)  # on all ranks
+        if self._ranks.rank == 0:
+            more = {name: part.state_dict() for name, part in {"step": self, **others}.items()}
+            write(path, {"model": model, "optimizer": optimizer, **more})
 
     def load(self, path: str | os.PathLike[str], **others: Any) -> None:
         """Reads what `save` has written."""
-        parts = {"model": self._model, "optimizer": self._optimizer, "step": self, **others}
         device = next(self._model.parameters()).device
-        states = torch.load(path, map_location=device, weights_only=True)
-        if not isinstance(states, Mapping) or states.keys() != parts.keys():
-            has = sorted(states) if isinstance(states, Mapping) else type(states).__name__
-            raise PrivacyError(f"{path} holds {has}, expected {sorted(parts)}")
+        states = read(path, {"model", "optimizer", "step", *others}, device)
         self.load_state_dict(states["step"])  # refuses before anything is changed
-        for name, part in parts.items():
-            if part is not self:
-                part.load_state_dict(states[name])
+        loaded(self._model, self._optimizer, states)
+        for name, part in others.items():
+            part.load_state_dict(states[name])
 
     def renew_noise(self) -> None:
         """Draws new noise for steps that the ledger has and this state has not, and counts them again.

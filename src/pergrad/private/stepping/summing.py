@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
+from pergrad.distributed.sharding import sharding_modules
 from pergrad.engine.checking.certification import certified_run
 from pergrad.engine.compiling.step import CompiledStep, compiled
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.running import run_recorded
 from pergrad.errors import PrivacyError
+from pergrad.private.drawing.ranks import Ranks
 from pergrad.private.drawing.streams import seeded
 from pergrad.private.stepping.checks import Buffers
-from pergrad.private.stepping.pieces import check_rows, pieces_of
+from pergrad.private.stepping.pieces import check_rows, pieces_of, rows_of
 from pergrad.quantities import ClippedSum
 from pergrad.runtime import wide
 
@@ -42,6 +44,8 @@ class NotPrivate:
 class Summation:
     """Computes Σ_n clip(g_n) of one model and one loss function."""
 
+    PREFIX = "model."  # of the names of parameters, where samples have views
+
     def __init__(
         self,
         model: nn.Module,
@@ -63,8 +67,9 @@ class Summation:
         self.names = [name for name, p in model.named_parameters() if p.requires_grad]
         # With views, one sample is several rows of the model: its loss is seen as a whole.
         self._module: nn.Module = _Whole(model, self._losses) if views else model
-        self._prefix = f"{_Whole.INNER}." if views else ""
+        self._prefix = self.PREFIX if views else ""
         self._backend = backend
+        self._is_sharded = bool(sharding_modules(model))
         self._traced: tuple[CompiledStep, ClippedSum] | None = None
 
     def __call__(
@@ -77,28 +82,45 @@ class Summation:
         norms, losses = [], []
         if size:
             check_rows(batch, size)
-            is_repeated = self._certify and not self.is_certified
-            buffers = Buffers(
-                self._model, self._public_buffers, by_value=is_repeated or self._backend is not None
-            )
-            with seeded(seed, devices):
-                for rows, piece in pieces_of(
-                    batch, size, self._piece_size, padded=self._backend is not None
-                ):
-                    lost, found = self._of_piece(piece, rows)
-                    buffers.check()
-                    result = found.result
-                    for name in self.names:
-                        more = result[self._prefix + name]
-                        sums[name] = sums[name].add_(more) if name in sums else more
-                    losses.append(lost[:rows])
-                    norms.append(found.norms[:rows])
+        is_repeated = self._certify and not self.is_certified
+        buffers = Buffers(
+            self._model, self._public_buffers, by_value=is_repeated or self._backend is not None
+        )
+        with seeded(seed, devices):
+            for rows, piece in self._pieces(batch, size, devices[0]):
+                lost, found = self._of_piece(piece, rows)
+                buffers.check()
+                result = found.result
+                for name in self.names:
+                    more = result[self._prefix + name]
+                    if name in sums:
+                        # Exact: rounding after each piece would move the sum by more than a sample may.
+                        sums[name] = sums[name].to(_exact(more.dtype)).add_(more)
+                    else:
+                        sums[name] = more
+                losses.append(lost[:rows])
+                norms.append(found.norms[:rows])
         none = torch.zeros(0, device=devices[0])
         numbers = NotPrivate(size, torch.cat([none, *losses]), torch.cat([none, *norms]))
-        return sums or {
-            name: torch.zeros_like(p, dtype=wide(p.dtype), requires_grad=False)
+        return {
+            name: sums[name].to(wide(p.dtype))
+            if sums
+            else torch.zeros_like(p, dtype=wide(p.dtype), requires_grad=False)
             for name, p in parameters.items()
         }, numbers
+
+    def _pieces(
+        self, batch: tuple[Any, ...], size: int, device: torch.device
+    ) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """Yields (rows, piece); where parameters are sharded, equally many on all ranks."""
+        missing = 0
+        if self._is_sharded:  # the model runs only if all ranks run it
+            pieces = -(-size // (self._piece_size or max(size, 1)))
+            missing = Ranks().most(pieces, device) - pieces
+        if size:
+            yield from pieces_of(batch, size, self._piece_size, padded=self._backend is not None)
+        for _ in range(missing):
+            yield 0, rows_of(batch, size, 0, 0)
 
     def _of_piece(self, piece: tuple[Any, ...], rows: int) -> tuple[Tensor, ClippedSum]:
         if self._backend is None:
@@ -108,7 +130,7 @@ class Summation:
                     self._module, self._whole_losses, piece, [clipped], Options()
                 )
                 report.check()
-                self.is_certified = True
+                self.is_certified = rows > 1  # of one sample alone, nothing can be told of mixing
             else:
                 losses = run_recorded(self._module, self._whole_losses, piece, [clipped], Options())
             return losses, clipped
@@ -157,8 +179,6 @@ class Summation:
 class _Whole(nn.Module):
     """A model and its loss as one module, so that a sample may be many rows of the model's input."""
 
-    INNER = "model"
-
     def __init__(self, model: nn.Module, losses: Callable[..., Tensor]) -> None:
         super().__init__()
         self.model = model
@@ -167,6 +187,10 @@ class _Whole(nn.Module):
 
     def forward(self, *batch: Any) -> Tensor:
         return self._losses(self.model, *batch)
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64
 
 
 def _checked(piece_size: int | None, backend: Backend | None) -> int | None:
