@@ -307,3 +307,8 @@ def clipped_linear(model: nn.Module, value: float) -> pergrad.ClippedSum:
     with pergrad.record(model, pergrad.ClippedSum(10.0)) as found:
         model(torch.tensor([[value]]).bfloat16()).sum().backward()
     return found
+
+
+def test_it_shows_a_weighting_only_if_it_is_not_the_usual_one() -> None:
+    assert "weighting" not in repr(pergrad.ClippedSum(1.0))
+    assert "weighting='normalize'" in repr(pergrad.ClippedSum(1.0, weighting="normalize"))

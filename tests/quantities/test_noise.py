@@ -1,5 +1,7 @@
 """`NoiseScale`: its formulas, its average over steps, and that its estimates are unbiased."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -91,3 +93,24 @@ def test_there_is_no_average_before_the_first_step() -> None:
 def test_decays_that_are_none_are_refused(decay: float) -> None:
     with pytest.raises(PergradError, match=r"decay must be in \[0, 1\)"):
         pergrad.NoiseScale(decay)
+
+
+class _Twins:
+    """A group of two ranks with the same samples."""
+
+    def count(self, own: int) -> int:
+        return 2 * own
+
+    def sum(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: 2 * t for name, t in tensors.items()}
+
+
+def test_sums_over_ranks_are_those_of_all_samples() -> None:
+    model, x = nn.Linear(3, 2).double(), torch.randn(4, 3, dtype=torch.float64)
+    both, one = pergrad.NoiseScale(), pergrad.NoiseScale()
+    for noise, batch in ((both, torch.cat([x, x])), (one, x)):
+        with pergrad.record(model, noise):
+            model(batch).square().sum().backward()
+    sums = one.reduced(_Twins())
+    assert sums.samples == 8
+    torch.testing.assert_close(sums.estimates(), both._estimates())
