@@ -56,6 +56,22 @@ def slow() -> Spec:
     return mlp(dataset=Slow(*data(400).tensors))
 
 
+class Dies(Slow):
+    """Kills the second process once it reads its second batch."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        if self.reads > 2 * 128 + 24 and os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def one_dies() -> Spec:
+    return mlp(dataset=Dies(*data(400).tensors))
+
+
 class Interrupts(TensorDataset):
     """Presses Ctrl-C where the environment asks for it, and not yet while the fingerprint is taken."""
 

@@ -1,7 +1,9 @@
 """The command as a process of its own: killed, terminated, without the extra, and several at once."""
 
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -120,6 +122,94 @@ def test_two_processes_go_on_where_one_has_stopped(tmp_path, whole):
         path.unlink()
     finish(torchrun(2, "audit", f"{CASES}:slow", *FLOAT64, "-o", "out", cwd=tmp_path))
     assert tables(tmp_path / "out") == whole
+
+
+def ranks(count, *arguments, cwd):
+    """The processes of an audit without torchrun, which would end the others when one is killed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [
+        start(
+            "pergrad", "audit", *arguments, cwd=cwd, RANK=str(rank), LOCAL_RANK=str(rank), **shared
+        )
+        for rank in range(count)
+    ]
+
+
+@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_killed_rank_ends_the_other_with_a_message_and_the_next_run_goes_on(
+    tmp_path, whole, killed
+):
+    audit = (f"{CASES}:slow", *FLOAT64, "-o", "out")
+    both = ranks(2, *audit, cwd=tmp_path)
+    stop_in_the_middle(both[killed], tmp_path / "out", signal.SIGKILL)
+    left = both[1 - killed]
+    try:
+        _, err = left.communicate(timeout=60)
+    finally:
+        left.kill()
+    assert left.returncode == 3, err
+    assert "has ended: all rows written so far are kept; run the same command to resume" in err
+    assert not (tmp_path / "out/summary.json").exists()
+    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/chunks").glob("*.npz")}
+    for process in ranks(2, *audit, cwd=tmp_path):
+        finish(process)
+    assert tables(tmp_path / "out") == whole
+    assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_other_within_a_minute(tmp_path, whole):
+    audit = (f"{CASES}:slow", *FLOAT64, "-o", "out")
+    both = ranks(2, *audit, cwd=tmp_path)
+    try:
+        for _ in range(3000):
+            if len(list((tmp_path / "out").glob("chunks/*.npz"))) >= 3:
+                break
+            time.sleep(0.01)
+        both[1].send_signal(signal.SIGSTOP)
+        _, err = both[0].communicate(timeout=60)
+    finally:
+        for process in both:
+            process.kill()
+    assert both[0].returncode == 3, err
+    assert "process 1 gives no sign of life: all rows written so far are kept" in err
+    for process in ranks(2, *audit, cwd=tmp_path):
+        finish(process)
+    assert tables(tmp_path / "out") == whole
+
+
+@pytest.mark.slow
+def test_torchrun_ends_the_others_of_a_killed_rank_and_they_say_how_to_resume(tmp_path):
+    process = torchrun(2, "audit", f"{CASES}:one_dies", *FLOAT64, "-o", "out", cwd=tmp_path)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0
+    said = [line for line in err.splitlines() if line.startswith("pergrad: ")]
+    assert said
+    assert all(line.endswith("run the same command to resume") for line in said)
+
+
+@pytest.mark.slow
+def test_twenty_thousand_samples_killed_at_random_moments_give_the_same_bytes(tmp_path):
+    audit = (f"{CASES}:twenty_thousand", *FLOAT64)
+    finish(start("pergrad", "audit", *audit, "-o", "whole", cwd=tmp_path))
+    draw = random.Random(0)
+    chunks = tmp_path / "killed/chunks"
+    for _ in range(4):
+        both = ranks(2, *audit, "-o", "killed", cwd=tmp_path)
+        before, more = len(list(chunks.glob("*.npz"))), draw.randint(1, 100)
+        while len(list(chunks.glob("*.npz"))) <= before + more:
+            assert all(process.poll() is None for process in both)
+            time.sleep(draw.uniform(0, 0.01))
+        both[draw.randrange(2)].kill()
+        said = [process.communicate(timeout=60)[1] for process in both]
+        assert sorted(process.returncode for process in both) == [-9, 3], said
+        assert not (tmp_path / "killed/summary.json").exists()
+    for process in ranks(2, *audit, "-o", "killed", cwd=tmp_path):
+        finish(process)
+    assert tables(tmp_path / "killed") == tables(tmp_path / "whole")
 
 
 def test_processes_with_different_models_are_refused(tmp_path):

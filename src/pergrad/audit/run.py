@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.distributed import Store
 
 import pergrad
 from pergrad.audit.streaming.chunks import Chunk, Span, gaps, kept_spans
@@ -16,9 +17,10 @@ from pergrad.audit.streaming.gradients import Gradients
 from pergrad.audit.streaming.loading import Loaded, Loader, drawing_from
 from pergrad.audit.streaming.losses import loss_of_samples
 from pergrad.audit.streaming.memory import bytes_kept, fitting_batch_size, free_bytes
+from pergrad.audit.streaming.queue import Beats, Queue, shared_items, together_alive
 from pergrad.audit.streaming.ranks import Ranks, joined_ranks
-from pergrad.audit.streaming.stream import Stream, Watch, batches_in, shard
-from pergrad.audit.streaming.task import Task, made_task, refuse_different_ranks
+from pergrad.audit.streaming.stream import Stream, Watch, Work, batches_in
+from pergrad.audit.streaming.task import Task, made_task, refuse_different_ranks, with_one_hash
 from pergrad.audit.subject.checks import (
     TRAINING,
     notes_of_mode,
@@ -85,16 +87,18 @@ def run_audit(
         with results.locked() if ranks.is_first else nullcontext():
             if force:
                 ranks.first_decides(results.clear)
-            task = ranks.together(lambda: made_task(spec, options, ranks))
+            made = ranks.together(lambda: made_task(spec, options, ranks))
+            task = with_one_hash(made, ranks)
             refuse_different_ranks(task, ranks)
             batch_size = ranks.first_decides(lambda: _begun(results, task, ranks, watch))
             if batch_size is None:
                 ranks.first_decides(lambda: _made_again(results, task, ranks, command, watch))
             else:
-                written = _streamed(results, task, ranks, batch_size, watch)
-                ranks.all_agree(None)  # all have written
-                if ranks.is_first:
-                    finish(results, task, ranks, command, written)
+                with together_alive(ranks) as (store, beats):
+                    written = _streamed(results, task, ranks, batch_size, watch, store, beats)
+                    if ranks.is_first:
+                        finish(results, task, ranks, command, written)
+                    ranks.all_agree(None)  # the results are written
             return ranks.first_decides(lambda: _summary_in(results))
 
 
@@ -211,16 +215,22 @@ def _found_batch_size(task: Task, ranks: Ranks) -> int:
 
 
 def _streamed(
-    results: ResultsFolder, task: Task, ranks: Ranks, batch_size: int, watch: Watch
+    results: ResultsFolder,
+    task: Task,
+    ranks: Ranks,
+    batch_size: int,
+    watch: Watch,
+    store: Store | None,
+    beats: Beats | None,
 ) -> dict[Span, Chunk]:
     """Computes and writes this process's part of the missing rows; returns the chunks it has written."""
     options = task.options
     # Decided before any process adds chunks.
     left = ranks.first_decides(lambda: gaps(kept_spans(results.chunks), len(task.indices)))
-    mine = shard(batches_in(left, batch_size), ranks.number, ranks.count)
-    whole = shard(batches_in([(0, len(task.indices))], batch_size), ranks.number, ranks.count)
-    watched = sum(stop - start for start, stop in whole)
-    watch.begin(watched, max(0, watched - sum(stop - start for start, stop in mine)))
+    items = shared_items(batches_in(left, batch_size), ranks.count)
+    todo = sum(stop - start for start, stop in items)
+    watch.begin(len(task.indices), len(task.indices) - todo)
+    queue = Queue(items, store)
     stream = Stream(
         results,
         Loader(task.spec, task.indices, options.seed, strict=options.strict),
@@ -230,8 +240,11 @@ def _streamed(
         workers=options.workers,
         save_every=options.save_every,
         watch=watch,
+        finished=queue.finished,
+        check=beats.check if beats is not None else lambda: None,
     )
-    stream.run(mine, batch_size)
+    stream.run(Work(queue.claim), batch_size)
+    ranks.all_agree(None)  # all have written
     return stream.written
 
 

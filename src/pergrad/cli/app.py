@@ -153,6 +153,10 @@ def audit(
         with progress, _terminable():
             spec = load_spec(reference, data, say=progress.say)
             run_audit(spec, output, options, command=command, watch=progress, force=force)
+    except SystemExit as error:
+        if error.code == TERMINATED:
+            _complain(_where_it_stands(progress, output, "terminated"))
+        raise
     except KeyboardInterrupt:
         if ranks.is_first:
             _complain(_where_it_stands(progress, output))
@@ -161,11 +165,11 @@ def audit(
         _report(output, before)
 
 
-def _where_it_stands(progress: Progress, output: Path) -> str:
+def _where_it_stands(progress: Progress, output: Path, how: str = "interrupted") -> str:
     kept = (
         f"{progress.done:,} of {progress.samples:,} samples" if progress.samples else "nothing yet"
     )
-    return f"interrupted; {kept} in {output}: run the same command to resume"
+    return f"{how}; {kept} in {output}: run the same command to resume"
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 from pergrad.audit.streaming.fingerprint import (
+    checksum_of_model,
     fingerprint_of_data,
     fingerprint_of_loss,
     fingerprint_of_model,
@@ -110,3 +111,19 @@ def test_a_changed_loss_shows():
     one, two = (lambda model, x: model(x) * 2), (lambda model, x: model(x) * 3)
     assert fingerprint_of_loss(one) != fingerprint_of_loss(two)
     assert fingerprint_of_loss(nn.MSELoss()) != fingerprint_of_loss(nn.L1Loss())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.int8])
+def test_one_other_number_changes_the_checksum(dtype):
+    model = nn.Linear(3, 2)
+    model.register_buffer("extra", torch.arange(12).to(dtype))
+    model.register_buffer("empty", torch.empty(0, dtype=dtype))
+    before = checksum_of_model(model)
+    assert checksum_of_model(model) == before
+    model.extra[3] += 1
+    assert checksum_of_model(model) != before
+
+
+def test_models_of_other_random_numbers_have_other_checksums():
+    assert checksum_of_model(network()) != checksum_of_model(network(seed=1))
+    assert checksum_of_model(network()) == checksum_of_model(network())

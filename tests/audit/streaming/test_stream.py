@@ -6,7 +6,7 @@ from pergrad.audit.streaming.chunks import gaps, kept_spans, read_all
 from pergrad.audit.streaming.folder import ResultsFolder
 from pergrad.audit.streaming.gradients import Gradients
 from pergrad.audit.streaming.loading import Loader
-from pergrad.audit.streaming.stream import Stream, batches_in, shard
+from pergrad.audit.streaming.stream import Stream, Work, batches_in, shard
 from pergrad.audit.subject.spec import grouped_parameters
 from pergrad.errors import AuditError, InterruptedAuditError
 from tests.audit.cases import SIZE, BadItem, data, losses, mlp
@@ -49,6 +49,12 @@ def stream(folder, spec, *, watch=None, save_every=60.0):
     )
 
 
+def work(items):
+    """A queue of items for one process."""
+    left = list(items)
+    return Work(lambda: left.pop(0) if left else None)
+
+
 def rows(folder):
     return read_all(folder.chunks, np.arange(SIZE))[0].rows
 
@@ -59,37 +65,30 @@ def test_batches_end_where_those_of_a_run_from_the_start_end():
         assert [b for b in whole if start <= b[0] < stop] == batches_in([(start, stop)], 16)
 
 
-def test_shards_are_all_batches_in_order():
-    batches = batches_in([(0, 100)], 16)
-    for count in (1, 2, 3, 20):
-        parts = [shard(batches, rank, count) for rank in range(count)]
-        assert [batch for part in parts for batch in part] == batches
-
-
 def test_everything_is_one_chunk_where_there_is_time(folder):
     watch = Said()
-    stream(folder, mlp(), watch=watch).run([(0, SIZE)], 16)
+    stream(folder, mlp(), watch=watch).run(work([(0, SIZE)]), 16)
     assert kept_spans(folder.chunks) == [(0, SIZE)]
     assert watch.done == SIZE
     assert watch.words == []
 
 
 def test_each_batch_is_a_chunk_where_there_is_none(folder):
-    stream(folder, mlp(), save_every=0).run([(0, SIZE)], 16)
+    stream(folder, mlp(), save_every=0).run(work([(0, SIZE)]), 16)
     assert kept_spans(folder.chunks) == [(0, 16), (16, 32), (32, 48), (48, SIZE)]
 
 
 def test_spans_that_are_no_neighbours_are_chunks_of_their_own(folder):
-    stream(folder, mlp()).run([(0, 16), (32, 48)], 16)
+    stream(folder, mlp()).run(work([(0, 16), (32, 48)]), 16)
     assert kept_spans(folder.chunks) == [(0, 16), (32, 48)]
 
 
 def test_rows_do_not_depend_on_the_chunks(folder, tmp_path):
-    stream(folder, mlp(), save_every=0).run([(32, SIZE), (0, 32)], 16)
+    stream(folder, mlp(), save_every=0).run(work([(32, SIZE), (0, 32)]), 16)
     other = ResultsFolder(tmp_path / "other")
     other.open()
     other.begin({"identity": {}, "batch_size": 16})
-    stream(other, mlp()).run([(0, SIZE)], 16)
+    stream(other, mlp()).run(work([(0, SIZE)]), 16)
     for name in ("loss", "norm", "group_norms", "sketch"):
         assert getattr(rows(folder), name).tobytes() == getattr(rows(other), name).tobytes()
 
@@ -112,7 +111,7 @@ def test_the_batch_shrinks_until_it_fits_and_the_audit_goes_on(folder, error, in
         return found
 
     watch = Said()
-    stream(folder, mlp(loss=greedy), watch=watch).run([(0, SIZE)], 16)
+    stream(folder, mlp(loss=greedy), watch=watch).run(work([(0, SIZE)]), 16)
     whole, sizes = read_all(folder.chunks, np.arange(SIZE))
     assert sizes == {16: 16, 4: SIZE - 16}
     assert folder.batch_size({"batch_size": 16}) == 4
@@ -131,7 +130,7 @@ def test_a_last_batch_that_does_not_fit_shrinks_below_its_own_size(folder):
         return losses(model, x, y)
 
     watch = Said()
-    stream(folder, mlp(loss=greedy), watch=watch).run([(0, SIZE)], 48)
+    stream(folder, mlp(loss=greedy), watch=watch).run(work([(0, SIZE)]), 48)
     assert watch.words == ["out of memory with batches of 12; continuing with 6"]
 
 
@@ -142,7 +141,7 @@ def test_one_sample_that_does_not_fit_stops_the_audit_and_keeps_the_rest(folder)
         return losses(model, x, y)
 
     with pytest.raises(InterruptedAuditError, match=r"batch of one sample \(index 9\)"):
-        stream(folder, mlp(loss=greedy)).run([(0, SIZE)], 1)
+        stream(folder, mlp(loss=greedy)).run(work([(0, SIZE)]), 1)
     assert kept_spans(folder.chunks) == [(0, 9)]
 
 
@@ -155,7 +154,7 @@ def test_what_was_computed_is_kept_whatever_happens(folder, error):
             return data()[index]
 
     with pytest.raises(error, match="now"):
-        stream(folder, mlp(dataset=Ends(*data().tensors))).run([(0, SIZE)], 16)
+        stream(folder, mlp(dataset=Ends(*data().tensors))).run(work([(0, SIZE)]), 16)
     assert kept_spans(folder.chunks) == [(0, 32)]
     assert gaps(kept_spans(folder.chunks), SIZE) == [(32, SIZE)]
 
@@ -167,7 +166,7 @@ def test_an_error_of_the_backward_names_the_samples(folder):
         return found
 
     with pytest.raises(AuditError, match=r"the backward raised RuntimeError.*\(samples 0 to 15\)"):
-        stream(folder, mlp(loss=loss)).run([(0, SIZE)], 16)
+        stream(folder, mlp(loss=loss)).run(work([(0, SIZE)]), 16)
 
 
 def test_an_error_of_the_loss_names_the_samples(folder):
@@ -175,4 +174,11 @@ def test_an_error_of_the_loss_names_the_samples(folder):
         return losses(model, x, y) if len(x) == 16 else losses(model, x, y).mean()
 
     with pytest.raises(AuditError, match=r"got a scalar.*\(samples 48 to 59\)"):
-        stream(folder, mlp(loss=loss)).run([(0, SIZE)], 16)
+        stream(folder, mlp(loss=loss)).run(work([(0, SIZE)]), 16)
+
+
+def test_shards_are_all_batches_in_order():
+    batches = batches_in([(0, 100)], 16)
+    for count in (1, 2, 3, 20):
+        parts = [shard(batches, rank, count) for rank in range(count)]
+        assert [batch for part in parts for batch in part] == batches

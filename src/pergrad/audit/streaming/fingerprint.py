@@ -16,6 +16,7 @@ from pergrad.audit.subject.losses import LossOfLogits
 from pergrad.errors import AuditError
 
 __all__ = [
+    "checksum_of_model",
     "fingerprint_of_data",
     "fingerprint_of_function",
     "fingerprint_of_loss",
@@ -34,6 +35,23 @@ def fingerprint_of_model(model: nn.Module) -> str:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{name} {tensor.requires_grad} ".encode())
         _add(digest, tensor)
+    return digest.hexdigest()[:_DIGITS]
+
+
+def checksum_of_model(model: nn.Module) -> str:
+    """Sums the bits of every tensor: as fast as memory, to see whether the models of all ranks are equal.
+
+    Tensors with the same numbers in another order have the same checksum, but not the same fingerprint.
+    """
+    digest = hashlib.sha256(repr(model).encode())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        local = tensor.detach()
+        bits = local.contiguous().reshape(-1) if local.layout == torch.strided else None
+        if bits is not None and bits.numel():
+            whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(bits.itemsize, torch.int64)
+            bits = (torch.view_as_real(bits) if bits.is_complex() else bits).view(whole)
+        total = 0 if bits is None or not bits.numel() else int(bits.sum(dtype=torch.int64))
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {total};".encode())
     return digest.hexdigest()[:_DIGITS]
 
 

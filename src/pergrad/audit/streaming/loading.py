@@ -74,7 +74,7 @@ class Loader(Dataset[Any]):
         is_plain = type(spec.dataset) is TensorDataset and spec.collate is None
         self._tensors = spec.dataset.tensors if is_plain else None
 
-    def batches(self, pieces: Sequence[tuple[int, int]], workers: int) -> Iterator[Loaded]:
+    def batches(self, pieces: Iterable[tuple[int, int]], workers: int) -> Iterator[Loaded]:
         """Yields the batches in order; raises the error of a bad batch when its turn comes."""
         outcomes: Iterable[Loaded | AuditError]
         if workers:

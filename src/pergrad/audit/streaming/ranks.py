@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from pergrad.errors import AuditError, ToldElsewhereError
+from pergrad.errors import AuditError, InterruptedAuditError, ToldElsewhereError
 
 __all__ = ["Ranks", "joined_ranks", "ranks_from"]
 
@@ -39,7 +39,9 @@ class Ranks:
         try:
             dist.all_gather_object(found, value)
         except RuntimeError as error:  # a connection that was closed
-            raise ToldElsewhereError("another process has exited") from error
+            raise InterruptedAuditError(
+                "another process has ended: all rows written so far are kept; run the same command to resume"
+            ) from error
         return found
 
     def together(self, work: Callable[[], T]) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from pergrad.audit.streaming.memory import is_out_of_memory
 from pergrad.audit.subject.places import told
 from pergrad.errors import AuditError, InterruptedAuditError, PergradError
 
-__all__ = ["Stream", "Watch", "batches_in", "shard"]
+__all__ = ["Stream", "Watch", "Work", "batches_in", "shard"]
 
 _MOST_ROWS = 1 << 16  # per chunk, even if it is not yet time to save
 
@@ -74,8 +74,26 @@ class _Pending:
         return self.start + self.loaded
 
 
+class Work:
+    """Claims items of work one after the other; `left` are those that are not finished."""
+
+    def __init__(self, claim: Callable[[], Span | None]) -> None:
+        self._claim = claim
+        self.left: list[Span] = []
+
+    def batches(self, size: int) -> Iterator[Span]:
+        """Yields the batches of what is left, then of new items."""
+        yield from batches_in(list(self.left), size)
+        while (item := self._claim()) is not None:
+            self.left.append(item)
+            yield from batches_in([item], size)
+
+
 class Stream:
-    """Computes the rows of batches and saves them."""
+    """Computes the rows of batches and saves them.
+
+    `finished` is told the samples of each batch and returns by how many to advance; `check` may raise.
+    """
 
     def __init__(
         self,
@@ -88,7 +106,10 @@ class Stream:
         workers: int,
         save_every: float,
         watch: Watch,
+        finished: Callable[[int], int] = lambda samples: samples,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        self._finished, self._check = finished, check
         self._folder = folder
         self._loader = loader
         self._gradients = gradients
@@ -101,31 +122,32 @@ class Stream:
         self._since = 0.0  # start time of the next chunk
         self.written: dict[Span, Chunk] = {}
 
-    def run(self, spans: Sequence[Span], batch_size: int) -> None:
-        """Computes and saves all rows of the spans; saves finished rows even after an error."""
-        left, size = list(spans), batch_size
+    def run(self, work: Work, batch_size: int) -> None:
+        """Computes and saves the rows of all items of work; saves finished rows even after an error."""
+        size = batch_size
         self._since = time.perf_counter()
-        while left:
+        while True:
             try:
-                self._run_while_it_fits(left, size)
+                self._run_while_it_fits(work, size)
             finally:
                 self._save()
-            if left:
-                size = self._shrunk(left[0], size)
+            if not work.left:
+                return
+            size = self._shrunk(work.left[0], size)
 
-    def _run_while_it_fits(self, left: list[Span], size: int) -> None:
-        """Removes finished rows from `left`; returns early if a batch does not fit into memory."""
-        loaded = self._loader.batches(batches_in(left, size), self._workers)
-        for batch in loaded:
+    def _run_while_it_fits(self, work: Work, size: int) -> None:
+        """Removes finished rows from `work.left`; returns early if a batch does not fit into memory."""
+        for batch in self._loader.batches(work.batches(size), self._workers):
+            self._check()
             rows = self._rows_or_none(batch)
             if rows is None:
                 return
             self._take(batch, rows, size)
-            start, stop = left.pop(0)
+            start, stop = work.left.pop(0)
             assert start == batch.start
             if batch.stop < stop:
-                left.insert(0, (batch.stop, stop))
-            self._watch.advance(batch.stop - batch.start)
+                work.left.insert(0, (batch.stop, stop))
+            self._watch.advance(self._finished(batch.stop - batch.start))
 
     def _rows_or_none(self, batch: Loaded) -> tuple[Rows | None, float] | None:
         """Returns the rows of a batch (None if all were skipped) and the seconds; None if memory ran out."""

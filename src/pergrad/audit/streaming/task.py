@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pergrad.audit.streaming.fingerprint import (
+    checksum_of_model,
     fingerprint_of_data,
     fingerprint_of_function,
     fingerprint_of_loss,
@@ -23,7 +24,7 @@ from pergrad.audit.subject.options import AuditOptions, chosen_device, chosen_in
 from pergrad.audit.subject.spec import Spec, grouped_parameters
 from pergrad.errors import AuditError
 
-__all__ = ["Task", "made_task", "refuse_different_ranks"]
+__all__ = ["Task", "made_task", "refuse_different_ranks", "with_one_hash"]
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,29 @@ def made_task(spec: Spec, options: AuditOptions, ranks: Ranks) -> Task:
     groups = grouped_parameters(spec)
     indices = chosen_indices(options.subset, len(spec.dataset), options.seed)
     of_data, repeats = fingerprint_of_data(spec.dataset, options.seed)
-    of_model = fingerprint_of_model(spec.model)
-    return Task(spec, options, device, indices, groups, of_model, of_data, repeats)
+    return Task(spec, options, device, indices, groups, "", of_data, repeats)
+
+
+def with_one_hash(task: Task, ranks: Ranks) -> Task:
+    """Returns the task with the fingerprint of its model, which the first process computes for all."""
+    found = ranks.first_decides(lambda: fingerprint_of_model(task.spec.model))
+    return replace(task, model_fingerprint=found)
 
 
 def refuse_different_ranks(task: Task, ranks: Ranks) -> None:
-    identities = ranks.all_agree(task.identity)
+    """Raises an error if the processes have built different specs; models are compared by checksums."""
+    identities = [task.identity]
+    if ranks.count > 1:
+        sums = {"model": checksum_of_model(task.spec.model)}
+        own = {**task.identity, **sums}
+        identities = ranks.all_agree(own)
+    else:
+        own = task.identity
 
     def compare() -> None:
         for number, identity in enumerate(identities):
             for key, value in identity.items():
-                if value != task.identity[key]:
+                if value != own[key]:
                     raise AuditError(
                         f"processes {ranks.number} and {number} differ in {key}: seed all random draws in "
                         "the reference, so that every process builds the same spec"
