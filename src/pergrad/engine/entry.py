@@ -87,9 +87,10 @@ def record(
             the loss must use no parameter outside of it. The loss itself is not certified.
         owners: for samples of several rows: the sample of each row, a vector of integers 0 … B - 1 in any
             order. Arguments with as many rows have their samples there, those of B rows one row each. A
-            mapping from names or positions of arguments (keys of dictionaries, too) to vectors tells
-            arguments of different lengths apart; None marks one that all samples share. A function of the
-            arguments may return either. A batch of graphs of torch_geometric needs no owners.
+            sequence of vectors, one for each argument, or a mapping from names or positions of arguments
+            (keys of dictionaries, too) to vectors tells arguments of different lengths apart; None marks
+            one that all samples share. A function of the arguments may return any of these. A batch of
+            graphs of torch_geometric needs no owners.
 
     >>> import torch, pergrad
     >>> model = torch.nn.Linear(3, 1)

@@ -59,6 +59,17 @@ def test_vectors_by_name_and_position_come_before_lengths() -> None:
         place(own, 0, "x", shape=(6, 2))
 
 
+def test_a_sequence_of_vectors_is_by_position() -> None:
+    first, second = torch.tensor([0, 0, 1]), [1, 0]
+    for given in ((first, second), [first, second], (first, second, None)):
+        vectors = ownership_of(given, None).vectors
+        assert list(vectors) == list(range(len(given)))
+        assert torch.equal(vectors[0], first)  # type: ignore[arg-type]
+        assert vectors[1].tolist() == second  # type: ignore[union-attr]
+    scalars = tuple(first)
+    assert list(ownership_of(scalars, None).vectors) == [""]  # type: ignore[arg-type]
+
+
 def test_entries_of_a_list_belong_to_one_sample_each() -> None:
     own = ownership_of([0, 1, 1], None)
     found = own.place_of(("images",), torch.zeros(4, 4), (2, 3))

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 Ids: TypeAlias = Tensor | Sequence[int]
-OwnersOption: TypeAlias = Ids | Mapping[str | int, Ids | None]
+OwnersOption: TypeAlias = Ids | Sequence[Ids | None] | Mapping[str | int, Ids | None]
 Place: TypeAlias = tuple[
     int, Tensor | None
 ]  # the dimension of the samples, and ids unless one row each
@@ -130,9 +130,20 @@ class Ownership:
         )
 
 
+def _by_argument(owners: OwnersOption) -> Mapping[str | int, Any]:
+    """Returns vectors of ids by the name or position of their argument; "" for one vector for all."""
+    if isinstance(owners, Mapping):
+        return owners
+    if isinstance(owners, list | tuple):
+        vectors = (list, tuple, type(None))
+        if any(isinstance(v, vectors) or (isinstance(v, Tensor) and v.dim()) for v in owners):
+            return dict(enumerate(owners))
+    return {"": owners}
+
+
 def ownership_of(owners: OwnersOption, batch_size: int | None) -> Ownership:
     """Checks ids: integers from 0 on, one for each row, and rows for every sample."""
-    given = owners if isinstance(owners, Mapping) else {"": owners}
+    given = _by_argument(owners)
     vectors = {name: None if ids is None else _checked(name, ids) for name, ids in given.items()}
     known = [ids for ids in vectors.values() if ids is not None]
     if not known:
