@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from benchmarks.ranking.data import CHOSEN_ON, DATA
+from benchmarks.ranking.data import CHOSEN_ON, DATA, NEW
 from benchmarks.ranking.planting import (
     CHOSEN_WITH,
     NOISES,
@@ -62,8 +62,9 @@ def cells(seeds: int) -> list[Cell]:
     older = [Cell(d, n, s) for d in CHOSEN_ON for n in CHOSEN_WITH for s in range(seeds)]
     new = [Cell(d, n, 100 + s) for d in DATA for n in NOISES for s in range(seeds)]
     new = [cell for cell in new if cell.is_new]
-    planted = [Cell(d, _PLANTED, 100 * (d not in CHOSEN_ON)) for d in DATA]
-    planted += [Cell(d, _PLANTED_ANEW, 100) for d in DATA]
+    planted = [Cell(d, _PLANTED, 0) for d in CHOSEN_ON]
+    planted += [Cell(d, _PLANTED, seed) for d in NEW for seed in (100, 101)]
+    planted += [Cell(d, _PLANTED_ANEW, seed) for d in DATA for seed in (100, 101)]
     return [*older, *new, *planted]
 
 

@@ -105,3 +105,29 @@ def test_memory_is_bounded_by_the_block_also_when_all_are_equal() -> None:
     assert found.count == 3000 * 2999 // 2
     # All pairs at once would take 36 MB in float32.
     assert peak < 9e6
+
+
+def test_where_many_samples_are_alike_copies_are_those_much_closer_still():
+    generator = np.random.default_rng(0)
+    centre = generator.normal(size=20)
+    rows = centre + 0.1 * generator.normal(size=(200, 20))  # all have cosines above 0.96
+    rows[100] = rows[7] + 0.001 * generator.normal(size=20)
+    plain = near_duplicates(np.arange(200), rows, threshold=0.96)
+    assert len(plain) > 1000
+    found = near_duplicates(np.arange(200), rows, threshold=0.96, apart=0.3)
+    assert list(zip(found.index_a, found.index_b, strict=True)) == [(7, 100)]
+    assert found.group[[7, 100]].tolist() == [1, 1]
+
+
+def test_more_copies_than_neighbours_are_still_copies():
+    rows = np.random.default_rng(0).normal(size=(30, 8))
+    rows[10:20] = rows[10] + 1e-3 * rows[10:20]
+    found = near_duplicates(np.arange(30), rows, threshold=0.96, apart=0.3)
+    assert (found.count, set(found.group[10:20])) == (45, {1})
+
+
+@pytest.mark.parametrize("samples", [1, 2, 4])
+def test_few_samples_have_no_fifth_neighbour(samples):
+    rows = np.tile(np.arange(1.0, 4.0), (samples, 1))
+    found = near_duplicates(np.arange(samples), rows, threshold=0.96, apart=0.3)
+    assert found.count == samples * (samples - 1) // 2

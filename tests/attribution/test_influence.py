@@ -3,6 +3,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from pergrad.attribution import self_influence
+from pergrad.attribution.influence import outlying
 from tests.attribution.gradient_cases import gradients
 
 
@@ -70,3 +71,14 @@ def test_one_exploding_sample_leaves_the_others_their_order(factor, dtype) -> No
     assert agreement > 0.4
     lengths = np.linalg.norm(rows[others].astype(np.float64), axis=1)
     assert agreement > spearmanr(before[others], lengths).statistic
+
+
+def test_a_short_gradient_in_a_direction_of_its_own_is_an_outlier():
+    generator = np.random.default_rng(0)
+    rows = np.concatenate([100 + 30 * generator.normal(size=(50, 1)), np.zeros((50, 3))], axis=1)
+    rows[:, 1:] = generator.normal(size=(50, 3))
+    rows[9] = [0.0, 0.5, 0.0, 0.0]
+    assert outlying(rows).argmax() == 9
+    long = rows.copy()
+    long[3] = [100.0, 30.0, 0.0, 0.0]
+    assert outlying(long).argsort()[-2:].tolist() in ([3, 9], [9, 3])

@@ -9,7 +9,7 @@ import numpy as np
 
 from pergrad.attribution.buckets import Buckets, Recall
 from pergrad.attribution.directions import Directions, directions
-from pergrad.attribution.matrices import Matrix
+from pergrad.attribution.matrices import Matrix, blocks
 from pergrad.attribution.samples import Floats, Integers
 
 __all__ = ["EXACT_UP_TO", "Duplicates", "near_duplicates"]
@@ -17,6 +17,9 @@ __all__ = ["EXACT_UP_TO", "Duplicates", "near_duplicates"]
 EXACT_UP_TO = 20_000  # samples; of more, only those in near buckets are compared
 _WIDE = 4  # blocks of columns compared at once
 _ROUNDING = 1e-4  # of a cosine in float32; candidates are compared again
+_NEIGHBOUR = 5
+_SAME = 0.02  # distance of unit vectors that are the same, however close others are
+_AT_ONCE = 256  # rows compared with all others at once
 _WAITING = 1 << 14  # pairs in memory before they are joined to groups
 
 
@@ -45,6 +48,7 @@ def near_duplicates(
     sketch: Matrix | Directions,  # (n, k)
     *,
     threshold: float = 0.99,
+    apart: float | None = None,
     block: int = 64,
     limit: int = 10_000,
     exact_up_to: int = EXACT_UP_TO,
@@ -55,6 +59,10 @@ def near_duplicates(
     of their length. The lengths are not compared: the gradient of the loss shrinks with the loss, so that two
     copies of a sample that a model has fitted may differ in length by any factor. The error of a sketched
     cosine near 1 is about (1 - c) √(2 / k), so short sketches are enough to find such pairs.
+
+    If `apart` is given, and all pairs are compared, the two must also be closer than that share of the
+    distance from either to its fifth-nearest sample: where many samples are alike, copies are those that are
+    much closer still. Pairs that differ by less than 2% of their length count in any case.
 
     Zero gradients have no direction and are never duplicates. Up to `exact_up_to` samples all pairs are
     compared, but for those that are apart along the principal direction of all: two unit vectors are no
@@ -73,7 +81,13 @@ def near_duplicates(
     found = _Found(len(index), limit)
     buckets = None if len(rows) <= max(1, exact_up_to) else Buckets(pointing, rows)
     if buckets is None:
-        for pairs, cosine in _all_pairs(pointing[rows], threshold, block):
+        units = pointing[rows]
+        far = None if apart is None else _Fifth(units)
+        for pairs, cosine in _all_pairs(units, threshold, block):
+            if far is not None and apart is not None and len(cosine):
+                distance = np.sqrt(np.maximum(0.0, 2 - 2 * cosine))
+                near = distance <= np.maximum(_SAME, apart * far.of(pairs).min(axis=0))
+                pairs, cosine = pairs[:, near], cosine[near]
             found.add(rows[pairs], cosine)
     else:
         for a, b, cosine in buckets.pairs(threshold):
@@ -83,6 +97,26 @@ def near_duplicates(
     return Duplicates(
         index[pairs[0]], index[pairs[1]], np.clip(cosine, -1.0, 1.0), found.count, group, recall
     )
+
+
+class _Fifth:
+    """Computes the distance from a row to its fifth-nearest other row, when it is asked for."""
+
+    def __init__(self, units: Floats) -> None:
+        self._units = units
+        self._known = np.full(len(units), np.nan)
+
+    def of(self, rows: Integers) -> Floats:  # any shape
+        missing = np.unique(rows)
+        missing = missing[np.isnan(self._known[missing])]
+        for some in blocks(len(missing), _AT_ONCE):
+            chosen = missing[some]
+            cosines = self._units[chosen] @ self._units.T
+            cosines[np.arange(len(chosen)), chosen] = -1.0
+            place = max(0, len(self._units) - _NEIGHBOUR)
+            fifth = np.partition(cosines, place, axis=1)[:, place].astype(np.float64)
+            self._known[chosen] = np.sqrt(np.maximum(0.0, 2 - 2 * fifth))
+        return self._known[rows]
 
 
 class _Found:

