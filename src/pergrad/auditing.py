@@ -17,6 +17,9 @@ from torch import nn
 from pergrad.audit import AuditOptions, Spec, Watch, run_audit
 from pergrad.audit.subject.inferring import inferred_spec
 from pergrad.errors import AuditError
+from pergrad.index import Index
+from pergrad.index.attaching import remember
+from pergrad.index.from_audit import index_of_audit
 from pergrad.reports import headline, html_of, read_results, write_report
 
 __all__ = ["Audit"]
@@ -66,6 +69,7 @@ class Audit:
         tokenizer: Any = None,
         quiet: bool = False,
         force: bool = False,
+        keep_index: bool | int = False,
         **spec: Any,
     ) -> Self:
         """Audits a data set by the gradients of a model; infers what is not given, and prints it.
@@ -86,10 +90,14 @@ class Audit:
             tokenizer: makes inputs of texts, and texts of tokens to show.
             quiet: print nothing.
             force: compute again what the folder holds.
+            keep_index: leave the sketches as a `pergrad.Index` in the folder `index` of the results; a number
+                is their length, `sketch_dim`.
             spec: other fields of `pergrad.audit.Spec`, such as `label`, `show` or `checkpoints`; and
                 options of the audit, such as `seed`, `subset` or `batch_size`.
         """
         chosen, fields = _split(options, spec)
+        if keep_index and keep_index is not True:
+            chosen = dataclasses.replace(chosen, sketch_dim=int(keep_index))
         watch = watch or (_Silent() if quiet else _Printing())
         made = inferred_spec(model, dataset, loss, tokenizer=tokenizer, say=watch.say, **fields)
         is_kept = path is not None
@@ -100,6 +108,8 @@ class Audit:
                 watch.say("mode: eval, as for predictions (the model is in training mode)")
                 model.eval()
             run_audit(made, path, chosen, watch=watch, force=force)
+            if keep_index:
+                remember(path / "index", index_of_audit(path, made, chosen, path / "index"))
         finally:
             for module, training in zip(model.modules(), modes, strict=True):
                 module.training = training
@@ -137,6 +147,13 @@ class Audit:
         "duplicate". If labels are not judged, "loss" has the samples that hold half of all suspicion.
         """
         return _frame(self._results.issues())[list(_ISSUES)]
+
+    @property
+    def index(self) -> Index:
+        """Returns the index of the audit's sketches, if it was run with `keep_index`."""
+        if not (self.path / "index").exists():
+            raise AuditError(f"the audit {self.path} left no index: run it with keep_index=True")
+        return Index(self.path / "index")
 
     def report(
         self, path: str | Path | None = None, *, before: Audit | str | Path | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import torch
@@ -49,6 +51,7 @@ def built(
         "preconditioner": "none",
         "batch_size": 8,
         "certify": False,
+        "chunk": 24,
     }
     return pergrad.Index.build(
         model if model is not None else network(),
@@ -68,3 +71,24 @@ def spec() -> Spec:
         show=lambda item: f"<b>{item[0][0]:.3f}</b>",
         label=lambda item: str(int(item[1])),
     )
+
+
+def more() -> Spec:
+    """For the command: other data of the same model."""
+    return Spec(network(), data(8, seed=5), losses)
+
+
+class Killed(TensorDataset):
+    """Ends the process, as kill -9 does, when item `KILL_AT` is read."""
+
+    def __getitem__(self, index: int) -> Any:
+        if os.environ.get("KILL_AT") == str(index):
+            self.reads = getattr(self, "reads", 0) + 1
+            if self.reads == 3:  # the fingerprint of the data reads it twice
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def killed() -> Spec:
+    """For other processes: an index of 40 samples that may be killed."""
+    return Spec(network(), Killed(*data().tensors), losses)

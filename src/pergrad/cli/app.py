@@ -21,10 +21,12 @@ from pergrad.audit import AuditOptions, load_spec, run_audit
 from pergrad.audit.streaming.ranks import ranks_from
 from pergrad.audit.streaming.trial import first_batch
 from pergrad.audit.subject.dtypes import Dtype
+from pergrad.cli.index import index
 from pergrad.cli.malloc import keep_freed_memory
 from pergrad.cli.privacy import privacy
 from pergrad.cli.progress import Progress
 from pergrad.errors import InterruptedAuditError, PergradError, ToldElsewhereError
+from pergrad.index.from_audit import index_of_audit
 from pergrad.reports import overview, write_report
 
 __all__ = ["app", "run"]
@@ -132,6 +134,9 @@ def audit(
     before: Annotated[
         Path | None, typer.Option(help="Results folder of an earlier audit to compare with.")
     ] = None,
+    keep_index: Annotated[
+        bool, typer.Option(help="Leave the sketches as an index, for `pergrad index query`.")
+    ] = False,
 ) -> None:
     """Audit a data set by every sample's gradient: suspicious samples, near-duplicates, noise scale.
 
@@ -153,6 +158,8 @@ def audit(
         with progress, _terminable():
             spec = load_spec(reference, data, say=progress.say)
             run_audit(spec, output, options, command=command, watch=progress, force=force)
+            if keep_index and ranks.is_first:
+                index_of_audit(output, spec, options, output / "index", (reference, data))
     except SystemExit as error:
         if error.code == TERMINATED:
             _complain(_where_it_stands(progress, output, "terminated"))
@@ -249,6 +256,7 @@ def explain(
 
 
 app.command()(privacy)
+app.add_typer(index)
 
 
 def _complain(message: str) -> None:

@@ -1,6 +1,8 @@
 """Finds the training samples behind what a model does: stored, projected gradients that can be queried."""
 
 try:
+    from pergrad.index.curating import read_list, write_list
+    from pergrad.index.in_run import InRunValues
     from pergrad.index.index import Index
     from pergrad.index.options import IndexOptions
     from pergrad.index.streamed import scores_without_store
@@ -11,4 +13,11 @@ except ModuleNotFoundError as error:
         ) from error
     raise
 
-__all__ = ["Index", "IndexOptions", "scores_without_store"]
+__all__ = [
+    "InRunValues",
+    "Index",
+    "IndexOptions",
+    "read_list",
+    "scores_without_store",
+    "write_list",
+]

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from pergrad.audit.streaming.fingerprint import fingerprint_of_loss
+from pergrad.audit.subject.reference import load_spec
 from pergrad.audit.subject.spec import Spec
 from pergrad.errors import IndexingError
 from pergrad.index.building import row_maker
@@ -20,10 +21,18 @@ from pergrad.index.rows.computing import RowMaker
 from pergrad.index.store.manifest import Manifest
 from pergrad.index.store.states import read_state
 from pergrad.index.store.store import Store
-from pergrad.index.subject import Placed, Subject
+from pergrad.index.subject import Placed, Subject, made_subject
 from pergrad.runtime import internals
 
-__all__ = ["Attached", "attached", "options_of", "remember", "remembered"]
+__all__ = [
+    "Attached",
+    "attached",
+    "options_of",
+    "referred",
+    "remember",
+    "remembered",
+    "with_stored_states",
+]
 
 # Subjects of indexes that were built in this process, by folder: the last eight. Models and data sets are
 # held weakly. Nothing is read from here but by `Index(path)` without a model.
@@ -64,19 +73,32 @@ def options_of(manifest: Manifest) -> IndexOptions:
     )
 
 
+def with_stored_states(store: Store, subject: Subject) -> Subject:
+    """Returns the subject with the checkpoints that the index holds, if it has none of its own."""
+    wanted = store.manifest.identity["models"]
+    if subject.checkpoints or len(wanted) == 1:
+        return subject
+    states = [read_state(store.path, fingerprint) for fingerprint in wanted[:-1]]
+    if any(state is None for state in states):
+        raise IndexingError(
+            f"the index {store.path} has rows of {len(wanted)} checkpoints, whose states it does not hold: "
+            f"pass "
+            "them as checkpoints="
+        )
+    return replace(subject, checkpoints=tuple(states))
+
+
+def referred(manifest: Manifest) -> Subject | None:
+    """Returns the subject that the reference of the build names; None if it had none."""
+    found = manifest.about.get("reference")
+    return None if found is None else made_subject(load_spec(found[0], found[1]))
+
+
 def attached(store: Store, subject: Subject) -> Attached:
     """Checks that model, checkpoints and loss are those of the index; loads stored checkpoints."""
     manifest = store.manifest
     wanted = manifest.identity["models"]
-    if not subject.checkpoints and len(wanted) > 1:
-        states = [read_state(store.path, fingerprint) for fingerprint in wanted[:-1]]
-        if any(state is None for state in states):
-            raise IndexingError(
-                f"the index {store.path} has rows of {len(wanted)} checkpoints, whose states it does not "
-                f"hold: "
-                "pass them as checkpoints="
-            )
-        subject = replace(subject, checkpoints=tuple(states))
+    subject = with_stored_states(store, subject)
     options = options_of(manifest)
     placed = subject.placed(options)
     if placed.fingerprints != wanted:

@@ -20,8 +20,17 @@ from pergrad.audit.streaming.stream import Watch
 from pergrad.audit.subject.inferring import inferred_show
 from pergrad.audit.subject.spec import Spec
 from pergrad.errors import IndexingError
-from pergrad.index.attaching import Attached, attached, options_of, remember, remembered
+from pergrad.index.attaching import (
+    Attached,
+    attached,
+    options_of,
+    referred,
+    remember,
+    remembered,
+    with_stored_states,
+)
 from pergrad.index.building import append_rows, build_rows
+from pergrad.index.curating import chosen_for, deduplicated, without
 from pergrad.index.info import Info, data_frame, info_of
 from pergrad.index.options import IndexOptions
 from pergrad.index.preconditioning.choosing import (
@@ -31,9 +40,11 @@ from pergrad.index.preconditioning.choosing import (
 )
 from pergrad.index.preconditioning.fitting import FitData, Labels
 from pergrad.index.preconditioning.second_moment import lengths_of
+from pergrad.index.querying.approximate import Graph
+from pergrad.index.querying.exact import exact_scores, ranked_again
 from pergrad.index.querying.matches import Matches, Preview, previews_of
 from pergrad.index.querying.queries import prepared, query_rows
-from pergrad.index.querying.scoring import best_of, score_blocks
+from pergrad.index.querying.scoring import Best, best_of, score_blocks
 from pergrad.index.store.numbers import unscaled
 from pergrad.index.store.store import Store
 from pergrad.index.subject import Subject, in_eval_mode, made_subject
@@ -110,6 +121,7 @@ class Index:
         options: IndexOptions | None = None,
         watch: Watch | None = None,
         quiet: bool = False,
+        reference: tuple[str, str | None] | None = None,
         **more: Any,
     ) -> Self:
         """Computes and stores the projected gradient of every sample; resumes what was interrupted.
@@ -146,6 +158,8 @@ class Index:
             options: options of the index; or its fields as keywords, such as `projection`, `dim` or `dtype`.
             watch: receives progress.
             quiet: print nothing.
+            reference: the spec as `pergrad.audit.load_spec` takes it, to find it again when this index is
+                opened.
             more: other options of the index, and fields of the spec, such as `show`, `label` or `collate`.
         """
         if isinstance(model, Spec) and isinstance(dataset, str | Path) and path is None:
@@ -170,8 +184,12 @@ class Index:
 
         def finish(store: Store, data: FitData) -> None:
             fit_preconditioners(folder, preconditioning, data, optimizer)
-            if store.manifest.preconditioner != preconditioning.as_json():
-                store.change(preconditioner=preconditioning.as_json())
+            about = dict(store.manifest.about)
+            if reference is not None:
+                about["reference"] = list(reference)
+            changed = {"preconditioner": preconditioning.as_json(), "about": about}
+            if any(getattr(store.manifest, name) != value for name, value in changed.items()):
+                store.change(**changed)
 
         build_rows(subject, folder, chosen, watch, finish)
         index = cls(folder)
@@ -243,19 +261,36 @@ class Index:
         for block, scores in score_blocks(self._store, queries, lengths):
             yield slice(block.start, block.start + len(block)), scores
 
-    def query(self, batch: Any, k: int = 10) -> Matches:
+    def query(
+        self, batch: Any, k: int = 10, *, approximate: bool = False, rerank: int | None = None
+    ) -> Matches:
         """Returns the k most helpful and the k most harmful rows of each query, by exact products.
 
         Rows are read block by block: the memory does not grow with the index.
 
         Args:
-            batch: the queries, as the loss takes them, such as (x, y).
+            batch: the queries, as the loss takes them, such as (x, y). Inputs alone, where the data has
+                classes as targets, are queried by the class that the model predicts. A text, or a list of
+                them, is tokenized.
             k: the number of rows of each kind.
+            approximate: search a graph of the rows, made once and stored, instead of all of them; the recall
+                that was measured when it was made is in the result. Needs `pip install 'pergrad[search]'`.
+            rerank: compute whole gradients of so many candidates of each kind again, and rank these by exact
+                products; for preconditioners that act on whole gradients, and "none".
         """
         if not isinstance(k, int) or k < 1:
             raise IndexingError(f"k must be a positive integer, got {k!r}")
         queries, lengths = self._queries(batch)
-        high, low = best_of(self._store, queries, k, lengths)
+        many = k if rerank is None else max(k, rerank)
+        recall = None
+        if approximate:
+            graph = Graph(self._store)
+            high, low = graph.best(queries, many, lengths)
+            recall = graph.recall
+        else:
+            high, low = best_of(self._store, queries, many, lengths)
+        if rerank is not None:
+            high, low = self._reranked(batch, high, low, k)
         return Matches(
             high.rows.numpy(),
             high.scores.numpy(),
@@ -263,7 +298,38 @@ class Index:
             low.scores.numpy(),
             self._store.facts,
             self._preview(),
+            recall=recall,
             title=self.path.name,
+        )
+
+    def _reranked(self, query: Any, high: Best, low: Best, k: int) -> tuple[Best, Best]:
+        """Ranks candidates again by products of whole gradients, computed at all checkpoints."""
+        if self._preconditioning.kind == "second_moment" or self._preconditioning.unit_norm:
+            raise IndexingError(
+                "scores by the second moment of the rows, and cosines, are exact as they are: leave rerank "
+                "out, or "
+                "build with preconditioner='ekfac' or 'none'"
+            )
+        attached = self._attached()
+        subject, maker = attached.subject, attached.maker
+        if (
+            len(self._store.manifest.parts) > 1
+            or len(subject.spec.dataset) == 0
+            or self.tokens is not None
+        ):
+            raise IndexingError(
+                "re-ranking needs the one data set that the index was built with: pass it"
+            )
+        with in_eval_mode(maker.models):
+            batch = prepared(query, subject, maker)
+            rows = np.unique(np.concatenate([high.rows.numpy().ravel(), low.rows.numpy().ravel()]))
+            exact = exact_scores(
+                subject.spec, maker, batch, self._preconditioners(maker.models), self.indices[rows]
+            )
+        place = {int(row): number for number, row in enumerate(rows)}
+        return tuple(  # type: ignore[return-value]
+            ranked_again(best, exact, place, k, largest=largest)
+            for best, largest in ((high, True), (low, False))
         )
 
     def _preview(self) -> Preview | None:
@@ -272,7 +338,9 @@ class Index:
         spec = subject.spec
         if len(self._store.manifest.parts) > 1 or len(spec.dataset) == 0:
             return None
-        return previews_of(spec.dataset, spec.show or inferred_show(spec.dataset))
+        return previews_of(
+            spec.dataset, spec.show or inferred_show(spec.dataset, tokenizer=subject.tokenizer)
+        )
 
     def _queries(self, query: Any) -> tuple[Tensor, np.ndarray | None]:
         """Returns preconditioned rows of the queries, (q, c, k), and lengths to divide scores of rows by."""
@@ -305,7 +373,7 @@ class Index:
     def _attached(self) -> Attached:
         """Returns the models that queries run with; refuses others than the index was built with."""
         if self._subject is None:
-            self._subject = remembered(self.path)
+            self._subject = remembered(self.path) or referred(self._store.manifest)
         if self._subject is None:
             raise IndexingError(
                 f"the index {self.path} was opened without its model: pass it as Index(path, model, dataset, "
@@ -315,7 +383,47 @@ class Index:
             self._models = attached(self._store, self._subject)
         return self._models
 
+    # -- curation
+
+    def select(self, targets: Any, count: int, *, groups: Sequence[int] | None = None) -> list[int]:
+        """Returns the indices of the `count` samples that help some targets most, for a `Subset`.
+
+        As in LESS, scores are averaged over the targets of each group, and a sample counts by its best group.
+
+        Args:
+            targets: a batch of the target set, as the loss takes it.
+            count: the number of samples.
+            groups: the group of each target, such as its task; by default all are in one.
+        """
+        return chosen_for(self.scores(targets), self.indices, count, groups)
+
+    def without_harmful(self, targets: Any, count: int) -> list[int]:
+        """Returns the indices of all samples but at most `count` that harm some targets most."""
+        return without(self.scores(targets), self.indices, count)
+
+    def deduplicate(self, cosine: float = 0.99) -> list[int]:
+        """Returns the indices of all samples, of each group of near-duplicates only the first.
+
+        Args:
+            cosine: the smallest cosine of the rows of near-duplicates.
+        """
+        return deduplicated(self._store, cosine)[0]
+
     # -- changes
+
+    @property
+    def subject(self) -> Subject:
+        """Returns the model, data and loss of this index."""
+        return self._attached().subject
+
+    @staticmethod
+    def append_to(
+        path: str | Path, spec: Spec, options: IndexOptions, *, watch: Watch | None = None
+    ) -> None:
+        """Adds the data set of a spec to an index, also one whose last append was interrupted."""
+        folder = Path(path)
+        subject = with_stored_states(Store(folder), made_subject(spec))
+        append_rows(subject, folder, options, watch or _Printing(quiet=True))
 
     def append(self, dataset: Any, *, watch: Watch | None = None, quiet: bool = False) -> None:
         """Adds the samples of another data set; their indices continue those that are there.

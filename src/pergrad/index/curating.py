@@ -1,0 +1,123 @@
+"""Chooses training data by an index: what helps targets, without what harms, without duplicates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pergrad.audit.streaming.files import write_whole
+from pergrad.errors import IndexingError
+from pergrad.index.store.numbers import unscaled
+from pergrad.index.store.store import Store
+
+__all__ = ["chosen_for", "deduplicated", "read_list", "without", "write_list"]
+
+_PAIRS = 2**24  # products held at once
+
+
+def by_sample(scores: Tensor, indices: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    """Sums the scores of the rows of each sample, (q, samples): rows of tokens add up to their sample."""
+    samples, inverse = np.unique(indices, return_inverse=True)
+    if len(samples) == len(indices) and np.array_equal(samples, indices):
+        return scores, indices
+    total = scores.new_zeros(len(scores), len(samples))
+    return total.index_add_(1, torch.from_numpy(inverse), scores), samples
+
+
+def chosen_for(
+    scores: Tensor, indices: np.ndarray, count: int, groups: Sequence[int] | None = None
+) -> list[int]:
+    """Returns the indices of the samples that help a set of targets most, in increasing order.
+
+    As in LESS, scores are averaged over the targets of each group, and a sample counts by its best group.
+
+    >>> scores = torch.tensor([[1.0, 0.0, 5.0], [0.0, 2.0, -5.0]])
+    >>> chosen_for(scores, np.arange(3), 1), chosen_for(scores, np.arange(3), 1, groups=[0, 1])
+    ([1], [2])
+    """
+    scores, indices = by_sample(scores, indices)
+    if not 0 < count <= len(indices):
+        raise IndexingError(f"count must be from 1 to {len(indices)} samples, got {count}")
+    which = (
+        torch.zeros(len(scores), dtype=torch.long) if groups is None else torch.tensor(list(groups))
+    )
+    if len(which) != len(scores):
+        raise IndexingError(f"groups has {len(which)} entries for {len(scores)} targets")
+    means = [scores[which == group].mean(0) for group in which.unique()]
+    best = torch.stack(means).max(0).values.nan_to_num(nan=-torch.inf)
+    return sorted(indices[best.topk(count).indices.numpy()].tolist())
+
+
+def without(scores: Tensor, indices: np.ndarray, count: int) -> list[int]:
+    """Returns the indices of all samples but the `count` that harm the targets most.
+
+    Only samples with a negative mean score are left out, so that it may be fewer.
+    """
+    scores, indices = by_sample(scores, indices)
+    if not 0 <= count < len(indices):
+        raise IndexingError(f"count must be from 0 to {len(indices) - 1} samples, got {count}")
+    mean = scores.mean(0).nan_to_num(nan=torch.inf)
+    worst = mean.topk(count, largest=False)
+    gone = worst.indices[worst.values < 0].numpy()
+    return sorted(np.delete(indices, gone).tolist())
+
+
+def deduplicated(store: Store, cosine: float) -> tuple[list[int], list[list[int]]]:
+    """Returns the indices to keep, the first of each group, and the groups of near-duplicates.
+
+    Two samples are near-duplicates if the cosine of their rows over all checkpoints is at least `cosine`.
+    """
+    if not 0 < cosine <= 1:
+        raise IndexingError(f"cosine must be above 0 and at most 1, got {cosine!r}")
+    if store.facts.token is not None:
+        raise IndexingError("duplicates are found among samples: this is an index of tokens")
+    unit = torch.cat(
+        [_units(store, block.rows, block.facts.scale, block.kept) for block in store.blocks()]
+    )
+    parent = list(range(len(unit)))
+
+    def root(n: int) -> int:
+        while parent[n] != n:
+            parent[n] = parent[parent[n]]
+            n = parent[n]
+        return n
+
+    step = max(1, _PAIRS // max(1, len(unit)))
+    for start in range(0, len(unit), step):
+        products = unit[start : start + step] @ unit[start:].T
+        for a, b in (products >= cosine).nonzero().tolist():
+            if b > a:
+                first, second = sorted((root(start + a), root(start + b)))
+                parent[second] = first
+    groups: dict[int, list[int]] = {}
+    indices = store.facts.index.tolist()
+    for number in range(len(unit)):
+        groups.setdefault(root(number), []).append(indices[number])
+    return sorted(group[0] for group in groups.values()), [g for g in groups.values() if len(g) > 1]
+
+
+def _units(store: Store, rows: np.ndarray, scale: np.ndarray, kept: np.ndarray | None) -> Tensor:
+    some = slice(None) if kept is None else kept
+    flat = unscaled(rows[some], scale[some], store.dtype).flatten(1)
+    # Rows of zeros, and rows that are not finite, are duplicates of nothing.
+    return torch.nn.functional.normalize(flat, dim=1, eps=1e-30).nan_to_num(0.0)
+
+
+def write_list(path: str | Path, indices: Iterable[int]) -> Path:
+    """Writes indices as JSON, which `read_list` reads; `torch.utils.data.Subset` takes them."""
+    target = Path(path)
+    write_whole(target, (json.dumps([int(index) for index in indices]) + "\n").encode())
+    return target
+
+
+def read_list(path: str | Path) -> list[int]:
+    """Reads a list of indices."""
+    try:
+        return [int(index) for index in json.loads(Path(path).read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        raise IndexingError(f"{path} holds no list of indices: {error}") from error

@@ -1,0 +1,134 @@
+"""A build that is killed and resumed, or shared by processes, leaves the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pergrad
+from pergrad.errors import IndexingError, InterruptedAuditError
+from pergrad.index.store import chunks
+from tests.index.cases import built, data, killed, losses, network
+
+ROOT = Path(__file__).parents[2]
+BUILD = (
+    "index build tests.index.cases:killed --dim 32 --batch-size 4 --chunk 8 --no-certify".split()
+)
+
+
+def run(path: Path, *before: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Build the index in another process, of one thread as every one here."""
+    source = str(Path(pergrad.__file__).parents[1])
+    known = {**os.environ, "PYTHONPATH": f"{source}:{ROOT}", "OMP_NUM_THREADS": "1", **environment}
+    command = [*before, "-m", "pergrad", *BUILD, "-o", str(path)]
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=known, capture_output=True, text=True, timeout=300
+    )
+
+
+def digest(path: Path) -> dict[str, str]:
+    return {
+        p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(path.glob("rows-0/*"))
+    }
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_and_on_two_processes_the_bytes_are_the_same(tmp_path: Path) -> None:
+    assert run(tmp_path / "whole").returncode == 0
+    expected = digest(tmp_path / "whole")
+    assert len(expected) == 10  # rows and facts of five chunks
+    assert run(tmp_path / "killed", KILL_AT="27").returncode == -9
+    assert len(digest(tmp_path / "killed")) == 6  # three chunks are kept
+    with pytest.raises(IndexingError, match="is not finished: 24 of 40"):
+        pergrad.Index(tmp_path / "killed")
+    assert run(tmp_path / "killed").returncode == 0
+    assert digest(tmp_path / "killed") == expected
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    two = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}")
+    done = run(tmp_path / "two", *two)
+    assert done.returncode == 0, done.stderr
+    assert digest(tmp_path / "two") == expected
+
+
+def test_a_build_that_is_interrupted_resumes_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"batch_size": 4, "chunk": 8}
+    model = network()
+    built(tmp_path / "whole", model, **options)
+    monkeypatch.setenv("KILL_AT", "")
+    real, count = chunks.write_whole, [0]
+
+    def full(*args: object, **keywords: object) -> None:
+        count[0] += 1
+        if count[0] > 5:
+            raise InterruptedAuditError(
+                "no space left to write it: free some and run the same command"
+            )
+        real(*args, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(chunks, "write_whole", full)
+    with pytest.raises(InterruptedAuditError, match="no space left"):
+        built(tmp_path / "cut", model, **options)
+    monkeypatch.setattr(chunks, "write_whole", real)
+    with pytest.raises(IndexingError, match="not finished"):
+        pergrad.Index(tmp_path / "cut")
+    built(tmp_path / "cut", model, **options)
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": network(seed=4)}, "another model"),
+        ({"dataset": data(seed=4)}, "another data set"),
+        ({"dtype": "float32"}, "another dtype"),
+        ({"projection": "count", "dim": 8}, "another projection"),
+        ({"subset": 5}, "another subset"),
+    ],
+)
+def test_a_folder_of_another_index_is_refused_and_stays(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    built(tmp_path / "a")
+    before = digest(tmp_path / "a")
+    with pytest.raises(IndexingError, match=message):
+        built(tmp_path / "a", **changes)
+    assert digest(tmp_path / "a") == before
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(IndexingError, match="not empty and holds no index"):
+        built(tmp_path)
+    with pytest.raises(IndexingError, match="holds no index"):
+        pergrad.Index(tmp_path)
+
+
+def test_items_that_cannot_be_read_are_skipped_and_counted() -> None:
+    class Broken(type(data())):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> object:
+            if index in (3, 39):
+                raise ValueError("broken")
+            return super().__getitem__(index)
+
+    index = built(dataset=Broken(*data().tensors))
+    assert len(index) == 38
+    assert index.info().skipped == 2
+    assert 3 not in index.indices
+    with pytest.raises(pergrad.PergradError, match="broken"):
+        built(dataset=Broken(*data().tensors), strict=True)
+
+
+def test_the_certificate_is_kept() -> None:
+    index = pergrad.Index.build(killed(), quiet=True)
+    assert index.info().certified
+    assert losses is not None
