@@ -16,10 +16,11 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     fully_shard,
 )
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 import pergrad
+from pergrad.engine.recording.recording import is_recording
+from pergrad.errors import FallbackWarning, MixedSamplesError
 from tests.distributed.models import (
     SPLITS,
     Block,
@@ -384,7 +385,7 @@ def check_an_error_in_the_middle_leaves_the_model_ready() -> None:
     near(pergrad.norms(model, losses, x), norms_of(oracle(made(), x)))
 
 
-def check_other_ways_to_shard_are_refused_by_their_names() -> None:
+def check_flat_parameters_are_refused_by_their_name() -> None:
     x = own(batch())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a world of one rank
@@ -392,35 +393,67 @@ def check_other_ways_to_shard_are_refused_by_their_names() -> None:
     message = refusal(lambda: pergrad.norms(flat, losses, x))
     assert "FSDP1" in message
     assert "fully_shard" in message
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    parallel = parallelize_module(made(), mesh, {"last": ColwiseParallel()})
-    message = refusal(lambda: pergrad.norms(parallel, losses, x))
-    assert "parallelize_module" in message
-    assert "last.weight" in message
 
 
-def check_what_repeats_steps_or_compiles_them_is_refused_with_the_way_out() -> None:
+def check_compiled_steps_are_refused_with_the_way_out() -> None:
     x, model = own(batch()), sharded(made())
-
-    def step(**options: bool) -> None:
-        recorded(model, x, pergrad.Norms(), **options)
-
-    for call in (
-        lambda: pergrad.verify(model, losses, x),
-        lambda: pergrad.certify(model, losses, x),
-        lambda: pergrad.norms(model, losses, x, certify=True),
-        lambda: pergrad.norms(model, losses, x, fallback="loop"),
-        lambda: step(verify=True),
-        lambda: step(certify=True),
-    ):
-        message = refusal(call)
-        assert "before fully_shard is applied" in message
     message = refusal(lambda: pergrad.compiled(model, losses, pergrad.Norms()))
     assert "pergrad.compiled" in message
     assert "fully_shard" in message
     assert "pergrad.record" in message
     assert "linear" in str(pergrad.explain(model, losses, x))
     near(pergrad.norms(model, losses, x), norms_of(oracle(made(), x)))
+
+
+def check_verify_and_certify_prove_a_sharded_model() -> None:
+    for options in ({}, {"reshard_after_forward": False}):
+        x, model = own(batch()), sharded(made(), **options)
+        wanted = norms_of(oracle(made(), x))
+        assert pergrad.certify(model, losses, x, quiet=True).ok  # before the first plain step
+        assert pergrad.verify(model, losses, x, quiet=True).ok
+        near(pergrad.norms(model, losses, x, certify=True), wanted)
+        near(pergrad.norms(model, losses, x, fallback="loop"), wanted)
+        norms, clipped = pergrad.Norms(), pergrad.ClippedSum(1.0)
+        recorded(model, x, norms, clipped, certify=True)
+        near(norms.result, wanted)
+        all_near(whole(clipped.result), clipped_of(oracle(made(), batch()), 1.0))
+        recorded(model, x, pergrad.Norms(), verify=True)
+        assert {type(p).__name__ for p in model.parameters()} == {"DTensor"}
+        plain = plain_step(sharded(made(), **options), x)
+        all_near(plain_step(model, x), plain, 0.0)
+
+
+def check_certificates_of_checkpoints_ties_and_policies() -> None:
+    x = own(batch())
+    for kind in (Checkpointed, Tied, Adapted):
+        assert pergrad.certify(sharded(made(kind)), losses, x, quiet=True).ok
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = sharded(made().float(), mp_policy=policy)
+    assert pergrad.certify(model, losses, x.float(), quiet=True).ok
+    assert pergrad.verify(model, losses, x.float(), quiet=True).ok
+    losses(model, x.float()).sum().backward()
+
+
+def check_the_loop_runs_on_each_rank_by_itself() -> None:
+    x, model = own(batch()), sharded(made())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        found = pergrad.norms(model, out_of_sight, x, fallback="loop")
+    near(found, norms_of(oracle(made(), x)))
+    all_near(plain_step(model, x), plain_step(sharded(made()), x), 0.0)
+
+
+def out_of_sight(model: nn.Module, x: Tensor) -> Tensor:
+    """Losses of the samples, by a function that pergrad refuses."""
+    output = model(x)
+    if is_recording():
+        raise MixedSamplesError("a stand-in for a refusal")
+    return output.square().sum(-1)
+
+
+def check_shards_over_fewer_ranks_after_the_forward() -> None:
+    if dist.get_world_size() == 4:
+        every_quantity_is_that_of_one_process(reshard_after_forward=2)
 
 
 def check_optimizers_that_write_past_versions_do_not_matter() -> None:

@@ -1,4 +1,4 @@
-"""Runs checks on several ranks: `python ranks.py MODULE WORLD` prints, as JSON, how each check ended.
+"""Runs checks on several ranks: `python ranks.py MODULE WORLD [NAMES]` prints, as JSON, how each ended.
 
 A check is a function of a module whose name begins with `check_`. All checks of a module share one session:
 its process imports torch once and forks the ranks, which run the checks in order, over gloo on 127.0.0.1.
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,10 @@ def checks_of(module: str) -> dict[str, Callable[[], None]]:
     return {name: check for name, check in found.items() if name.startswith("check_")}
 
 
-def run(module: str, world: int) -> dict[str, dict[str, str]]:
-    """Runs a session; returns the errors of each check by rank, empty if it passed."""
+def run(module: str, world: int, names: Sequence[str] = ()) -> dict[str, dict[str, str]]:
+    """Runs a session of all checks, or some; returns the errors of each by rank, empty if it passed."""
     found: dict[str, dict[str, str]] = json.loads(
-        output_of(__file__, module, str(world)).splitlines()[-1]
+        output_of(__file__, module, str(world), *names).splitlines()[-1]
     )
     return found
 
@@ -117,9 +117,10 @@ def errors_of(checks: dict[str, Callable[[], None]]) -> dict[str, str]:
     return errors
 
 
-def main(module: str, world: int) -> None:
+def main(module: str, world: int, names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     checks = checks_of(module)
+    checks = {name: checks[name] for name in names or checks}
     found = in_ranks(lambda _: errors_of(checks), world)
     by_check = {
         name: {str(rank): errors[name] for rank, errors in enumerate(found) if name in errors}
@@ -129,4 +130,4 @@ def main(module: str, world: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from types import ModuleType
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 import pergrad
-from pergrad.distributed.wrappers import refuse_repeated_steps, refuse_sharded, spread_of
-from pergrad.errors import PergradError
+from pergrad.distributed.wrappers import refuse_sharded, seed_of_all, spread_of
 
 
 @pytest.fixture
@@ -27,37 +22,12 @@ def _job() -> Iterator[None]:
 def test_a_module_of_one_process_is_not_spread() -> None:
     model = nn.Linear(2, 1)
     assert spread_of(model, [], dict(model.named_parameters()), ()).wrapper is None
-    refuse_repeated_steps(model, "verify")
     refuse_sharded(model, "compiled", "nothing")
 
 
-def stage(run: Callable[[], Tensor], *, hides: bool) -> Tensor:
-    """Calls `run` from a frame of torch.distributed.pipelining, which wraps its errors."""
-    code = "def forward(run):\n    return run()\n"
-    if hides:
-        code = (
-            "def forward(run):\n    try:\n        return run()\n    except Exception as error:\n"
-            "        raise RuntimeError('a stage failed') from error\n"
-        )
-    names: dict[str, Any] = {"__name__": "torch.distributed.pipelining.stage"}
-    exec(code, names)
-    found: Tensor = names["forward"](run)
-    return found
-
-
-@pytest.mark.usefixtures("_job")
-@pytest.mark.parametrize("hides", [False, True])
-def test_a_pipeline_is_refused_by_its_name(hides: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "torch.distributed.pipelining"
-    monkeypatch.setitem(sys.modules, name, sys.modules.get(name, ModuleType(name)))
-    model = nn.Linear(2, 1)
-    with (
-        pytest.raises(PergradError, match=r"torch\.distributed\.pipelining .* fully_shard"),
-        pergrad.record(model, pergrad.Norms()),
-    ):
-        stage(lambda: model(torch.ones(3, 2)), hides=hides).sum().backward()
-    norms = pergrad.norms(model, lambda model, x: model(x).sum(1), torch.ones(3, 2))
-    assert norms.shape == (3,)
+def test_ranks_need_no_common_seed_without_a_step_in_common() -> None:
+    assert seed_of_all(nn.Linear(2, 1), None) is None
+    assert seed_of_all(nn.Linear(2, 1), 3) == 3
 
 
 @pytest.mark.usefixtures("_job")

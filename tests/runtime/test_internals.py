@@ -30,7 +30,8 @@ OF_CUDA = {"current_device", "current_stream", "current_raw_stream"}
 # What no small step on a CPU asks for: names for GPUs, for the compiler and for one kind of model.
 UNASKED = OF_CUDA | {"fused_lstm_cell", "fused_lstm_cell_backward", "grouped_mm"}
 UNASKED |= {"compile_fx", "force_stride_order", "unsafe_view", "vmapped"}
-UNASKED |= {"join_config_of"}  # names for many processes
+UNASKED |= {"join_config_of", "fsdp_state_of", "fsdp_groups_of", "begin_fsdp"}  # for many processes
+UNASKED |= {"is_managed_by_fsdp"}
 UNASKED |= {"add_mapped_dim", "outside_of_transform"}  # names for torch.vmap
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pergrad.errors import PergradError
 
-__all__ = ["Group", "Ranks", "Summing", "is_running", "together"]
+__all__ = ["Group", "Ranks", "Same", "Summing", "is_running", "together"]
 
 Ranks: TypeAlias = "dist.ProcessGroup | None"  # as in torch.distributed; None is the world
 _BUCKET = 32 * 2**20  # bytes that share one collective
@@ -32,6 +32,28 @@ class Summing(Protocol):
 
     def sum(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns the sums of tensors; those that are sharded are sums over ranks already."""
+
+    def is_summed(self, t: Tensor) -> bool:
+        """Whether a tensor is a sum over the ranks already."""
+
+
+class Same:
+    """Ranks that all have the same samples: there is nothing to add or to gather."""
+
+    def count(self, own: int) -> int:
+        return own
+
+    def sum(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(tensors)
+
+    def is_summed(self, t: Tensor) -> bool:
+        return True
+
+    def gather(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def agree(self, what: str, facts: object) -> None:
+        pass
 
 
 class Group:
@@ -59,6 +81,10 @@ class Group:
     def sum(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns the sums over all ranks, as new tensors; the ranks must have the same names and shapes."""
         self.agree("sums", [(name, t.shape, t.dtype) for name, t in tensors.items()])
+        spread: dict[str, Any] = {name: t for name, t in tensors.items() if hasattr(t, "to_local")}
+        tensors = {
+            name: spread[name].to_local() if name in spread else t for name, t in tensors.items()
+        }
         found: dict[str, Tensor] = {}
         for bucket in _buckets(tensors):
             flat = torch.cat([_real(t).reshape(-1) for t in bucket.values()])
@@ -67,11 +93,21 @@ class Group:
             for (name, t), part in zip(bucket.items(), flat.split(sizes), strict=True):
                 # A copy: a view would keep the whole bucket alive.
                 found[name] = _like(part.clone() if len(bucket) > 1 else part, t)
+        for name, t in spread.items():
+            found[name] = _as(t, found[name])
         return {name: found[name] for name in tensors}
+
+    def is_summed(self, t: Tensor) -> bool:
+        return False
 
     def count(self, own: int) -> int:
         """Returns the sum of a number over all ranks."""
         return int(self._reduced(torch.tensor([own])))
+
+    def bounds(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the largest and the smallest value of each entry over all ranks."""
+        highest, lowest = self._reduced(torch.stack([t, -t]), dist.ReduceOp.MAX)
+        return highest, -lowest
 
     def gather(self, rows: Tensor) -> Tensor:
         """Concatenates (..., n) of all ranks to (..., Σ n), in the order of the ranks."""
@@ -152,6 +188,14 @@ def _buckets(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
 
 def _real(t: Tensor) -> Tensor:
     return torch.view_as_real(t) if t.is_complex() else t
+
+
+def _as(t: Any, local: Tensor) -> Tensor:
+    """Returns a tensor that is spread over a mesh as `t` is."""
+    made: Tensor = type(t).from_local(
+        local, t.device_mesh, t.placements, run_check=False, shape=t.shape, stride=t.stride()
+    )
+    return made
 
 
 def _like(flat: Tensor, t: Tensor) -> Tensor:

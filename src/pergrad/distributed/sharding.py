@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from pergrad.distributed.groups import is_running, together
+from pergrad.distributed.groups import Ranks, is_running, together
+from pergrad.distributed.placing import is_sharded
+from pergrad.distributed.tensor_parallel import Piece, data_dims_of
 from pergrad.runtime import internals
 
 __all__ = ["Shards", "grad_of", "is_sharded", "length_over_ranks", "reshard", "sharding_modules"]
 
 
-def is_sharded(t: Tensor) -> bool:
-    """Whether a tensor is spread over ranks."""
-    tensors: Any = sys.modules.get("torch.distributed.tensor")  # not loaded: there is none
-    return tensors is not None and isinstance(t, tensors.DTensor)
+GATHERED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # those within `gathering.gathered`
 
 
 def reshard(module: nn.Module) -> list[nn.Module]:
@@ -36,10 +36,16 @@ def reshard(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-def sharding_modules(module: nn.Module) -> list[Any]:
-    """Lists the modules that `fully_shard` was applied to, outer ones first."""
+def sharding_modules(module: nn.Module, *, are_gathered: bool = False) -> list[Any]:
+    """Lists the modules that `fully_shard` was applied to, outer ones first.
+
+    Those whose parameters are whole for a while are not among them, or, with `are_gathered`, they alone.
+    """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp") if is_running() else None
-    return [] if fsdp is None else [m for m in module.modules() if isinstance(m, fsdp.FSDPModule)]
+    if fsdp is None:
+        return []
+    found = [m for m in module.modules() if isinstance(m, fsdp.FSDPModule)]
+    return [m for m in found if (m in GATHERED) == are_gathered]
 
 
 def grad_of(parameter: Tensor, total: Tensor) -> Tensor:
@@ -48,8 +54,8 @@ def grad_of(parameter: Tensor, total: Tensor) -> Tensor:
         return total.to(parameter.device, parameter.dtype, copy=True)
     made: Any = torch.zeros_like(parameter)
     with torch.no_grad():
-        made.to_local().copy_(total.to_local())  # type: ignore[attr-defined]
-    return made
+        made.to_local().copy_(cast(Any, total).to_local())
+    return cast(Tensor, made)
 
 
 @dataclass(eq=False)
@@ -84,9 +90,9 @@ class Shards:
             for key, p in internals.parameters_of(m).items()
             if p is not None and id(p) in names
         ]
-        mesh = next(iter(self._parameters.values())).device_mesh if names else None
-        self.device = _device_of(mesh)
-        self._mesh = mesh
+        first = next(iter(self._parameters.values()), None)
+        self._mesh: Any = None if first is None else _data_mesh(first)
+        self.device = _device_of(self._mesh)
         self._units = self._found(units, names)
 
     def _found(self, units: Sequence[nn.Module], names: Mapping[int, str]) -> list[_Unit]:
@@ -107,6 +113,11 @@ class Shards:
             t = internals.parameters_of(module).get(key)
             if t is not None and t is not self._parameters[name]:
                 yield t, name
+
+    def is_tensor_parallel(self, name: str) -> bool:
+        """Whether a parameter is a DTensor also while it is unsharded."""
+        p = self._parameters[name]
+        return data_dims_of(p) < p.device_mesh.ndim
 
     def groups_of(self, names: Iterable[str]) -> list[list[str]]:
         """Groups parameters by the modules that shard them, in an order that all ranks share."""
@@ -144,6 +155,18 @@ class Shards:
         with hooks:
             for unit in self._units:
                 hook = unit.module.register_forward_pre_hook(drop_those_of_unsharded)
+                hooks.callback(hook.remove)
+            yield
+
+    @contextmanager
+    def adopting(self, adopt: Callable[[], None]) -> Iterator[None]:
+        """Calls `adopt` within when a unit has unsharded parameters that are DTensors still.
+
+        Torch makes these in sight of the recorder, which takes them for results of functions.
+        """
+        with ExitStack() as hooks:
+            for unit in self._units if any(map(self.is_tensor_parallel, self.names)) else ():
+                hook = unit.module.register_forward_pre_hook(lambda *_: adopt())
                 hooks.callback(hook.remove)
             yield
 
@@ -207,18 +230,38 @@ class Shards:
 
     # -- sums over ranks
 
+    @property
+    def ranks(self) -> Ranks:
+        """Returns the ranks with other samples; None if the mesh has several dimensions."""
+        group: Ranks = self._mesh.get_group() if self._mesh.ndim == 1 else None
+        return group
+
     def shard_of_sum(self, name: str, total: Tensor) -> Tensor:
         """Returns this rank's shard of a sum over all ranks; `total` has the shape of the whole parameter."""
         p = self._parameters[name]
+        dims = data_dims_of(p)
         with together():
-            found: Tensor = _sum_of(total, self._mesh).redistribute(placements=p.placements)
-        return found
+            found: Any = _sum_of(total, _data_mesh(p)).redistribute(placements=_data_kinds(p))
+        return found if dims == p.device_mesh.ndim else _filled(p, found.to_local())
 
-    def whole(self, shard: Tensor) -> Tensor:
-        """Returns the whole tensor of which every rank has a shard."""
+    def whole(self, name: str, shard: Tensor) -> Tensor:
+        """Returns the tensor of which every rank of the mesh has a shard; of a DTensor, the local part."""
+        from torch.distributed.tensor import DTensor  # noqa: PLC0415  # it takes half a second
+
+        p, spread = self._parameters[name], cast(Any, shard)
         with together():
-            found: Tensor = shard.full_tensor()  # type: ignore[attr-defined]
-        return found
+            if data_dims_of(p) == p.device_mesh.ndim:
+                return cast(Tensor, spread.full_tensor())
+            shape = torch.Size(Piece.of(p, data_dims_of(p)).local_shape)
+            stride = torch.empty(shape, device="meta").stride()
+            kinds = _data_kinds(p)
+            joined = DTensor.from_local(
+                spread.to_local(), _data_mesh(p), kinds, run_check=False, shape=shape, stride=stride
+            )
+            return joined.full_tensor()
+
+    def is_summed(self, t: Tensor) -> bool:
+        return is_sharded(t)
 
     def sum(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: t if is_sharded(t) else self._total(t) for name, t in tensors.items()}
@@ -229,23 +272,50 @@ class Shards:
     def _total(self, t: Tensor) -> Tensor:
         """Returns the sum of a tensor over all ranks of the mesh."""
         there = t if self.device is None else t.to(self.device)
-        return self.whole(_sum_of(there, self._mesh)).to(t.device)
+        with together():
+            found: Tensor = _sum_of(there, self._mesh).full_tensor()
+        return found.to(t.device)
 
 
 def length_over_ranks(tensors: Iterable[Tensor]) -> Tensor:
     """Σ |t|² of tensors, some of which are sharded, in float64; all ranks call it."""
-    tensors = list(tensors)
-    mesh: Any = next(t for t in tensors if is_sharded(t)).device_mesh  # type: ignore[attr-defined]
-    parts = []
+    length: Any = 0.0
+    of_meshes: dict[int, tuple[Any, list[Tensor]]] = {}
     for t in tensors:
         part: Any = t
-        kinds = part.placements if is_sharded(t) else [None] * mesh.ndim
-        sizes = zip(kinds, mesh.shape, strict=True)
-        copies = math.prod(size for kind, size in sizes if kind is None or kind.is_replicate())
-        parts.append(_squares(part.to_local() if is_sharded(t) else t) / copies)
-    with together():
-        found: Tensor = _sum_of(torch.stack(parts).sum(), mesh).full_tensor()
-    return found
+        if not is_sharded(t):
+            length = length + _squares(t)
+            continue
+        mesh = part.device_mesh
+        sizes = zip(part.placements, mesh.shape, strict=True)
+        copies = math.prod(size for kind, size in sizes if kind.is_replicate())
+        of_meshes.setdefault(id(mesh), (mesh, []))[1].append(_squares(part.to_local()) / copies)
+    for mesh, parts in of_meshes.values():
+        with together():
+            length = length + _sum_of(torch.stack(parts).sum(), mesh).full_tensor()
+    return cast(Tensor, length)
+
+
+def _data_mesh(parameter: Any) -> Any:
+    """Returns the mesh over whose ranks `fully_shard` shards: they have different samples."""
+    mesh, dims = parameter.device_mesh, data_dims_of(parameter)
+    return mesh if dims == mesh.ndim else mesh[mesh.mesh_dim_names[:dims]]
+
+
+def _data_kinds(parameter: Any) -> list[Any]:
+    """Returns the placements on that mesh; where others shard the same dimension, of their shard."""
+    from torch.distributed.tensor import Shard  # noqa: PLC0415
+
+    kinds = parameter.placements[: data_dims_of(parameter)]
+    return [kind if kind.is_replicate() else Shard(kind.dim) for kind in kinds]
+
+
+def _filled(parameter: Any, local: Tensor) -> Tensor:
+    """Returns a tensor spread as a parameter is, of which `local` is this rank's shard."""
+    made: Any = torch.zeros_like(parameter, dtype=local.dtype)
+    with torch.no_grad():
+        made.to_local().copy_(local)
+    return cast(Tensor, made)
 
 
 def _drop(t: Tensor) -> None:

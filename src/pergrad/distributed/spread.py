@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pergrad.distributed.groups import Group, Ranks, is_running
+from pergrad.distributed.groups import Group, Ranks, Same, is_running
+from pergrad.distributed.pipelines import PIPELINES, Pipeline
+from pergrad.distributed.placing import is_sharded
 from pergrad.distributed.sharding import Shards
+from pergrad.distributed.tensor_parallel import TensorParallel
 from pergrad.errors import PergradError
 from pergrad.runtime.caches import CACHES
 
@@ -30,8 +34,10 @@ class Spread:
     is_joining: bool = False  # whether ranks may have left, in the context `Join`
     shards: Shards | None = None  # the parameters that `fully_shard` shards
     module: weakref.ref[nn.Module] | None = None  # the recorded module
+    tensor_parallel: TensorParallel | None = None  # parameters on ranks with the same samples
+    pipeline: Pipeline | None = None  # whose stage the recorded module is
 
-    def group(self, ranks: Ranks) -> Group:
+    def group(self, ranks: Ranks) -> Group | Same:
         """Returns the group to reduce over: the one given, the wrapper's, or the world."""
         if self.is_joining:
             raise PergradError(
@@ -39,7 +45,63 @@ class Spread:
                 "part in this reduction, which would wait for them forever; leave the context, and give "
                 "such ranks empty batches, with 0 samples"
             )
-        return Group(self.ranks if ranks is None else ranks)
+        ranks = self.ranks if ranks is None else ranks
+        sharing = self._sharing()
+        if not sharing:
+            return Group(ranks)
+        if ranks is None and len(sharing) == dist.get_world_size():
+            return Same()
+        how = "tensor parallelism (parallelize_module)"
+        if self.pipeline is not None:
+            how = f"a pipeline ({PIPELINES})"
+        if ranks is None:
+            raise PergradError(
+                f"some ranks share samples by {how} and others do not: pass the group of the ranks with "
+                "other samples, such as group=mesh['dp'].get_group()"
+            )
+        same = sharing.intersection(dist.get_process_group_ranks(ranks)) - {dist.get_rank()}
+        if same:
+            raise PergradError(
+                f"ranks {sorted(same)} of the group share the samples of rank {dist.get_rank()} by {how}, "
+                "and would count them again: pass the group of the data-parallel dimension, such as "
+                "mesh['dp'].get_group()"
+            )
+        return Group(ranks)
+
+    def _sharing(self) -> set[int]:
+        """Returns the ranks that have the same samples as this one, if there are others."""
+        found: set[int] = set()
+        if self.tensor_parallel is not None:
+            found |= self.tensor_parallel.ranks
+        if self.pipeline is not None:
+            found |= self.pipeline.ranks
+        return found
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether norms of this rank's parameters are parts of those of the whole model."""
+        return self.tensor_parallel is not None or self.pipeline is not None
+
+    def over_stages(self, squares: Tensor) -> Tensor:
+        """Returns squared norms of samples, (..., n), with those of the other stages of a pipeline."""
+        return squares if self.pipeline is None else self.pipeline.total(squares)
+
+    def local_shape(self, name: str, parameter: Tensor) -> tuple[int, ...]:
+        """Returns the shape of this rank's shard of a tensor-parallel parameter, or that of all of it."""
+        pieces = {} if self.tensor_parallel is None else self.tensor_parallel.pieces
+        return pieces[name].local_shape if name in pieces else tuple(parameter.shape)
+
+    def wrapped(self, name: str, sums: Tensor) -> Tensor:
+        """Returns sums of a parameter as it is spread: of a tensor-parallel one, as a DTensor."""
+        pieces = self.tensor_parallel
+        if pieces is None or name not in pieces.pieces or is_sharded(sums):
+            return sums
+        return pieces.pieces[name].wrapped(sums)
+
+    def joined(self, names: Sequence[str], squares: Tensor) -> Tensor:
+        """Returns squared norms of parameters, (names, n), with those of shards on other ranks."""
+        pieces = self.tensor_parallel
+        return squares if pieces is None else pieces.joined(names, squares)
 
     def check_mesh(self, ranks: Ranks) -> None:
         """Refuses a group for sums that are over the ranks of a mesh already."""

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
-import traceback
 import weakref
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pergrad.distributed.sharding import Shards, is_sharded, sharding_modules
 from pergrad.distributed.spread import Spread
+from pergrad.distributed.tensor_parallel import (
+    Piece,
+    TensorParallel,
+    pieces_of,
+    summed_over,
+)
 from pergrad.errors import PergradError
+from pergrad.runtime import internals
 
-__all__ = ["SHARDING", "refuse_pipelines", "refuse_repeated_steps", "refuse_sharded", "spread_of"]
+__all__ = ["SHARDING", "refuse_sharded", "seed_of_all", "spread_of"]
 
 SHARDING = "fully_shard"
-_STAGES = "torch.distributed.pipelining.stage"  # the module whose frames call a stage
 
 
 def spread_of(
@@ -35,29 +42,72 @@ def spread_of(
     if not sharded:
         return Spread(module=weakref.ref(module))
     managed = {id(p) for unit in units for p in unit.parameters()}
+    by_fsdp = [name for name in sharded if id(weights[name]) in managed]
+    whole = {
+        id(p) for unit in sharding_modules(module, are_gathered=True) for p in unit.parameters()
+    }
+    _refuse_parts_of_units(module, {id(weights[name]) for name in sharded} - managed - whole)
     for name in sharded:
-        if id(weights[name]) not in managed:
-            raise PergradError(
-                f"parameter {name!r} is a DTensor, and no module inside of the recorded one shards it by "
-                "fully_shard: record the module that fully_shard was applied to. Tensor and sequence "
-                "parallel models (parallelize_module) cannot be recorded: use fully_shard alone"
-            )
         if name in hooked:
             raise PergradError(
                 f"parameter {name!r} has a hook, which would get gradients of single samples, whole and not "
-                "sharded by fully_shard: remove the hook, or freeze the parameter"
+                f"sharded by {SHARDING if name in by_fsdp else 'parallelize_module'}: remove the hook, or "
+                "freeze the parameter"
             )
-    return Spread(SHARDING, shards=Shards(module, units, weights), module=weakref.ref(module))
+    found = Spread(module=weakref.ref(module))
+    pieces = pieces_of(weights, by_fsdp)
+    if pieces:
+        _check_placements(pieces)
+        found.tensor_parallel = TensorParallel(pieces)
+    if by_fsdp:
+        for name in pieces:
+            if name not in by_fsdp:
+                raise PergradError(
+                    f"parameter {name!r} is spread by parallelize_module alone, others by {SHARDING} too: "
+                    f"apply {SHARDING} to the whole module as well"
+                )
+        own = {name: p for name, p in weights.items() if name in by_fsdp or not is_sharded(p)}
+        found.wrapper, found.shards = SHARDING, Shards(module, units, own)
+        if pieces:
+            found.ranks = found.shards.ranks
+    return found
 
 
-def refuse_repeated_steps(module: nn.Module, what: str) -> None:
-    """Refuses to repeat steps of a sharded module as often as its batch needs."""
-    if sharding_modules(module):
-        raise PergradError(
-            f"{what} repeats a step as often as the batch of this rank needs, but a module that {SHARDING} "
-            "shards runs only if all ranks run it as often: use it on the same module before "
-            f"{SHARDING} is applied, on one rank"
-        )
+def _refuse_parts_of_units(module: nn.Module, others: set[int]) -> None:
+    """Refuses DTensors that a module outside of the recorded one shards: it unshards them out of sight."""
+    for name, m in module.named_modules():
+        for key, p in m.named_parameters(recurse=False):
+            if id(p) in others and internals.is_managed_by_fsdp(m):
+                raise PergradError(
+                    f"parameter {f'{name}.{key}'.lstrip('.')!r} is sharded by {SHARDING} of a module around "
+                    f"the recorded one: record the module that {SHARDING} was applied to"
+                )
+
+
+def _check_placements(pieces: Mapping[str, Piece]) -> None:
+    for name, piece in pieces.items():
+        for placed in piece.placements:
+            if not placed.is_replicate() and type(placed).__name__ != "Shard":
+                raise PergradError(
+                    f"parameter {name!r} is a DTensor with placement {placed}, which cannot be recorded: use "
+                    "Shard or Replicate, as parallelize_module does"
+                )
+
+
+def seed_of_all(module: nn.Module, seed: int | None) -> int | None:
+    """Draws a random seed for all ranks that run a tensor-parallel step together, if none is given.
+
+    The others need none in common: None leaves it to the caller.
+    """
+    spread: list[Any] = [p for p in module.parameters() if is_sharded(p)]
+    if seed is not None or not spread:
+        return seed
+    own = secrets.randbits(32)
+    for mesh in {id(p.device_mesh): p.device_mesh for p in spread}.values():
+        is_first = not any(mesh.get_coordinate())
+        device = spread[0].to_local().device
+        own = int(summed_over(torch.tensor([own if is_first else 0], device=device), mesh))
+    return own
 
 
 def refuse_sharded(module: nn.Module, what: str, instead: str) -> None:
@@ -67,18 +117,11 @@ def refuse_sharded(module: nn.Module, what: str, instead: str) -> None:
             f"{what} does not take a module that {SHARDING} shards, whose parameters are gathered and freed "
             f"while it runs: {instead}"
         )
-
-
-def refuse_pipelines() -> None:
-    """Refuses a call of a module by a pipeline, whose calls have other samples each."""
-    if "torch.distributed.pipelining" not in sys.modules:
-        return
-    for frame, _ in traceback.walk_stack(None):
-        if frame.f_globals.get("__name__") == _STAGES:
+    for name, p in module.named_parameters():
+        if is_sharded(p):
             raise PergradError(
-                "torch.distributed.pipelining calls this module once for each microbatch, which are other "
-                "samples each, and no stage knows the gradients of the others: record the whole model "
-                "without a pipeline, sharded by fully_shard if it does not fit"
+                f"{what} does not take a tensor-parallel module (parallelize_module), such as one whose "
+                f"parameter {name!r} is a DTensor: {instead}"
             )
 
 

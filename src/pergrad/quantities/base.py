@@ -76,11 +76,12 @@ class Batch:
         is_double = torch.float64 in dtypes or torch.complex128 in dtypes
         return torch.float64 if is_double else torch.float32
 
-    def zeros(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Returns zeros of a parameter's shape; of the whole parameter if it is sharded."""
+    def zeros(self, name: str, dtype: torch.dtype, *, of_shard: bool = False) -> Tensor:
+        """Returns zeros of a parameter's shape; with `of_shard`, of a tensor-parallel one's shard."""
         p = self.parameters[name]
         if is_sharded(p):
-            return torch.zeros(p.shape, dtype=dtype, device=self.device)
+            shape = self.spread.local_shape(name, p) if of_shard else p.shape
+            return torch.zeros(shape, dtype=dtype, device=self.device)
         return torch.zeros_like(p, dtype=dtype)
 
     def stored(self, result: Tensor) -> Tensor:
@@ -113,6 +114,9 @@ class Quantity(ABC):
     sums_over_ranks: ClassVar[bool] = (
         False  # True: `sum_over_ranks` is called for sharded parameters
     )
+    # True: of a tensor-parallel parameter, a DTensor, it gets the gradients of this rank's shard.
+    takes_shards: ClassVar[bool] = False
+    spans_stages: ClassVar[bool] = False  # True: of a stage of a pipeline, it is right or joined
     is_linear: bool = False  # True: a second backward may add to the same parameter
     # Lowest first. Quantities that keep gradients come first, so that others can reuse them.
     priority: ClassVar[int] = 2
@@ -352,15 +356,18 @@ def norms_of(gradient: Mapping[str, Tensor]) -> Tensor:
 
 
 def or_zeros(
-    found: Mapping[str, Tensor], batch: Batch, *, are_real: bool = False
+    found: Mapping[str, Tensor], batch: Batch, *, are_real: bool = False, of_shards: bool = False
 ) -> dict[str, Tensor]:
     """Returns a value for every parameter, in order; zeros for those that the loss does not reach.
 
-    With `are_real`, values of complex parameters are real, as squares are.
+    With `are_real`, values of complex parameters are real, as squares are. With `of_shards`, those of
+    tensor-parallel parameters are of this rank's shard, and become DTensors.
     """
     values = dict(found)
     for name, p in batch.parameters.items():
         if name not in found:
             dtype = wide(p.dtype).to_real() if are_real else wide(p.dtype)
-            values[name] = batch.stored(batch.zeros(name, dtype))
+            values[name] = batch.stored(batch.zeros(name, dtype, of_shard=of_shards))
+    if of_shards:
+        return {name: batch.spread.wrapped(name, values[name]) for name in batch.parameters}
     return {name: values[name] for name in batch.parameters}

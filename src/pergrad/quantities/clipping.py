@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pergrad.distributed.groups import Summing
+from pergrad.distributed.pipelines import PIPELINES
 from pergrad.errors import PergradError
 from pergrad.quantities.base import Batch, SampleReport, norms_of, or_zeros
 from pergrad.quantities.sums import AssignableSum
@@ -137,6 +138,11 @@ class ClippedSum(AssignableSum[Any]):
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
+        if batch.spread.pipeline is not None and self.passes > 1:
+            raise PergradError(
+                f'memory="low" runs the backward of a stage twice, which {PIPELINES} does not: use '
+                'memory="kept" or "high"'
+            )
         for name in batch.parameters:
             pattern = next((p for p in self._bounds if fnmatchcase(name, p)), None)
             if pattern is None:
@@ -170,7 +176,8 @@ class ClippedSum(AssignableSum[Any]):
             group.kept[name] = gradients
         group.norms.add(name, gradients)
         group.missing -= 1
-        if self.passes == 1 and not group.missing and self._spread.shards is None:
+        is_local = self._spread.shards is None and not self._spread.is_joined
+        if self.passes == 1 and not group.missing and is_local:
             self._finish(group)
 
     def sum_over_ranks(self, name: str) -> None:
@@ -185,10 +192,11 @@ class ClippedSum(AssignableSum[Any]):
         """Computes the weights of a group whose norms are complete, if any gradient reached it."""
         if group.weights is not None:
             return
-        _, found = group.norms.found()
-        if found is None:
-            return
-        group.squares = found.sum(0)
+        if group.squares is None:
+            names, found = group.norms.found()
+            if found is None:
+                return
+            group.squares = self._spread.joined(names, found).sum(0)
         # A kernel of its own: one that sums two rows and stores roots in two types crashed Triton 3.6.
         group.squares = computed_once(group.squares)
         norms = group.squares.sqrt()
@@ -228,6 +236,23 @@ class ClippedSum(AssignableSum[Any]):
             return safe / (norms + self._stability)
         return (safe / norms).where(norms > bound, 1)
 
+    def _join_stages(self, zeros: Tensor) -> Tensor:
+        """Adds the norms of the other stages of a pipeline; returns those of groups that this one lacks."""
+        own = []
+        for pattern in self._bounds:
+            group = self._groups.get(pattern)
+            names, found = ([], None) if group is None else group.norms.found()
+            own.append(zeros if found is None else self._spread.joined(names, found).sum(0))
+        of_others = zeros
+        for pattern, squares in zip(
+            self._bounds, self._spread.over_stages(torch.stack(own)), strict=True
+        ):
+            if pattern in self._groups:
+                self._groups[pattern].squares = squares
+            else:
+                of_others = of_others + squares
+        return of_others
+
     def _finish(self, group: _Group) -> None:
         self._weigh(group)
         shards = self._spread.shards
@@ -251,6 +276,7 @@ class ClippedSum(AssignableSum[Any]):
     def finish(self) -> tuple[dict[str, Tensor], Tensor]:
         batch = self.batch
         squares = torch.zeros(batch.size, dtype=torch.float64, device=batch.device)
+        of_others = self._join_stages(squares) if self._spread.pipeline is not None else squares
         self._weighed = {}
         for pattern, group in self._groups.items():
             self._finish(group)
@@ -263,7 +289,9 @@ class ClippedSum(AssignableSum[Any]):
                     group.weights,
                     group.margin,
                 )
-        return or_zeros(self._totals, batch), batch.stored(squares.sqrt().to(batch.dtype))
+        sums = or_zeros(self._totals, batch, of_shards=True)
+        squares = squares + of_others
+        return sums, batch.stored(squares.sqrt().to(batch.dtype))
 
     def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
         found = [self.norms[number].double()]

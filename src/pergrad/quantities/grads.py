@@ -41,6 +41,7 @@ class Grads(Reduction[dict[str, Tensor]]):
     """
 
     is_linear = True
+    spans_stages: ClassVar[bool] = True
     priority: ClassVar[int] = 0
 
     def begin(self, batch: Batch) -> None:

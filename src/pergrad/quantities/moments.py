@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from pergrad.distributed.groups import Summing
-from pergrad.distributed.sharding import is_sharded
 from pergrad.errors import PergradError
 from pergrad.quantities.base import counted, or_zeros, shown
 from pergrad.quantities.over_ranks import OverRanks
@@ -44,7 +43,7 @@ class SecondMoment(OverRanks[dict[str, Tensor]]):
         self._sums[name] = self.shard_of_sum(name, self._sums.get(name), is_real=True)
 
     def finish(self) -> dict[str, Tensor]:
-        return or_zeros(self._sums, self.batch, are_real=True)
+        return or_zeros(self._sums, self.batch, are_real=True, of_shards=True)
 
     def reduced(self, group: Summing) -> dict[str, Tensor]:
         return group.sum(self.result)
@@ -81,7 +80,7 @@ class _Moments(NamedTuple):
         samples = group.count(own)
         if samples == 0:
             return self
-        whole = [name for name, mean in self.means.items() if not is_sharded(mean)]
+        whole = [name for name, mean in self.means.items() if not group.is_summed(mean)]
         totals = {
             name: self.means[name] * own if own else _zeros(self.means[name]) for name in whole
         }
@@ -162,14 +161,14 @@ class Variance(OverRanks[Any]):
         mean = self._means.pop(name, None)
         total = self.shard_of_sum(name, None if mean is None else mean * own)
         self._means[name] = total / max(self._of_all, 1)
-        apart = -shards.whole(self._means[name])
+        apart = -shards.whole(name, self._means[name])
         apart = apart if mean is None else apart + mean
         squares = own * _squared(apart) + self._squares.pop(name, 0.0)
         self._squares[name] = self.shard_of_sum(name, squares, is_real=True)
 
     def finish(self) -> _Moments:
-        means = or_zeros(self._means, self.batch)
-        squares = or_zeros(self._squares, self.batch, are_real=True)
+        means = or_zeros(self._means, self.batch, of_shards=True)
+        squares = or_zeros(self._squares, self.batch, are_real=True, of_shards=True)
         return _Moments(self.batch.size, means, squares)
 
     def reduced(self, group: Summing) -> _Moments:

@@ -43,6 +43,7 @@ class NoiseScale(OverRanks[Any]):
     """
 
     spans_blocks: ClassVar[bool] = True
+    spans_stages: ClassVar[bool] = False
 
     def __init__(self, decay: float = 0.95, *, accumulate: bool = False) -> None:
         super().__init__(accumulate=accumulate)
@@ -87,21 +88,27 @@ class NoiseScale(OverRanks[Any]):
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
-        self._squares = torch.zeros((), dtype=torch.float64, device=batch.device)
+        self._zero = torch.zeros(1, 1, dtype=torch.float64, device=batch.device)
 
     def clear(self) -> None:
         self._totals: dict[str, Tensor] = {}
+        self._squares: dict[str, Tensor] = {}  # Σ_n |g_n|²
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
-        self._squares = self._squares + gradients.squared_norms().sum()
+        self._squares[name] = gradients.squared_norms().sum()
         self._totals[name] = self.batch.stored(gradients.total())
 
     def sum_over_ranks(self, name: str) -> None:
         self._totals[name] = self.shard_of_sum(name, self._totals.get(name))
 
     def finish(self) -> _Sums:
-        totals = or_zeros(self._totals, self.batch)
-        return _Sums(self.batch.size, self.batch.stored(self._squares), totals)
+        totals = or_zeros(self._totals, self.batch, of_shards=True)
+        names = list(self._squares)
+        squares = torch.stack([*self._squares.values()]).unsqueeze(1) if names else self._zero
+        squares = self.batch.stored(self._spread.joined(names, squares).sum())
+        is_spread = self._spread.shards is None and any(map(is_sharded, totals.values()))
+        length = length_over_ranks(totals.values()) if is_spread else None
+        return _Sums(self.batch.size, squares, totals, length)
 
     def reset(self) -> None:
         """Forgets the result, and not the averages behind `.running`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class Norms(Reduction[Tensor]):
     (tensor([5.0990, 1.0000]), tensor([5., 0.]))
     """
 
+    takes_shards: ClassVar[bool] = True
+    spans_stages: ClassVar[bool] = True
     _of_each: tuple[list[str], Tensor] | None = None  # parameters, and (parameters, n)
 
     @property
@@ -77,9 +79,10 @@ class Norms(Reduction[Tensor]):
                 len(unreached), batch.size, dtype=torch.float64, device=batch.device
             )
             squares = zeros if squares is None else torch.cat([squares, zeros])
+        squares = batch.spread.joined([*names, *unreached], squares)
         each = batch.stored(squares.sqrt().to(batch.dtype))
         self._of_each = [*names, *unreached], each
-        return batch.stored(squares.sum(0).sqrt().to(batch.dtype))
+        return batch.stored(batch.spread.over_stages(squares.sum(0)).sqrt().to(batch.dtype))
 
     def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
         each = self.per_param

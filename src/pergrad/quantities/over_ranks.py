@@ -26,6 +26,8 @@ class OverRanks(Reduction[R]):
     """
 
     sums_over_ranks: ClassVar[bool] = True
+    takes_shards: ClassVar[bool] = True
+    spans_stages: ClassVar[bool] = True
     is_reduced = False  # whether the samples of all ranks are in the result, by `all_reduce`
     is_sharded = False  # the same, since parameters are sharded
 
@@ -47,7 +49,9 @@ class OverRanks(Reduction[R]):
         assert shards is not None
         dtype = wide(self.batch.parameters[name].dtype)
         dtype = dtype.to_real() if is_real else dtype
-        total = self.batch.zeros(name, dtype) if total is None else total.to(dtype)
+        if total is None:
+            total = self.batch.zeros(name, dtype, of_shard=True)
+        total = total.to(dtype)
         return self.batch.stored(shards.shard_of_sum(name, total))
 
     def all_reduce(self, group: Ranks = None) -> Self:

@@ -148,7 +148,7 @@ class Sum(AssignableSum[dict[str, Tensor]]):
         self._totals[name] = self.shard_of_sum(name, self._totals.get(name))
 
     def finish(self) -> dict[str, Tensor]:
-        return or_zeros(self._totals, self.batch)
+        return or_zeros(self._totals, self.batch, of_shards=True)
 
     def _sums(self) -> dict[str, Tensor]:
         return self.result

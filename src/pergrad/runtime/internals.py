@@ -100,6 +100,36 @@ def _batched_gradients() -> Callable[..., Any]:
     return gradients
 
 
+def _by_fsdp(function: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+    """Returns a `make` for a function of a module that `fully_shard` shards."""
+
+    def make() -> Callable[..., Any]:
+        find("torch.distributed.fsdp.FSDPModule._get_fsdp_state")
+        return function
+
+    return make
+
+
+def _state_of_fsdp(unit: Any) -> Any:
+    return unit._get_fsdp_state()
+
+
+def _groups_of_fsdp(unit: Any) -> list[Any]:
+    """Returns the groups of parameters of a module; older versions of torch have one."""
+    state = unit._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def _begin_fsdp(unit: Any) -> None:
+    unit._get_fsdp_state()._lazy_init()
+
+
+def _is_managed_by_fsdp(module: nn.Module) -> bool:
+    return bool(getattr(module, "_is_fsdp_managed_module", False))
+
+
 def _vmapped() -> Callable[..., Any]:
     """Returns `torch.vmap` of a function that returns a list, without the cycles that torch's own leaves."""
     functorch = find("torch._C._functorch")
@@ -351,6 +381,30 @@ ENTRIES: Mapping[str, Entry] = {
         "it is not noticed, and a reduction over ranks waits for them until it times out",
         instead=boundary.not_joining,
         make=_reader("_join_config", _joinable),
+    ),
+    "fsdp_state_of": Entry(
+        "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
+        "to turn off the casts of mixed-precision policies where a step is repeated in float32",
+        _ERROR,
+        make=_by_fsdp(_state_of_fsdp),
+    ),
+    "fsdp_groups_of": Entry(
+        "torch.distributed.fsdp.FSDPModule._get_fsdp_state (its groups of parameters)",
+        "to keep a sharded module from communicating while its parameters are whole",
+        _ERROR,
+        make=_by_fsdp(_groups_of_fsdp),
+    ),
+    "begin_fsdp": Entry(
+        "torch.distributed.fsdp.FSDPModule._get_fsdp_state (its _lazy_init)",
+        "to find the outermost sharded module before its first call",
+        _ERROR,
+        make=_by_fsdp(_begin_fsdp),
+    ),
+    "is_managed_by_fsdp": Entry(
+        "torch.distributed.fsdp.fully_shard (_is_fsdp_managed_module of a module)",
+        "to notice that a module around the recorded one shards its parameters",
+        "it is not noticed, and torch refuses the call",
+        make=lambda: _is_managed_by_fsdp,
     ),
     # CUDA
     "current_device": Entry(

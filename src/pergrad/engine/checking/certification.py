@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from pergrad.distributed.wrappers import refuse_repeated_steps
+from pergrad.distributed.gathering import gathered
+from pergrad.distributed.wrappers import seed_of_all
 from pergrad.engine.checking.attribution import Attribution
 from pergrad.engine.checking.certificate import Certificate, generator_of
 from pergrad.engine.checking.replays import LossReplay, ModuleReplay
@@ -94,20 +95,20 @@ def certified_run(
     `runner` says what to do where recording is refused. `mixing=False` leaves out the exchanges of samples,
     for a model that has passed them.
     """
-    refuse_repeated_steps(model, "certify")
     options = options.of(batch)
     snapshot, journal = Snapshot(model), Journal()
-    attribution = Attribution(generator_of(seed))
+    attribution = Attribution(generator_of(seed_of_all(model, seed)))
     runner = runner or Runner()
     losses = runner.run(
         model, loss_fn, batch, [*quantities, attribution], options, journal=journal, key=key
     )
     size = len(attribution.weights)
     known = losses if losses.shape == (size,) else None
-    replay = LossReplay(model, loss_fn, batch, options, snapshot, size, losses=known)
-    replay.is_looped = runner.why is not None
-    found = Certificate(replay, attribution, quantities, options, journal.rung_of)
-    return losses, found.report(mixing=mixing)
+    with gathered(model):
+        replay = LossReplay(model, loss_fn, batch, options, snapshot, size, losses=known)
+        replay.is_looped = runner.why is not None
+        found = Certificate(replay, attribution, quantities, options, journal.rung_of)
+        return losses, found.report(mixing=mixing)
 
 
 @contextmanager
@@ -115,9 +116,8 @@ def certified(
     module: nn.Module, quantities: Sequence[Quantity], options: Options
 ) -> Iterator[None]:
     """Records the block within as `recorded` does; at its end certifies the step, or raises."""
-    refuse_repeated_steps(module, "certify=True")
     watched = WatchedCalls(module)
-    attribution = Attribution(generator_of(None))
+    attribution = Attribution(generator_of(seed_of_all(module, None)))
     with (
         watched.watched(),
         recorded(module, [*quantities, attribution], options, journal=watched),
@@ -129,6 +129,7 @@ def certified(
             f"forward, by `{function}`. Use pergrad.certify with a loss function that computes all of it, "
             "or move that use into the module"
         )
-    replay = ModuleReplay(watched, options, len(attribution.weights))
-    found = Certificate(replay, attribution, quantities, options, watched.rung_of)
-    found.report(mixing=True).check()
+    with gathered(module):
+        replay = ModuleReplay(watched, options, len(attribution.weights))
+        found = Certificate(replay, attribution, quantities, options, watched.rung_of)
+        found.report(mixing=True).check()

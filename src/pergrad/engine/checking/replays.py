@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from pergrad.distributed.gathering import without_policies
 from pergrad.engine.checking.watched_calls import WatchedCalls, tensors_of_output
 from pergrad.engine.looping.loop import looped
 from pergrad.engine.looping.owned_slices import OwnedSlices
@@ -130,6 +131,7 @@ class Replay(ABC):
             for t, data in casts:
                 t.data = data.to(dtype)
             with ExitStack() as off:
+                off.enter_context(without_policies(self.module))
                 for device in {"cpu", _device_of(self.module).type}:
                     off.enter_context(torch.autocast(device, enabled=False))
                 yield

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pergrad.distributed.wrappers import refuse_repeated_steps
+from pergrad.distributed.gathering import gathered
+from pergrad.distributed.placing import whole_of
 from pergrad.engine.checking.comparison import compare, spread_out
 from pergrad.engine.checking.watched_calls import WatchedCall, WatchedCalls, tensors_of_output
 from pergrad.engine.looping.snapshots import undisturbed
@@ -34,14 +35,12 @@ def verified(
     A few samples go through the module alone, each backward from the gradients that the recorded loss gave
     its part of the output. The loss function itself is not checked.
     """
-    refuse_repeated_steps(module, "verify=True")
     watched = WatchedCalls(module)
     with watched.watched():
         yield
     call = _only_call(watched)
     dim, size = 0 if batch_first else 1, len(next(iter(grads.result.values())))
     scales = torch.as_tensor(told.units.scale).expand(size)
-    weights = {name: p for name, p in module.named_parameters() if name in grads.result}
 
     def cut(value: Any, n: int) -> Any:
         is_batched = isinstance(value, Tensor) and value.dim() > dim and value.shape[dim] == size
@@ -54,7 +53,8 @@ def verified(
                 "pergrad.verify"
             )
     expected = {}
-    with undisturbed(module):
+    with gathered(module), undisturbed(module):
+        weights = {name: p for name, p in module.named_parameters() if name in grads.result}
         for n in spread_out(_SAMPLES, size):
             outputs = _repeated(module, call, partial(cut, n=n))
             with without_autocast(next(iter(weights.values())).device):
@@ -64,7 +64,8 @@ def verified(
                     [cut(g, n) * scales[n].to(g) if g.dim() else g for g in call.grads.values()],
                     allow_unused=True,
                 )
-            expected[n] = dict(zip(weights, found, strict=True))
+            whole = (None if g is None else whole_of(g) for g in found)
+            expected[n] = dict(zip(weights, whole, strict=True))
     report = compare(grads, expected)
     if not report.ok:
         raise PergradError(f"the per-sample gradients of this step are wrong:\n{report}")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pergrad.distributed.placing import whole_of
 from pergrad.engine.collecting.journal import Journal
 from pergrad.engine.looping.fallback import Runner
 from pergrad.engine.looping.slices import AnySlices, ownership_of_batch, slices_of
@@ -99,7 +100,7 @@ class Trial:
         loss = self._loss(batch)
         found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         return {
-            name: torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
+            name: whole_of(torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g)
             for (name, p), g in zip(self.parameters.items(), found, strict=True)
         }
 
@@ -145,7 +146,7 @@ class Trial:
         with torch.no_grad(), undisturbed(self.model):
             loss = self._loss(self.batch).abs().item()
         return {
-            name: 10 * torch.finfo(p.dtype).eps * loss / (largest(p.detach()) or 1.0)
+            name: 10 * torch.finfo(p.dtype).eps * loss / (largest(whole_of(p.detach())) or 1.0)
             for name, p in self.parameters.items()
         }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pergrad.distributed.wrappers import refuse_repeated_steps
+from pergrad.distributed.gathering import gathered
 from pergrad.engine.checking.comparison import compare, reason_of, spread_out
 from pergrad.engine.checking.mixing import mixing
 from pergrad.engine.checking.reports import Verification, VerifyReport
@@ -61,11 +61,11 @@ def verify(
     >>> pergrad.verify(model, lambda model, x: model(x).sum(1), x, quiet=True).ok
     True
     """
-    refuse_repeated_steps(model, "pergrad.verify")
     runner = Runner(fallback)
-    run = Trial(model, loss_fn, batch, batch_size, loss_reduction, batch_first, runner, owners)
-    with undisturbed(model), run.repeatable() as notes:
-        report = _report(run, samples, notes)
+    with gathered(model):
+        run = Trial(model, loss_fn, batch, batch_size, loss_reduction, batch_first, runner, owners)
+        with undisturbed(model), run.repeatable() as notes:
+            report = _report(run, samples, notes)
     if not quiet:
         print(report)
     return report

@@ -14,7 +14,7 @@ from pergrad.errors import ScopeError
 from pergrad.factors import Dense, Factor
 from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import SampleGradients, gradients_of
-from pergrad.runtime import internals, without_autocast
+from pergrad.runtime import internals, wide, without_autocast
 from pergrad.runtime.bounds import default_bound
 from pergrad.runtime.queue import Queue
 
@@ -103,7 +103,8 @@ class Ledger:
         self._is_traced = isinstance(first, internals.FakeTensor)
         self.uses = UseCounter()
         # Rules may read weights, which are sharded again when a deferred rule runs.
-        may_defer = not self._is_traced and self._shards is None
+        self._pieces = None if spread is None else spread.tensor_parallel
+        may_defer = not self._is_traced and self._shards is None and self._pieces is None
         self.queue = _queue_for(self._device, may_defer, max_bytes)
         self.is_paused = False  # True while a backward pass runs that is not recorded
         self._quantities = sorted(quantities, key=_priority)
@@ -136,6 +137,8 @@ class Ledger:
     def add(self, name: str, factor: Factor) -> None:
         """Takes one factor and reduces the parameter after the last; must run outside of autocast."""
         if self.expects(name):
+            if self._pieces is not None:
+                factor = self._pieces.factor(name, factor)
             self._factors.setdefault(name, []).append(factor)
             if self.uses.arrive(name) and self.calls != "same":
                 self._reduce(name)
@@ -164,6 +167,7 @@ class Ledger:
             parameter = self._batch.parameters[name]
             changed = _changed_by(self._hooks[name], gradients.materialize(parameter.dtype))
             gradients = gradients_of(parameter, [Dense(changed)], 1.0, bound)
+        whole: SampleGradients | None = None
         for quantity in self._quantities:
             if self._pass < self.passes - quantity.passes:
                 continue
@@ -174,8 +178,22 @@ class Ledger:
                     "call backward() once, use one block per backward, or, for a second call of the "
                     'module, pass calls="same" or calls="more"'
                 )
-            quantity.consume(name, gradients)
+            if quantity.takes_shards or self._pieces is None or name not in self._pieces.pieces:
+                quantity.consume(name, gradients)
+                continue
+            if whole is None:
+                whole = self._whole(name, factors, bound)
+            quantity.consume(name, whole)
         self._reduced.add(name)
+
+    def _whole(self, name: str, factors: Sequence[Factor], bound: int) -> SampleGradients:
+        """Returns the gradients of the whole parameter, of which every rank has those of a shard."""
+        assert self._pieces is not None
+        own = SampleGradients(factors, self.units.scale, bound=bound)
+        rows = self._pieces.pieces[name].whole_rows(own.materialize(wide(own.dtype)))
+        found = SampleGradients([Dense(rows)], 1.0, bound=bound)
+        found.dtype = own.dtype
+        return found
 
     def end_backward(self, reached: set[int]) -> None:
         """Refuses a backward pass through calls of the module that no earlier one has reached.

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
+from pergrad.distributed.placing import refuse_sharded_samples
 from pergrad.engine.intercepting.tracker import Tracker
-from pergrad.engine.samples.layouts import Constant
+from pergrad.engine.samples.layouts import Constant, Owners, Samples
 from pergrad.engine.samples.propagation import (
     refuse_gradients,
     refuse_mixed_samples,
@@ -27,8 +28,9 @@ from pergrad.runtime.caches import CACHES
 
 __all__ = ["Applied", "intercepting_functions"]
 
-# The autograd.Functions of `fully_shard` return their arguments; their backward reshards parameters.
-_IDENTITIES = "torch.distributed.fsdp."
+# The autograd.Functions of `fully_shard` return their arguments; their backward reshards parameters. Those of
+# DTensors (`from_local`, `redistribute`, `to_local`) return the same values on other ranks.
+_IDENTITIES = ("torch.distributed.fsdp.", "torch.distributed.tensor.")
 _lock = threading.Lock()
 _open = 0  # number of open recordings, in all threads
 _original: classmethod = Function.__dict__["apply"]
@@ -130,6 +132,8 @@ def _pass_on(tracker: Tracker, given: list[Tensor], returned: list[Tensor]) -> N
     with internals.DisableTorchFunction():
         for before, after in zip(given, returned, strict=True):
             layout = tracker.layout(before)
+            if isinstance(layout, Samples | Owners):
+                refuse_sharded_samples(before, after, layout.dim)
             tracker.mark(after, layout)
             note(after, layout)
 

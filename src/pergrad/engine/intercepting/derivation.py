@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pergrad.distributed.placing import is_sharded
 from pergrad.engine.collecting.kept_gradients import attached_results
 from pergrad.engine.intercepting.weights import (
     Derived,
@@ -46,6 +47,8 @@ def _transformed(
     func: Callable[..., Any], weight: Weight, args: Any, kwargs: Any
 ) -> Transformed | None:
     name, of = name_of(func), weight.value
+    if is_sharded(of) and name not in _CASTS:
+        return None  # shards of views are not views of shards
     if name in _PERMUTATIONS:
         value = func(of, *args[1:], **kwargs)
         if _is_mt(value, of):
@@ -94,7 +97,7 @@ def look_up(
     table, index = found
     weight = weight_of(table)
     is_index = index.dtype in (torch.int32, torch.int64) and weight_of(index) is None
-    if weight is None or not is_index or not table.dim():
+    if weight is None or not is_index or not table.dim() or is_sharded(table):
         return None
     rows = index.long()
     rows = torch.where(rows < 0, rows + table.shape[0], rows).flatten()
@@ -156,7 +159,7 @@ def scale(
             return None
         constant = torch.tensor(constant, dtype=of.dtype, device=of.device)
     is_fit = not (constant.requires_grad or constant.is_inference() or constant.is_complex())
-    if not is_fit or of.is_complex() or constant.device != of.device:
+    if not is_fit or of.is_complex() or is_sharded(of) or constant.device != of.device:
         return None
     value = of * constant
     if value.shape != of.shape or value.dtype != of.dtype:

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pergrad.distributed.placing import Cutter, is_sharded
 from pergrad.engine.intercepting.plans import Plan
 from pergrad.engine.intercepting.weights import Root, Weight
 from pergrad.engine.samples.layouts import ROWS, Layout, Owners, samples_first
 from pergrad.engine.samples.proving import note
 from pergrad.errors import PergradError, ScopeError, UnsupportedFunctionError
-from pergrad.factors import Dense, owned
+from pergrad.factors import Dense, Factor, owned
 from pergrad.runtime import internals, without_autocast
 
 __all__ = ["Use", "tap"]
@@ -83,6 +84,11 @@ class Use:
         plan, scope = self.plan, self.weights[0].scope
         if scope.call > 1:
             scope.reached.add(self.call)
+        if is_sharded(self.weights[0].value):
+            return [
+                self._local_factor(argument, weight, grads, kept)
+                for argument, weight in zip(plan.weights, self.weights, strict=True)
+            ]
         arguments = {**plan.arguments, **results} if results else {**plan.arguments}
         by_owner: Owners | None = None
         outputs: Sequence[Tensor | None] = grads
@@ -105,17 +111,41 @@ class Use:
             found = gradients.get(argument)
             if found is None:
                 raise self._missing_gradient(argument, weight.name, gradients)
-            if callable(found):
-                found = found()
-            factor = Dense(found) if isinstance(found, Tensor) else found
-            if by_owner is not None:
-                factor = owned(factor, by_owner.owner, by_owner.scope.count)
+            factor = _factor_of(found, by_owner)
             if type(weight) is Root:  # as `Root.take` does, for most weights
                 weight.sink.add(weight.name, factor)
                 flow.append(None)
             else:
                 flow.append(weight.take(factor))
         return flow
+
+    def _local_factor(
+        self,
+        argument: str,
+        weight: Weight,
+        grads: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+    ) -> Tensor | None:
+        """Runs the rule for one weight that is spread over ranks, on this rank's part of the tensors."""
+        plan, layouts = self.plan, self.output_layouts
+        needed = None if plan.rule.weights is None else plan.rule.weights[argument]
+        given = dict(zip(plan.kept, kept, strict=True))
+        if needed is not None:
+            given = {name: t for name, t in given.items() if name in needed}
+        cutter = Cutter(plan.function, argument, weight.value)
+        local, arguments = cutter.cut(grads, given, getattr(layouts[0], "dim", None))
+        by_owner = self._owners() if plan.output is None or plan.by_owner is not None else None
+        for name, t in arguments.items():
+            arguments[name] = _rows(t, plan.layouts.get(name), by_owner)
+        outputs = [
+            None if g is None else _rows(g, layout, by_owner)
+            for g, layout in zip(local, layouts, strict=True)
+        ]
+        output = outputs[0] if len(outputs) == 1 else outputs
+        gradients = plan.rule.gradients(output, **{**plan.arguments, **arguments})
+        if argument not in gradients:
+            raise self._missing_gradient(argument, weight.name, gradients)
+        return weight.take(cutter.finish(_factor_of(gradients[argument], by_owner)))
 
     def _owners(self) -> Owners | None:
         """Returns the owners of the rows if an argument or output has them; None for a single sample."""
@@ -139,6 +169,14 @@ class Use:
             f"{argument!r}, which is parameter {parameter!r}; it returns gradients for "
             f"{sorted(gradients)}: add {argument!r} to them"
         )
+
+
+def _factor_of(found: Any, by_owner: Owners | None) -> Factor:
+    """Returns what a rule gives for one weight as a factor by sample."""
+    if callable(found):
+        found = found()
+    factor: Factor = Dense(found) if isinstance(found, Tensor) else found
+    return factor if by_owner is None else owned(factor, by_owner.owner, by_owner.scope.count)
 
 
 def _rows(t: Tensor, layout: Layout | None, by_owner: Owners | None) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pergrad.distributed.placing import is_sharded, spread_rows
 from pergrad.engine.collecting.kept_gradients import KeptGradients
 from pergrad.engine.collecting.ledger import Sink, UseCounter
 from pergrad.engine.samples.layouts import Key, Scope
@@ -174,7 +175,8 @@ class Derived(Weight):
         return self.anchor
 
     def take(self, factor: Factor) -> Tensor | None:
-        return factor.materialize().to(self.value.dtype)
+        rows = factor.materialize().to(self.value.dtype)
+        return spread_rows(rows, self.value) if is_sharded(self.value) else rows
 
 
 class LateView(Weight):
@@ -294,7 +296,7 @@ def vjp_of_each(
     may_batch: bool = True,
 ) -> list[Tensor | None]:
     """Computes the vector-Jacobian products of all samples: (n, *output) to (n, *leaf) gradients."""
-    if may_batch:
+    if may_batch and not any(map(is_sharded, (*outputs, *leaves))):
         try:
             with quiet_vmap():
                 found: list[Tensor | None] = internals.batched_gradients(

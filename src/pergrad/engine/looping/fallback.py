@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from torch import Tensor, nn
 
-from pergrad.distributed.wrappers import refuse_repeated_steps
+from pergrad.distributed.gathering import gathered
 from pergrad.engine.collecting.journal import Journal
 from pergrad.engine.looping.loop import Looped, looped
 from pergrad.engine.looping.plain_run import CannotLoopError
@@ -82,7 +82,19 @@ class Runner:
                 if not is_recording():
                     error.add_note(_NEXT_STEP)
                 raise
-        refuse_repeated_steps(model, 'fallback="loop"')
+        with gathered(model):
+            return self._run_or_loop(model, loss_fn, batch, quantities, options, journal, key)
+
+    def _run_or_loop(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., Tensor],
+        batch: Sequence[Any],
+        quantities: Sequence[Quantity],
+        options: Options,
+        journal: Journal | None,
+        key: Hashable,
+    ) -> Tensor:
         before = Snapshot(model)
         if key is not None and key in self._refused:
             try:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pergrad.distributed.placing import whole_of
+
 __all__ = ["is_reached", "pulled_back"]
 
 
@@ -34,7 +36,7 @@ def pulled_back(
             list(tensors), wanted, list(gradients), retain_graph=retain_graph, allow_unused=True
         )
     return {
-        name: torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
+        name: whole_of(torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g)
         for (name, p), g in zip(parameters.items(), found, strict=True)
     }
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from pergrad.distributed.sharding import Shards, is_sharded
 from pergrad.engine.collecting.kept_gradients import KeptGradients
 from pergrad.engine.intercepting.recorder import Recorder
+from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import refusing_ordinary_gradients
-from pergrad.errors import PergradError
 
 __all__ = ["Adopter"]
 
@@ -38,11 +38,9 @@ class Adopter:
         for t, name in self._shards.unsharded():
             if id(t) in self._adopted:
                 continue
-            if is_sharded(t):
-                raise PergradError(
-                    f"parameter {name!r} is sharded by fully_shard and by tensor parallelism "
-                    "(parallelize_module), which cannot be recorded: use fully_shard alone"
-                )
+            if is_sharded(t) and not self._shards.is_tensor_parallel(name):
+                continue  # sharded over fewer ranks after the forward: `reshard_after_forward=2`
+            Tracker.unmark(t)
             self._adopted[id(t)] = name, t
             self._recorder.add_root(name, t)
             self._refuse(name, t)

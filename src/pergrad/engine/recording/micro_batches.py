@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from pergrad.distributed.pipelines import PIPELINES, Pipeline, running_stage
 from pergrad.engine.collecting.journal import Journal
 from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import TAG, Tracker
@@ -30,6 +31,7 @@ class _Dispatcher(Recorder):
         super().__init__({})
         self._recorders: dict[Scope, Recorder] = {}
         self.current: Recorder | None = None
+        self.merges = False  # whether results of several calls may meet, as a pipeline returns them
 
     def add(self, recorder: Recorder) -> None:
         self._recorders[recorder.tracker.scope] = recorder
@@ -43,6 +45,8 @@ class _Dispatcher(Recorder):
             if scope in self._recorders and t.requires_grad:
                 recorder = self._recorders[scope]
                 if found is not None and found is not recorder:
+                    if self.merges:  # a gradient through them is an error
+                        return None
                     raise MixedSamplesError(
                         'calls="more" makes each call of the module a batch of its own, but a function '
                         'combines the results of two of them: pass calls="same" if these are the same '
@@ -109,6 +113,7 @@ class MicroBatches(Recording):
         self._parts: list[Recording] = []
         self._filled: list[list[Quantity]] = []  # of each call
         self._is_inside = False
+        self._pipeline: Pipeline | None = None  # whose stage the module is
 
     def begin(self, size: int) -> None:
         """Does nothing: each call begins a recording."""
@@ -117,7 +122,9 @@ class MicroBatches(Recording):
         """Does nothing: each call begins a recording."""
 
     def enter_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._is_inside = torch.is_grad_enabled()
+        stage = running_stage() if self._is_spread else None
+        is_tried_out = stage is not None and not stage[1]
+        self._is_inside = torch.is_grad_enabled() and not is_tried_out
         if not self._is_inside:
             return
         fresh = [copy.copy(quantity) for quantity in self._quantities]
@@ -125,6 +132,8 @@ class MicroBatches(Recording):
         part = Recording(
             self._module, fresh, options, self._journal, is_block=True, kept=self._kept
         )
+        if stage is not None:
+            self._enter_stage(part, stage[0])
         part.start_collecting()
         if self._options.batch_size is not None:
             part.begin(self._options.batch_size)
@@ -136,6 +145,18 @@ class MicroBatches(Recording):
                 'calls="more" got a call of the module without samples: leave out empty batches'
             )
         self._dispatcher.add(part.recorder)
+
+    def _enter_stage(self, part: Recording, pipeline: Pipeline) -> None:
+        for quantity in self._quantities:
+            if not quantity.spans_stages:
+                raise PergradError(
+                    f"{type(quantity).__name__} needs the gradients of all parameters, and no stage of "
+                    f"{PIPELINES} has those of the others: use quantities of single parameters, Norms or "
+                    "ClippedSum, or record the whole model without a pipeline"
+                )
+        self._pipeline = pipeline
+        self._dispatcher.merges = True
+        part.in_pipeline(pipeline)
 
     def leave_forward(self) -> None:
         if self._is_inside and self._parts:
@@ -163,6 +184,8 @@ class MicroBatches(Recording):
 
     def finish(self) -> None:
         """Ends all recordings, and joins what they have recorded."""
+        if self._pipeline is not None:
+            self._pipeline.check_units([_number(part.scale) for part in self._parts])
         for part in self._parts:
             part.finish()
         for number, quantity in enumerate(self._quantities):
@@ -173,3 +196,7 @@ class MicroBatches(Recording):
         for part in reversed(self._parts):
             part.abandon()
         super().abandon()
+
+
+def _number(scale: Tensor | float) -> float:
+    return float(scale.flatten()[0]) if isinstance(scale, Tensor) else float(scale)

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from pergrad.distributed.data_parallel import without_gradient_reduction
 from pergrad.distributed.groups import is_running
+from pergrad.distributed.pipelines import PIPELINES, Pipeline, refuse_pipelines
 from pergrad.distributed.sharding import reshard
 from pergrad.distributed.spread import Spread
-from pergrad.distributed.wrappers import refuse_pipelines, spread_of
+from pergrad.distributed.wrappers import spread_of
 from pergrad.engine.collecting.blocks import refuse_second_block
 from pergrad.engine.collecting.hooks import guarding_modules
 from pergrad.engine.collecting.journal import Journal
@@ -198,7 +199,7 @@ class Recording:
 
     def enter_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Enters the module's own forward: its arguments carry the samples, other tensors do not."""
-        if self._is_spread:
+        if self._is_spread and self._spread.pipeline is None:
             refuse_pipelines()
         with internals.DisableTorchFunction():  # reading the arguments is no part of the model
             if self._mark_owned(self._module.forward, args, kwargs):
@@ -375,6 +376,20 @@ class Recording:
         """Collects gradients from here on; for a part of a block, which the block itself closes."""
         self._is_collecting = True
 
+    @property
+    def scale(self) -> Tensor | float:
+        """Returns what each sample's gradient was multiplied by, to undo the reduction of the loss."""
+        return 1.0 if self._ledger is None else self._ledger.units.scale
+
+    def in_pipeline(self, pipeline: Pipeline) -> None:
+        """Tells that the module is a stage of a pipeline, before its first call."""
+        if self._spread.shards is not None:
+            raise PergradError(
+                f"a stage of {PIPELINES} is sharded by fully_shard, whose parameters come and go between "
+                "microbatches: record stages without fully_shard, or fully_shard without a pipeline"
+            )
+        self._spread.pipeline = pipeline
+
     def clean_up(self) -> None:
         """Takes the tags off the caller's tensors and the module's own."""
         Tracker.unmark(*self._marked, *self._own)
@@ -389,6 +404,7 @@ class Recording:
             without_gradient_reduction(self._module, self._weights, self._spread, keeps=keeps),
             nullcontext() if shards is None else shards.watching(self._leave),
             nullcontext() if shards is None else shards.dropping_gradients(self._has_unwanted),
+            nullcontext() if shards is None else shards.adopting(self._adopt),
         ):
             try:
                 yield
@@ -398,6 +414,11 @@ class Recording:
                 ):  # a pipeline wraps errors of its stages
                     raise error.__cause__ from None
                 raise
+
+    def _adopt(self) -> None:
+        if self._tracker is not None and self._adopter is not None:
+            with internals.DisableTorchFunction():
+                self._adopter.adopt()
 
     def _has_unwanted(self) -> bool:
         return self._unwanted is not None

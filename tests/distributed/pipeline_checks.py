@@ -1,0 +1,166 @@
+"""Checks of `torch.distributed.pipelining` with one stage on each rank; see ranks.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+import pergrad
+from pergrad.testing import loop_grads
+from tests.distributed.models import all_near, batch, clipped_of, made, near, norms_of, refusal
+
+LAYERS = {1: (4,), 2: (1, 3), 4: (1, 1, 1, 1)}  # in each stage
+
+
+def summed(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().sum()
+
+
+def averaged(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().sum(-1).mean()
+
+
+class Piped:
+    """A model, this rank's stage of it, and steps through the pipeline."""
+
+    def __init__(
+        self,
+        schedule: Any = ScheduleGPipe,
+        *,
+        loss: Callable[..., Tensor] = summed,
+        microbatches: int = 4,
+        size: int = 8,
+    ) -> None:
+        rank, world = dist.get_rank(), dist.get_world_size()
+        whole = made()
+        layers = iter([whole.first, *whole.blocks, whole.last])
+        stages = [nn.Sequential(*(next(layers) for _ in range(n))) for n in LAYERS[world]]
+        self.stage = stages[rank]
+        self._place = PipelineStage(self.stage, rank, world, torch.device("cpu"))
+        self._schedule = schedule(self._place, n_microbatches=microbatches, loss_fn=loss)
+        names = {id(p): name for name, p in whole.named_parameters()}
+        self.names = {name: names[id(p)] for name, p in self.stage.named_parameters()}
+        self.x = batch(size)
+        self.target = batch(size, seed=7)[:, :2]
+
+        def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            return (model(x) - y).square().sum(-1)
+
+        self.grads = loop_grads(whole, losses, self.x, self.target)
+
+    def own(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Takes what belongs to the parameters of this stage."""
+        return {name: found[of] for name, of in self.names.items()}
+
+    def step(self) -> None:
+        given = (self.x,) if self._place.is_first else ()
+        named = {"target": self.target, "losses": []} if self._place.is_last else {}
+        self._schedule.step(*given, **named)
+
+    def record(self, *quantities: Any, **options: Any) -> None:
+        with pergrad.record(self.stage, *quantities, calls="more", **options):
+            self.step()
+
+
+def every_quantity_is_that_of_one_process(piped: Piped, **options: Any) -> None:
+    grads = piped.grads
+    norms, full, total = pergrad.Norms(), pergrad.Grads(), pergrad.Sum()
+    moment, variance = pergrad.SecondMoment(), pergrad.Variance()
+    kept, high = pergrad.ClippedSum(1.0), pergrad.ClippedSum(1.0, memory="high")
+    piped.record(norms, full, total, moment, variance, kept, high, **options)
+    near(norms.result, norms_of(grads))
+    own = piped.own(grads)
+    all_near(norms.per_param, {name: g.flatten(1).norm(dim=1) for name, g in own.items()})
+    all_near(full.result, own)
+    for clipped in (kept, high):
+        all_near(clipped.result, piped.own(clipped_of(grads, 1.0)))
+        near(clipped.norms, norms_of(grads))
+    all_near(total.result, {name: g.sum(0) for name, g in own.items()})
+    all_near(moment.result, {name: g.square().sum(0) for name, g in own.items()})
+    all_near(variance.result, {name: g.var(0) for name, g in own.items()})
+    norms.all_gather()
+    near(norms.result, norms_of(grads))
+    kept.assign(reduce=True)
+    found = {name: p.grad for name, p in piped.stage.named_parameters()}
+    all_near(found, piped.own(clipped_of(grads, 1.0)))
+
+
+def check_gpipe() -> None:
+    every_quantity_is_that_of_one_process(Piped(ScheduleGPipe))
+
+
+def check_1f1b() -> None:
+    every_quantity_is_that_of_one_process(Piped(Schedule1F1B))
+
+
+def check_one_microbatch_and_uneven_ones() -> None:
+    every_quantity_is_that_of_one_process(Piped(microbatches=1))
+    every_quantity_is_that_of_one_process(Piped(microbatches=2, size=6))
+
+
+def check_bounds_by_patterns() -> None:
+    piped = Piped()
+    clipped = pergrad.ClippedSum({"*bias": 0.5, "*": 1.0})
+    piped.record(clipped)
+    of = {True: {}, False: {}}
+    for name, g in piped.grads.items():
+        of[name.endswith("bias")][name] = g
+    wanted = clipped_of(of[True], 0.5) | clipped_of(of[False], 1.0)
+    all_near(clipped.result, piped.own(wanted))
+    near(clipped.norms, norms_of(piped.grads))
+
+
+def check_a_mean_is_undone_by_all_stages_or_refused() -> None:
+    every_quantity_is_that_of_one_process(Piped(Schedule1F1B, loss=averaged), loss_reduction="mean")
+    if dist.get_world_size() > 1:
+        message = refusal(lambda: Piped(loss=averaged).record(pergrad.Norms()))
+        assert 'loss_reduction="mean"' in message
+        assert "torch.distributed.pipelining" in message
+
+
+def check_plain_steps_are_what_they_were() -> None:
+    piped = Piped()
+    for _ in range(2):
+        norms = pergrad.Norms()
+        piped.record(norms)
+        near(norms.result, norms_of(piped.grads))
+        assert all(p.grad is None for p in piped.stage.parameters())
+        piped.step()  # divides by the number of microbatches
+        found = {name: p.grad * 4 for name, p in piped.stage.named_parameters()}
+        all_near(found, piped.own({name: g.sum(0) for name, g in piped.grads.items()}))
+        piped.stage.zero_grad()
+
+
+def check_stages_are_not_summed_over() -> None:
+    if dist.get_world_size() == 1:
+        return
+    piped, total = Piped(), pergrad.Sum()
+    piped.record(total)
+    message = refusal(lambda: total.all_reduce(dist.group.WORLD))
+    assert "share the samples" in message
+    assert "torch.distributed.pipelining" in message
+
+
+def check_training_is_that_of_one_process() -> None:
+    piped, one = Piped(Schedule1F1B), made()
+
+    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return (model(x) - y).square().sum(-1)
+
+    for _ in range(3):
+        clipped = pergrad.ClippedSum(1.0)
+        piped.record(clipped)
+        clipped.assign()
+        wanted = clipped_of(loop_grads(one, losses, piped.x, piped.target), 1.0)
+        for p, g in zip(one.parameters(), wanted.values(), strict=True):
+            p.grad = g
+        for trained in (piped.stage, one):
+            torch.optim.SGD(trained.parameters(), lr=0.1).step()
+            trained.zero_grad()
+    own = {name: p.detach() for name, p in one.named_parameters()}
+    all_near({name: p.detach() for name, p in piped.stage.named_parameters()}, piped.own(own))
