@@ -77,12 +77,22 @@ from tests.distributed.ranks import in_ranks
 
 def work(rank):
     model = torch.nn.Linear(3, 2)
-    with pergrad.record(model, pergrad.Sum()) as total:
-        model(torch.ones(4, 3)).sum().backward()
+    total = pergrad.Sum()
+    if SHARDED:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    else:
+        with pergrad.record(model, total):
+            model(torch.ones(4, 3)).sum().backward()
+    torch.distributed.barrier()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     start = time.monotonic()
     try:
+        if SHARDED:
+            with pergrad.record(model, total):
+                model(torch.ones(4, 3)).sum().backward()
         total.all_reduce()
     except pergrad.PergradError as error:
         return [str(error), time.monotonic() - start]
@@ -91,8 +101,10 @@ print(in_ranks(work, 2)[0])
 """
 
 
-def test_a_killed_rank_ends_the_others_with_a_message() -> None:
-    message, seconds = ast.literal_eval(ranks.output_of("-c", LOST).splitlines()[-1])
+@pytest.mark.parametrize("is_sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_killed_rank_ends_the_others_with_a_message(is_sharded: bool) -> None:
+    output = ranks.output_of("-c", f"SHARDED = {is_sharded}\n{LOST}")
+    message, seconds = ast.literal_eval(output.splitlines()[-1])
     assert "rank 0 lost another rank" in message
     assert "torchrun" in message
     assert seconds < 60

@@ -11,6 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import pergrad
 from pergrad.testing import loop_grads
@@ -82,3 +87,23 @@ def test_a_mixed_precision_policy_gives_norms_of_its_gradients() -> None:
     with pergrad.record(model, full, norms):
         losses(model, x).sum().backward()
     near(norms.result, norms_of(full.result), 2e-3)
+
+
+def test_sharded_gradients_are_proved() -> None:
+    x, model = batch().cuda(), sharded()
+    assert pergrad.certify(model, losses, x, quiet=True).ok
+    assert pergrad.verify(model, losses, x, quiet=True).ok
+    near(pergrad.norms(model, losses, x), norms_of(loop_grads(made().cuda(), losses, x)))
+
+
+def test_tensor_parallel_quantities_are_those_of_the_loop() -> None:
+    x = batch().cuda()
+    wanted = loop_grads(made().cuda(), losses, x)
+    styles = {"blocks.0.wide": ColwiseParallel(), "blocks.0.narrow": RowwiseParallel()}
+    model = parallelize_module(made().cuda(), init_device_mesh("cuda", (1,)), styles)
+    norms, clipped = pergrad.Norms(), pergrad.ClippedSum(1.0)
+    with pergrad.record(model, norms, clipped):
+        losses(model, x).sum().backward()
+    near(norms.result, norms_of(wanted))
+    found = {name: getattr(t, "full_tensor", lambda t=t: t)() for name, t in clipped.result.items()}
+    all_near(found, clipped_of(wanted, 1.0))

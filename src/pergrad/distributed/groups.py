@@ -13,10 +13,26 @@ from torch import Tensor
 
 from pergrad.errors import PergradError
 
-__all__ = ["Group", "Ranks", "Same", "Summing", "is_running", "together"]
+__all__ = [
+    "Group",
+    "Ranks",
+    "Same",
+    "Summing",
+    "is_of_lost_rank",
+    "is_running",
+    "lost_rank",
+    "together",
+]
 
 Ranks: TypeAlias = "dist.ProcessGroup | None"  # as in torch.distributed; None is the world
 _BUCKET = 32 * 2**20  # bytes that share one collective
+# In the messages of gloo, whose errors have no type of their own.
+_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Timed out waiting",
+    "Broken pipe",
+)
 
 
 def is_running() -> bool:
@@ -163,11 +179,22 @@ def together() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # those of torch.distributed are of this kind
-        raise PergradError(
-            f"rank {dist.get_rank()} lost another rank of its process group, or waited for it too long, in a "
-            "reduction over ranks: look for the first error of the others, and start all ranks again, for "
-            f"example with torchrun (torch.distributed says: {str(error).splitlines()[0]})"
-        ) from error
+        raise lost_rank(error, "a reduction over ranks") from error
+
+
+def is_of_lost_rank(error: BaseException) -> bool:
+    """Whether torch.distributed has raised an error because another rank has ended, or hangs."""
+    kinds = getattr(dist, "DistError", ())
+    return isinstance(error, kinds) or any(text in str(error) for text in _LOST)
+
+
+def lost_rank(error: BaseException, where: str) -> PergradError:
+    """Returns an error that says what to do where another rank has failed."""
+    return PergradError(
+        f"rank {dist.get_rank()} lost another rank of its process group, or waited for it too long, in "
+        f"{where}: look for the first error of the others, and start all ranks again, for example with "
+        f"torchrun (torch.distributed says: {str(error).strip().splitlines()[0]})"
+    )
 
 
 def _buckets(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:

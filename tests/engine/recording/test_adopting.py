@@ -88,5 +88,7 @@ def test_a_hook_on_a_sharded_parameter_is_refused() -> None:
 
 def test_a_part_of_a_sharded_module_is_refused_with_the_module_to_record() -> None:
     model = sharded(made())
-    with pytest.raises(PergradError, match=r"'weight' is a DTensor.*record the module that"):
+    with pytest.raises(
+        PergradError, match=r"'weight' is sharded by fully_shard.*record the module that"
+    ):
         pergrad.norms(model[2], lambda head, x: losses(model, x), X)

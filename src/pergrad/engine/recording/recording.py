@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pergrad.distributed.data_parallel import without_gradient_reduction
-from pergrad.distributed.groups import is_running
+from pergrad.distributed.groups import is_of_lost_rank, is_running, lost_rank
 from pergrad.distributed.pipelines import PIPELINES, Pipeline, refuse_pipelines
 from pergrad.distributed.sharding import reshard
 from pergrad.distributed.spread import Spread
@@ -413,6 +413,9 @@ class Recording:
                     error.__cause__, PergradError
                 ):  # a pipeline wraps errors of its stages
                     raise error.__cause__ from None
+                cause = error.__cause__ or error
+                if is_of_lost_rank(cause):
+                    raise lost_rank(cause, "a recorded step") from error
                 raise
 
     def _adopt(self) -> None:
