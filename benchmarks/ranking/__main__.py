@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cells", type=Path, help="file that keeps cells, to resume")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds")
     parser.add_argument("--store", action="store_true", help="keep the cells")
+    parser.add_argument("--note", default="", help="kept with the cells")
     return parser.parse_args(argv)
 
 
@@ -76,9 +78,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen.store:
         path = RESULTS / "ranking" / file_name("ranking", "float32", made).replace("jsonl", "json")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"provenance": asdict(made), "cells": found}) + "\n")
+        about = {
+            "provenance": asdict(made),
+            "cleanlab": version_of("cleanlab"),
+            "note": chosen.note,
+        }
+        path.write_text(json.dumps({**about, "cells": found}) + "\n")
         print(path.relative_to(RESULTS.parent))
     return 0
+
+
+def version_of(package: str) -> str | None:
+    """Returns the version of an installed package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _key(row: dict[str, Any]) -> tuple[str, str, int]:

@@ -63,8 +63,8 @@ def cells(seeds: int) -> list[Cell]:
     new = [Cell(d, n, 100 + s) for d in DATA for n in NOISES for s in range(seeds)]
     new = [cell for cell in new if cell.is_new]
     planted = [Cell(d, _PLANTED, 0) for d in CHOSEN_ON]
-    planted += [Cell(d, _PLANTED, seed) for d in NEW for seed in (100, 101)]
-    planted += [Cell(d, _PLANTED_ANEW, seed) for d in DATA for seed in (100, 101)]
+    planted += [Cell(d, _PLANTED, 100) for d in NEW]
+    planted += [Cell(d, _PLANTED_ANEW, 100) for d in DATA]
     return [*older, *new, *planted]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,9 @@ from rich.table import Table
 
 from benchmarks.ranking.training import STATES
 
-__all__ = ["tables"]
+__all__ = ["markdown", "tables", "with_table"]
 
+_START, _END = "<!-- ranking:start -->", "<!-- ranking:end -->"
 _CLOSE = 0.25  # relative error of a count that is close enough
 _TITLES = {
     "A": "A: label-free gradients, leave-one-out",
@@ -37,6 +38,45 @@ def tables(cells: list[dict[str, Any]]) -> list[Table]:
         if planted:
             found += [_planted(title, planted)]
     return found
+
+
+def markdown(cells: list[dict[str, Any]]) -> str:
+    """Returns the figures for the documentation: all cells, and in brackets those that are new."""
+    noisy = [cell for cell in cells if "ap" in cell]
+    planted = [cell for cell in cells if "duplicates" in cell]
+    lines = [f"| | {' | '.join(STATES)} |", "|---" * (1 + len(STATES)) + "|"]
+
+    def add(
+        title: str, some: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]
+    ) -> None:
+        entries = []
+        for state in STATES:
+            at = _at(some, state)
+            new = [cell for cell in at if cell["new"]]
+            entries.append(f"{_mean(map(value, at))} ({_mean(map(value, new))})")
+        lines.append(f"| {title} | {' | '.join(entries)} |")
+
+    for name, words in _TITLES.items():
+        add(f"wrong labels, {words}", noisy, lambda cell, name=name: cell["ap"][name])  # type: ignore[misc]
+    for name in ("A", "B"):
+        add(
+            f"their number by {name} within 25%",
+            noisy,
+            lambda cell, name=name: _is_close(cell["count"][name][1], cell["wrong"]),  # type: ignore[misc]
+        )
+    add("the suggested label is right", noisy, lambda cell: cell["suggested_right"])
+    add("outliers", planted, lambda cell: cell["outliers"]["label-free self-influence"])
+    add("outliers by the loss", planted, lambda cell: cell["outliers"]["loss"])
+    for name in ("recall", "precision"):
+        add(f"near-duplicates, {name}", planted, lambda cell, name=name: cell["duplicates"][name])  # type: ignore[misc]
+    return "\n".join(lines)
+
+
+def with_table(page: str, cells: list[dict[str, Any]]) -> str:
+    """Returns the page with the figures between its two marks."""
+    before, _, rest = page.partition(f"{_START}\n")
+    _, _, after = rest.partition(f"{_END}\n")
+    return f"{before}{_START}\n{markdown(cells)}\n{_END}\n{after}"
 
 
 def _table(title: str, first: str) -> Table:

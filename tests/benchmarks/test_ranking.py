@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from benchmarks.ranking import __main__ as ranking
 from benchmarks.ranking.cells import Cell, _margin, cells
 from benchmarks.ranking.data import CHOSEN_ON, DATA
 from benchmarks.ranking.planting import CHOSEN_WITH, NOISES, with_duplicates, with_outliers
+from benchmarks.ranking.table import with_table
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -76,3 +78,34 @@ def test_cells_that_are_kept_are_not_computed_again(capsys, tmp_path, monkeypatc
         assert ranking.main(arguments) == 0
         assert made == wanted[::-1]
     assert "2 of 2 cells" in capsys.readouterr().out
+
+
+def stored():
+    (*_, last) = sorted((ranking.RESULTS / "ranking").glob("*.json"))
+    return json.loads(last.read_text())["cells"]
+
+
+def test_the_documentation_has_the_stored_figures():
+    path = Path(ranking.__file__).parents[2] / "docs/howto/audit.md"
+    page = path.read_text()
+    assert page == with_table(page, stored())
+
+
+@pytest.mark.parametrize("state", ["undertrained", "well trained", "memorised"])
+def test_the_stored_run_meets_the_goals(state):
+    at = [row for row in stored() if row["state"] == state]
+    noisy, planted = ([row for row in at if key in row] for key in ("ap", "duplicates"))
+    for some in (noisy, [row for row in noisy if row["new"]]):
+        mean = {name: np.mean([row["ap"][name] for row in some]) for name in some[0]["ap"]}
+        assert max(mean["A"], mean["B"]) > max(mean["loss"], mean["margin"])
+        close = [abs((r["count"]["B"][1] or 0) - r["wrong"]) <= 0.25 * r["wrong"] for r in some]
+        assert np.mean(close) >= 0.6
+    assert np.mean([row["new"] for row in at]) >= 0.5
+    found = {
+        name: np.mean([row["duplicates"][name] for row in planted])
+        for name in ("recall", "precision")
+    }
+    assert found["recall"] >= (0.8 if state == "memorised" else 0.9)
+    assert found["precision"] >= 0.95
+    outliers = [row["outliers"]["label-free self-influence"] for row in planted]
+    assert np.mean(outliers) >= 0.7

@@ -122,10 +122,9 @@ def _why_labels(results: Results) -> str:
     found = results.summary["label_errors"]
     if found["expected"] is None:
         return "Train the model first, or check that labels and inputs belong together."
-    between = f"Between {found['low']:,} and {found['high']:,}"
     return (
-        f"{between}: samples whose gradients are like those of another class, whatever their labels. The "
-        "ranking does not use the loss, so a model that has learnt wrong labels by heart does not hide them."
+        "Their gradients are like those of another class, whatever their labels. The ranking does not use "
+        "the loss, so a model that has learnt wrong labels by heart does not hide them."
     )
 
 
