@@ -19,11 +19,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pergrad.runtime import boundary
 from pergrad.runtime.boundary import Entry, find, resolver
 
-__all__ = ["ENGINE", "ENTRIES", "OWN_OPERATORS", "STATISTICS", "present"]
+__all__ = ["ENGINE", "ENTRIES", "OPERANDS", "OWN_OPERATORS", "STATISTICS", "present"]
 
 # Attributes in which the autograd nodes of layer and group norms keep the mean and 1 / std. If a node lacks
 # them, the rule computes both.
 STATISTICS = {"mean": "_saved_result1", "inverse": "_saved_result2"}
+
+# Attributes in which the autograd nodes of products and quotients keep their operands. Without them, terms
+# that are averaged by hand before they are added up are not refused.
+OPERANDS = ("_saved_self", "_saved_other")
 
 # The global of `torch.autograd.backward` and `grad` that runs the autograd engine. Without it the recorder
 # also intercepts their Python code, which takes longer.

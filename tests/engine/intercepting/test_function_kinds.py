@@ -16,8 +16,8 @@ from pergrad.testing import assert_near, loop_grads
 from tests.engine.exactness import Formula, numbers
 
 PASSIVE = """
-    dim numel nelement element_size stride storage_offset is_contiguous is_floating_point is_complex
-    is_signed data_ptr get_device __len__ __hash__ __repr__ __format__ ndimension _is_view
+    dim element_size stride storage_offset is_contiguous is_floating_point is_complex
+    is_signed data_ptr get_device __hash__ __repr__ __format__ ndimension _is_view
     is_pinned untyped_storage storage __reduce_ex__ is_nonzero retain_grad
     register_post_accumulate_grad_hook is_inference is_same_size allclose equal __bool__ item tolist numpy
 """.split()
@@ -110,7 +110,8 @@ def test_the_data_of_a_weight_is_harmless() -> None:
 
 def test_shape_and_size_are_told_apart_from_everything_else() -> None:
     assert kind_of(getter("shape")) is Kind.SHAPE
-    assert kind_of(Tensor.size) is Kind.SIZE
+    for func in (Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__):
+        assert kind_of(func) is Kind.SIZE
 
 
 @pytest.mark.parametrize("attribute", ["grad", "requires_grad"])

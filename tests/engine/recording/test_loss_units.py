@@ -91,6 +91,30 @@ def of_each(model: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
     return [F.cross_entropy(out, target) for out, target in zip(model(x), y, strict=True)]
 
 
+def weighted_rows(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return averaged(model, x, y) * x[:, 0, 0]
+
+
+def kept(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """A mask with two valid positions in each sample, (B, T)."""
+    return torch.ones_like(x[..., 0]) * (torch.arange(T) % 2 == 0)
+
+
+def masked(model: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    return (tokens(model, x, y) * mask).sum() / mask.sum()
+
+
+def masked_rows(model: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    return (tokens(model, x, y) * mask).sum(1) / mask.sum(1)
+
+
+def in_one_vector(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    scores = model(x).log_softmax(-1).transpose(0, 1)
+    return F.ctc_loss(
+        scores, torch.ones(9, dtype=torch.long), torch.full((B,), T), LENGTHS, reduction="mean"
+    )
+
+
 # A scalar loss, and the losses of the samples that it stands for.
 LOSSES: dict[str, tuple[Loss, Loss]] = {
     "sum": (lambda *a: flat(*a, reduction="sum"), summed),
@@ -149,10 +173,42 @@ LOSSES: dict[str, tuple[Loss, Loss]] = {
     ),
     "triplet": (triplets, lambda *a: triplets(*a, reduction="none")),
     "alignment": (aligned, lambda *a: aligned(*a, reduction="none") / LENGTHS),
+    "divided by the number of elements": (
+        lambda m, x, y: (lambda t: t.sum() / t.numel())(tokens(m, x, y)),
+        averaged,
+    ),
+    "dot": (lambda m, x, y: torch.dot(averaged(m, x, y), x[:, 0, 0]) / x.shape[0], weighted_rows),
+    "einsum": (lambda m, x, y: torch.einsum("b,b->", averaged(m, x, y), x[:, 0, 0]), weighted_rows),
+    "mean without NaN": (lambda *a: tokens(*a).nanmean(), averaged),
+    "targets in one vector": (in_one_vector, lambda *a: aligned(*a, reduction="none") / LENGTHS),
+    "masked mean": (lambda *a: masked(*a, kept(*a)), lambda *a: masked_rows(*a, kept(*a))),
+    "masked mean, clamped": (
+        lambda m, x, y: (tokens(m, x, y) * kept(m, x, y)).sum() / kept(m, x, y).sum().clamp(min=1),
+        lambda *a: masked_rows(*a, kept(*a)),
+    ),
+    "masked mean over features": (
+        lambda m, x, y: (m(x) * kept(m, x, y)[..., None]).sum() / (kept(m, x, y).sum() * V),
+        lambda m, x, y: (m(x).mean(-1) * kept(m, x, y)).sum(1) / 2,
+    ),
+    "ratio of means": (
+        lambda m, x, y: (tokens(m, x, y) * kept(m, x, y)).mean() / kept(m, x, y).mean(),
+        lambda *a: masked_rows(*a, kept(*a)),
+    ),
+    "sum over valid labels": (
+        lambda m, x, y: flat(m, x, y, reduction="sum") / (y != -100).sum(),
+        averaged,
+    ),
     "loop": (lambda *a: sum(of_each(*a)), averaged),  # type: ignore[arg-type, return-value]
     "stack of all": (lambda *a: torch.stack(of_each(*a)).mean(), averaged),
 }
-OF_SIX = ["alignment", "squared error", "binary", *(n for n in LOSSES if "batchmean" in n)]
+OF_SIX = [
+    "alignment",
+    "targets in one vector",
+    "mean without NaN",  # `verify` writes NaN into samples
+    "squared error",
+    "binary",
+    *(n for n in LOSSES if "batchmean" in n),
+]
 each_loss = pytest.mark.parametrize("name", LOSSES)
 
 
@@ -171,7 +227,7 @@ def test_losses_are_told_and_undone(name: str) -> None:
         assert pergrad.verify(model, loss, x, y, quiet=True).ok
 
 
-@pytest.mark.parametrize("name", ["mean", "two terms", "label smoothing", "sum"])
+@pytest.mark.parametrize("name", ["mean", "two terms", "label smoothing", "sum", "masked mean"])
 def test_compiled_steps_tell_too(name: str) -> None:
     model, (x, y), norms = net(), batch(), pergrad.Norms()
     loss, own = LOSSES[name]
@@ -225,6 +281,18 @@ def test_compiled_step_looks_at_valid_positions_in_every_call() -> None:
     assert norms.samples == B
 
 
+def test_compiled_step_looks_at_masks_in_every_call() -> None:
+    model, (x, y), norms = net(), batch(), pergrad.Norms()
+    even = kept(model, x, y).clone()
+    step = pergrad.compiled(
+        model, lambda m, x, y, mask: masked(m, x, y, mask), norms, backend="eager"
+    )
+    step(x, y, even)
+    step(x, y, even)
+    with pytest.raises(PergradError, match="different numbers"):
+        step(x, y, even.index_fill(0, torch.tensor([1]), 1.0))
+
+
 def weighted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return flat(model, x, y, weight=torch.rand(V).double())
 
@@ -251,6 +319,29 @@ UNTOLD: dict[str, tuple[Loss, str]] = {
     "accumulation in place": (lambda *a: flat(*a).div_(4), "loss_scale=0.25"),
     "all terms": (lambda *a: (flat(*a) + flat(*a)) * 0.5, "loss_scale=0.5"),
     "by hand": (lambda *a: tokens(*a).sum() / B, '"mean" if it divides by the number of samples'),
+    "uneven mask": (lambda m, x, y: masked(m, x, y, (x[..., 0] > 0).double()), "different parts"),
+    "weights of samples": (
+        lambda m, x, y: (averaged(m, x, y) * x[:, 0, 0]).sum() / x[:, 0, 0].sum(),
+        "different parts",
+    ),
+    "mean over a sum": (lambda m, x, y: flat(m, x, y) / (y >= 0).sum(), "multiplied by 0.0416667"),
+    "each divided by the batch's size": (
+        lambda m, x, y: (tokens(m, x, y) / x.shape[0]).sum(),
+        rf"`sum` adds up terms that are each divided by 6 before: pass {OFFERS}",
+    ),
+    "each divided by len": (lambda m, x, y: (averaged(m, x, y) / len(x)).sum(), "divided by 6"),
+    "weights of sum one": (
+        lambda m, x, y: averaged(m, x, y) @ torch.full((B,), 1 / B, dtype=torch.float64),
+        "weights of sum one",
+    ),
+    "terms with weights of sum one": (
+        lambda m, x, y: (averaged(m, x, y) * torch.full((B,), 1 / B)).sum(),
+        "weights of sum one",
+    ),
+    "some NaN": (
+        lambda m, x, y: tokens(m, x, y).where(x[..., 0] > 0, torch.nan).nanmean(),
+        "`nanmean` averages over positions of which the samples have different numbers",
+    ),
     "repeated": (lambda *a: flat(*a).expand(3).sum(), "`expand` repeats it"),
 }
 
@@ -267,6 +358,31 @@ def test_loss_that_cannot_be_told_is_refused_and_the_model_trains_on(name: str) 
     for how in ("sum", "mean"):
         with pergrad.record(model, pergrad.Norms(), loss_reduction=how):  # type: ignore[arg-type]
             loss(model, x, y).backward()
+
+
+def test_mean_of_each_sample_by_hand_is_part_of_its_loss_if_positions_are_as_many_as_samples() -> (
+    None
+):
+    model, (x, y) = net(), batch()
+    x, y = x[:T], y[:T]  # T samples of T positions
+
+    def by_hand(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        assert len(x) == T
+        return (tokens(model, x, y).sum(1) / T).sum()
+
+    assert_near(pergrad.norms(model, by_hand, x, y), pergrad.norms(model, averaged, x, y))
+
+
+def test_weights_of_classes_may_be_as_many_as_samples() -> None:
+    model, (x, _) = net(), batch()
+    rows, targets = x[:V, 0], torch.eye(V, dtype=torch.float64)
+    options = {"pos_weight": torch.arange(1.0, V + 1, dtype=torch.float64)}
+
+    def loss(model: nn.Module, x: Tensor, t: Tensor, **more: str) -> Tensor:
+        return F.binary_cross_entropy_with_logits(model(x), t, **options, **more)  # type: ignore[arg-type]
+
+    expected = pergrad.norms(model, lambda *a: loss(*a, reduction="none").mean(1), rows, targets)
+    assert_near(pergrad.norms(model, loss, rows, targets), expected)
 
 
 @pytest.mark.parametrize("divide", [lambda loss: 1 / loss, lambda loss: torch.ones(()) / loss])

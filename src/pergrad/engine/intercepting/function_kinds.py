@@ -23,13 +23,16 @@ _TENSOR_ATTRIBUTES = frozenset("T mT H mH real imag data".split())
 # Functions that return no tensor, or read tensors without moving samples.
 _PASSIVE = frozenset(
     """
-    dim numel nelement element_size stride storage_offset is_contiguous is_floating_point is_complex
-    is_signed data_ptr get_device len hash repr format ndimension _is_view is_pinned
+    dim element_size stride storage_offset is_contiguous is_floating_point is_complex
+    is_signed data_ptr get_device hash repr format ndimension _is_view is_pinned
     untyped_storage storage reduce_ex is_nonzero retain_grad register_post_accumulate_grad_hook
     is_inference result_type can_cast is_same_size is_tensor allclose equal bool item tolist numpy
     _has_compatible_shallow_copy_type _cudnn_rnn_flatten_weight _set_grad_enabled
     """.split()
 )
+
+# Functions that return numbers of samples, among others.
+_SIZES = frozenset(["size", "numel", "nelement", "len"])
 
 # Functions through which no gradient flows to a weight.
 _HARMLESS = frozenset(
@@ -72,7 +75,7 @@ def kind_of(func: Callable[..., Any]) -> Kind:
             if attribute == "data"
             else (Kind.ORDINARY if attribute in _TENSOR_ATTRIBUTES else Kind.PASSIVE)
         )
-    if name == "size":
+    if name in _SIZES:
         return Kind.SIZE
     if func in _BACKWARDS:
         return Kind.BACKWARD

@@ -29,6 +29,7 @@ from pergrad.engine.intercepting.weight_calls import WeightCalls
 from pergrad.engine.intercepting.weights import Root
 from pergrad.engine.samples.layouts import Owners, Samples
 from pergrad.engine.samples.propagation import tensors_in
+from pergrad.engine.samples.sizes import BatchSize
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
 from pergrad.rules.samples import DECLARED
 from pergrad.runtime import internals
@@ -172,7 +173,7 @@ class Recorder(WeightCalls):
             if kind is _SHAPE:
                 return self.tracker.tagged(args[0], func(*args))
             if kind is _SIZE:
-                return self._size(func(*args, **kwargs), args, kwargs)
+                return self._size(func, args, kwargs)
             if kind is _BACKWARD:
                 return self._backward(func, args, kwargs)
             if kind is _HOOK:
@@ -263,8 +264,18 @@ class Recorder(WeightCalls):
                 t.copy_(value)
         self._saved.clear()
 
-    def _size(self, size: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _size(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        size = func(*args, **kwargs)
         if not isinstance(size, int):
             return self.tracker.tagged(args[0], size)
-        dim = args[1] if len(args) > 1 else kwargs["dim"]
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        if dim is None:  # the number of rows or of elements
+            layout = self.tracker.layout(args[0])
+            is_first = isinstance(layout, Samples) and layout.dim == 0 and layout.pre == 1
+            is_in_loss = not self.tracker.untagged_are_constant
+            if (
+                is_first and is_in_loss and func is Tensor.__len__
+            ):  # Python makes a plain number of it
+                self.tracker.scope.length_was_read = True
+            return BatchSize(size) if is_first else size
         return self.tracker.tagged(args[0], args[0].shape)[dim]

@@ -315,6 +315,9 @@ class Tracker:
             return False
         outputs = (output,) if isinstance(output, Tensor) else output
         assert len(outputs) == len(known)
+        is_total = known[0] is not None and known[0][0] is _TOTAL
+        if is_total and flows is None and not outputs[0].requires_grad:
+            return False  # of data, which may count something
         has_gradients = torch.is_grad_enabled()
         for t, key in zip(outputs, known):  # noqa: B905  # `strict` takes as long as the loop
             layout = self.layouts.get(key) or self.layout_for(key)

@@ -164,4 +164,4 @@ class EvenSamples(Quantity):
     def check(self) -> None:
         """Raises an error if a mean over valid positions was taken for one over the samples."""
         if any(map(bool, self.uneven)):
-            raise untold_error(UNEVEN)
+            raise untold_error(f"it {UNEVEN}")

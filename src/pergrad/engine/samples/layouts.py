@@ -15,11 +15,12 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from pergrad.engine.samples.origins import Origin
+from pergrad.engine.samples.origins import How, Origin
 
 __all__ = [
     "ROWS",
     "Constant",
+    "Counted",
     "Key",
     "Layout",
     "Lost",
@@ -59,6 +60,7 @@ class Scope:
         default_factory=set
     )  # calls that the present backward pass has reached
     tells_reduction: bool = True  # whether somebody asks if a loss is a sum or a mean
+    length_was_read: bool = False  # whether a loss asks for `len` of the batch
     # Of means over valid positions: whether samples have different numbers of them. Traced steps look later.
     uneven: list[Tensor] = field(default_factory=list)
 
@@ -182,6 +184,16 @@ class Constant:
     is_weight: ClassVar[bool] = False
     key: ClassVar[Key] = ("constant",)
     scope: Scope
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counted(Constant):
+    """Marks a scalar of data that adds up parts of the samples, such as a number of valid positions."""
+
+    key: ClassVar[Key] = None
+    how: How  # whether the parts are summed or averaged
+    summed: Tensor  # the tensor that was reduced
+    layout: Samples | Owners  # of that tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Origin:
 
 
 SUM, MEAN = Origin("sum"), Origin("mean")
-UNEVEN = "it averages over positions of which the samples have different numbers"
+UNEVEN = "averages over positions of which the samples have different numbers"
 
 
 def untold(reason: str) -> Origin:

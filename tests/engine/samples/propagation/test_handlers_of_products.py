@@ -203,7 +203,7 @@ CONTRACTING: dict[str, tuple[Any, Answer]] = {
     "matrix by vector of samples": ("mixed", lambda: answer(torch.mv, C(2, 3).double(), rows(3))),
     "bmm": (ROW, lambda: answer(torch.bmm, rows(3, 2, 4), rows(3, 4, 5))),
     "mv": (ROW, lambda: answer(torch.mv, rows(3, 4), C(4).double())),
-    "dot": ("mixed", lambda: answer(torch.dot, rows(3), rows(3))),
+    "dot": ("total", lambda: answer(torch.dot, rows(3), rows(3))),
     "reflected": (ROW, lambda: answer(Tensor.__rmatmul__, C(4, 5).double(), rows(3, 4))),
     "addmm": (ROW, lambda: answer(torch.addmm, C(5).double(), rows(3, 4), C(4, 5).double())),
     "addmm, rows added": (

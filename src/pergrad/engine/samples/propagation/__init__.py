@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pergrad.engine.samples.layouts import Constant, Layout, Lost, Owners, Samples
+from pergrad.engine.samples.layouts import Constant, Counted, Layout, Lost, Owners, Samples
 from pergrad.engine.samples.origins import SUM
 from pergrad.engine.samples.propagation import (
     batchwise,
@@ -40,6 +40,7 @@ from pergrad.engine.samples.propagation.table import (
     unknown_samples,
 )
 from pergrad.engine.samples.propagation.totals import (
+    after_counted,
     divides_by_total,
     origin_after,
     origin_of_mean,
@@ -104,6 +105,8 @@ def _found(call: Call) -> list[Layout]:
             reason = f"uses a result without separate samples ({layout.reason})"
             return [call.mixed(reason)] * len(call.outputs)
     if not call.has_samples:
+        if any(isinstance(layout, Counted) for layout in call.layouts):
+            return [after_counted(call) or call.scope.constant()] * len(call.outputs)
         return [declared_samples(call) or layout_by_sizes(call)] * len(call.outputs)
     one = call.of_one
     if one is not None:

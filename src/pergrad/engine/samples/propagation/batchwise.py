@@ -130,8 +130,29 @@ def _elementwise_loss(call: Call) -> Layout | None:
     if call.output.dim():
         return aligned(call)
     rank = max(t.dim() for t, _ in call.with_samples)
-    common = call.agreed([la.at(rank - t.dim() + la.dim) for t, la in call.with_samples])
+    common = call.agreed(
+        [
+            la.at(rank - t.dim() + la.dim)
+            for t, la in call.with_samples
+            if not _is_of_classes(call, t, rank)
+        ]
+    )
     return call.total(origin_of(call)) if common.has_samples else common
+
+
+def _is_of_classes(call: Call, t: Tensor, rank: int) -> bool:
+    """Whether an argument has a number for each class, of which there may be as many as samples."""
+    return t is call.kwargs.get("pos_weight") and t.dim() < rank and not t.requires_grad
+
+
+@moves_samples("ctc_loss")
+def _alignment_loss(call: Call) -> Layout | None:
+    """Takes the samples of the scores, (T, B, C): targets may be one after another in one vector."""
+    scores: Tensor = call.argument(0, "log_probs")
+    layout = call.layout(scores)
+    if not isinstance(layout, Samples) or (layout.dim, layout.pre, layout.post) != (1, 1, 1):
+        return None
+    return layout.at(0) if call.output.dim() else call.total(origin_of(call))
 
 
 @moves_samples("cross_entropy", "nll_loss")

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.samples.layouts import Layout, Owners, Samples
+from pergrad.engine.samples.origins import SUM
 from pergrad.engine.samples.propagation.pairing import attends_to_own, paired
 from pergrad.engine.samples.propagation.table import Call, moves_declared, moves_samples
+from pergrad.engine.samples.propagation.totals import average_by_hand
 from pergrad.rules.contraction import letters_of, terms_of
 from pergrad.rules.samples import RowsTimesWeight
 
@@ -31,9 +33,24 @@ def _combined(call: Call, places: Sequence[tuple[Tensor, int | None]]) -> Layout
         if place is None:
             return None
         if place == SUMMED:
-            return call.mixed()
+            return _total(call) or call.mixed()
         seen.append(layout.at(place))
     return call.agreed(seen)
+
+
+def _total(call: Call) -> Layout | None:
+    """Returns the layout of a product that adds up numbers of the samples, (B,), with or without weights."""
+    if not call.flows or call.output.dim() or any(t.dim() != 1 for t in call.tensors):
+        return None
+    has_own = all(
+        la.has_samples or not t.requires_grad
+        for t, la in zip(call.tensors, call.layouts, strict=True)
+    )
+    is_common = call.agreed([la for _, la in call.with_samples]).has_samples
+    if not has_own or not is_common:
+        return None
+    data = [t for t in call.tensors if not t.requires_grad]
+    return call.total((data and average_by_hand(call, data[0])) or SUM)
 
 
 def _place(call: Call, t: Tensor) -> int:

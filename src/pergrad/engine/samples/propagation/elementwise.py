@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pergrad.engine.samples.layouts import Layout, Owners, Samples
 from pergrad.engine.samples.propagation.table import Call, moves_samples
+from pergrad.engine.samples.sizes import BatchSize
 
-__all__ = ["ELEMENTWISE", "aligned"]
+__all__ = ["AVERAGED", "ELEMENTWISE", "aligned", "metadata_of"]
+
+AVERAGED = "pergrad: divided by the number of samples"  # in the metadata of an autograd node
+_QUOTIENTS = frozenset("div divide truediv true_divide".split())
 
 ELEMENTWISE = frozenset(
     """
@@ -30,10 +36,20 @@ ELEMENTWISE = frozenset(
 )
 
 
+def metadata_of(node: Any) -> dict[str, Any]:
+    """Returns the notes of an autograd node."""
+    found: dict[str, Any] = node.metadata  # typed as a method
+    return found
+
+
 @moves_samples(*ELEMENTWISE)
 def aligned(call: Call) -> Layout | None:
     """Aligns arguments at their last dimensions, as broadcasting does; their samples must coincide."""
     out = call.output
+    if call.name in _QUOTIENTS and isinstance(call.argument(1, "other"), BatchSize):
+        call.reads_values = True  # nothing remembers the note
+        if call.flows and out.grad_fn is not None:
+            metadata_of(out.grad_fn)[AVERAGED] = True
     seen: list[Samples | Owners] = []
     for t, layout in call.with_samples:
         if out.dim() < t.dim():

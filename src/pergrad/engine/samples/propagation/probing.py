@@ -195,7 +195,11 @@ def _is_total_by_values(call: Call, place: int) -> bool:
 
     plain = gradients(None)
     for mask in subsets(call.scope.count):
-        for a, b, layout in zip(plain, gradients(mask), own, strict=True):
+        try:
+            others = gradients(mask)
+        except (RuntimeError, ValueError, IndexError):  # the function refuses these values
+            return False
+        for a, b, layout in zip(plain, others, own, strict=True):
             assert isinstance(layout, Samples | Owners)
             rows = ~mask.to(a.device)[layout.owner_of_each(a.device)]
             mine, again = (g.movedim(layout.dim, 0)[rows] for g in (a, b))

@@ -9,7 +9,7 @@ from torch import Tensor
 from pergrad.engine.samples.layouts import Layout, Owners, Samples
 from pergrad.engine.samples.propagation.elementwise import aligned
 from pergrad.engine.samples.propagation.table import Call, moves_samples
-from pergrad.engine.samples.propagation.totals import origin_of
+from pergrad.engine.samples.propagation.totals import counted, origin_of
 
 __all__: list[str] = []
 
@@ -51,6 +51,8 @@ def _reduce(call: Call) -> Layout | None:
         return layout
     dims = _dims(call, t.dim())
     if dims is None or layout.dim in dims:
+        if not call.flows:
+            return counted(call, t, layout)
         return call.total(origin_of(call)) if call.name in _SUMS else call.mixed()
     if call.output.dim() == t.dim():
         return layout

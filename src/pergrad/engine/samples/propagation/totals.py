@@ -5,24 +5,41 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from math import isclose
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pergrad.engine.samples.layouts import Layout, Lost, Owners, Samples, samples_first
+from pergrad.engine.samples.layouts import Counted, Layout, Lost, Owners, Samples, samples_first
 from pergrad.engine.samples.origins import MEAN, SUM, UNEVEN, Origin, joined, untold
+from pergrad.engine.samples.propagation.elementwise import AVERAGED, metadata_of
 from pergrad.engine.samples.propagation.table import Call
 from pergrad.engine.samples.sizes import BatchSize
-from pergrad.runtime import is_traced
+from pergrad.runtime import internals, is_traced
 from pergrad.runtime.caches import cached
 from pergrad.runtime.trainers import scaling_trainer
 
-__all__ = ["divides_by_total", "origin_after", "origin_of", "origin_of_mean"]
+__all__ = [
+    "after_counted",
+    "average_by_hand",
+    "counted",
+    "divides_by_total",
+    "origin_after",
+    "origin_of",
+    "origin_of_mean",
+    "parts_of",
+]
 
 _PRODUCTS = frozenset("mul multiply".split())
 _QUOTIENTS = frozenset("div divide truediv true_divide".split())
+_COUNTS = frozenset("sum nansum mean count_nonzero".split())
+_SCALES = frozenset("mul multiply div divide truediv true_divide".split())
+# Functions whose result is the same number, as far as a trace knows.
+_SAME = frozenset(
+    "to type type_as float double half bfloat16 clone detach clamp clamp_min clip".split()
+)
 _CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
 
 
@@ -31,14 +48,68 @@ def origin_of(call: Call) -> Origin:
     if call.scope.count == 1:
         return SUM  # a mean over the samples is the same
     if call.name in ("sum", "nansum"):
-        return SUM
-    if call.name == "mean":
+        return _origin_of_sum(call, call.argument(0, "input", "self"))
+    if call.name in ("mean", "nanmean"):
         t = call.argument(0, "input", "self")
-        return origin_of_mean(call, t, call.layout(t))
+        layout = call.layout(t)
+        if call.name == "nanmean" and isinstance(layout, Samples | Owners):
+            return _origin_over_valid(call, ~t.detach().isnan(), layout)
+        return origin_of_mean(call, t, layout)
     places = _places(call.func)
     if "reduction" in places:
         return _origin_of_loss(call, places)
     return untold(f"`{call.name}` reduces over the samples in a way of its own")
+
+
+def _origin_of_sum(call: Call, t: Tensor) -> Origin:
+    """Returns the origin of a sum, unless each term was divided by the number of all."""
+    call.reads_values = True
+    kind = type(t.grad_fn).__name__
+    is_packed = internals.top_saved_tensors_hooks(False) is not None
+    if kind not in ("DivBackward0", "MulBackward0") or is_packed or is_traced(t):
+        return SUM
+    found = [getattr(t.grad_fn, name, None) for name in internals.OPERANDS]
+    given = [other for other in found if other is not None]
+    if kind == "DivBackward0":
+        return _unless_divided(call, t, given[-1]) if given else SUM
+    return average_by_hand(call, given[0]) or SUM if len(given) == 1 else SUM
+
+
+def _unless_divided(call: Call, t: Tensor, divisor: Tensor) -> Origin:
+    """Returns the origin of a sum of terms that were divided by a number.
+
+    A size that counts samples is known as such. `len(x)` is not, but the recorder sees that the loss asks for
+    it; a sum over as many positions may be divided by them, though.
+    """
+    node = t.grad_fn
+    if (
+        divisor.dim()
+        or divisor.device.type != "cpu"
+        or not call.scope.tells_reduction
+        or node is None
+    ):
+        return SUM
+    number, count = float(divisor), call.scope.count
+    numerator = node.next_functions[0][0]
+    is_mean_of_each = type(numerator).__name__.startswith("SumBackward")
+    is_by_length = (
+        call.scope.length_was_read and number == count == t.numel() and not is_mean_of_each
+    )
+    if count == 1 or not (AVERAGED in metadata_of(node) or is_by_length):
+        return SUM
+    return untold(f"`{call.name}` adds up terms that are each divided by {number:g} before")
+
+
+def average_by_hand(call: Call, weights: Tensor) -> Origin | None:
+    """Returns the origin of a sum whose terms have weights that add up to one; None for any other weights."""
+    count = call.scope.count
+    if weights.numel() != count or is_traced(weights) or not call.scope.tells_reduction:
+        return None
+    call.reads_values = True
+    total = float(weights.detach().double().sum())
+    if count == 1 or not isclose(total, 1.0, rel_tol=1e-6):
+        return None
+    return untold(f"`{call.name}` adds up the samples with weights of sum one")
 
 
 def origin_of_mean(call: Call, t: Tensor, layout: Layout) -> Origin:
@@ -50,14 +121,31 @@ def origin_of_mean(call: Call, t: Tensor, layout: Layout) -> Origin:
             return untold(f"`{call.name}` averages over rows that were picked by value")
         call.reads_values = True
         counts = torch.bincount(layout.owner, minlength=call.scope.count)
-        return _even(call, counts)
+        return _mean_of(call, counts, f"`{call.name}` {UNEVEN}")
     return untold(f"`{call.name}` averages over elements whose samples are not in one dimension")
 
 
-def _even(call: Call, counts: Tensor) -> Origin:
-    """Returns the origin of a mean over elements, given how many each sample has."""
-    is_even = bool((counts == counts[0]).all())
-    return MEAN if is_even else untold(UNEVEN.replace("it", f"`{call.name}`", 1))
+def _origin_over_valid(call: Call, valid: Tensor, layout: Samples | Owners) -> Origin:
+    """Returns the origin of a mean over some of the positions."""
+    call.reads_values = True
+    if not call.scope.tells_reduction:
+        return MEAN
+    if isinstance(layout, Owners) and is_traced(valid):
+        return untold(f"`{call.name}` averages over rows that were picked by value")
+    if isinstance(layout, Samples) and not is_traced(valid) and bool(valid.all()):
+        call.scope.uneven.append(torch.zeros((), dtype=torch.bool))  # is known at once
+        return MEAN
+    return _mean_of(call, parts_of_each(valid, layout), f"`{call.name}` {UNEVEN}")
+
+
+def _mean_of(call: Call, parts: Tensor, what: str) -> Origin:
+    """Returns the origin of a mean, given the part of each sample in what it divides by, (B,)."""
+    if is_traced(parts):  # looked at when the graph has run
+        call.scope.uneven.append((parts != parts[0]).any())
+        return MEAN
+    call.scope.uneven.append(torch.zeros((), dtype=torch.bool))  # is known at once
+    is_even = torch.allclose(parts.double(), parts[0].double(), rtol=1e-6, atol=0.0)
+    return MEAN if is_even else untold(what)
 
 
 @cached("places of arguments, by function")
@@ -92,13 +180,13 @@ def _origin_of_loss(call: Call, places: dict[str, int]) -> Origin:
                 return untold(
                     f"`{call.name}` with class weights divides by the weights of the batch's own classes"
                 )
-            return _origin_over_valid(call, first, target, argument("ignore_index", -100))
+            return _origin_over_targets(call, first, target, argument("ignore_index", -100))
     several = [la for _, la in call.with_samples]
     found = next((la for la in several if isinstance(la, Owners)), several[0])
     return origin_of_mean(call, first, found)
 
 
-def _origin_over_valid(call: Call, scores: Tensor, target: Tensor, ignored: int) -> Origin:
+def _origin_over_targets(call: Call, scores: Tensor, target: Tensor, ignored: int) -> Origin:
     """Returns the origin of a mean over the targets that are not ignored."""
     layout = call.layout(scores)
     classes = 1 if scores.dim() > 1 else 0
@@ -110,27 +198,7 @@ def _origin_over_valid(call: Call, scores: Tensor, target: Tensor, ignored: int)
         return untold(
             f"`{call.name}` averages over elements whose samples are not in one dimension"
         )
-    call.reads_values = True
-    if not call.scope.tells_reduction:
-        return MEAN
-    valid = target != ignored
-    if not is_traced(target):
-        call.scope.uneven.append(torch.zeros((), dtype=torch.bool))  # is known at once
-    if isinstance(layout, Owners):
-        if is_traced(target):
-            return untold(f"`{call.name}` averages over rows that were picked by value")
-        per_row = (
-            valid.movedim(layout.dim, 0).flatten(1).sum(1) if valid.dim() > 1 else valid.long()
-        )
-        counts = per_row.new_zeros(call.scope.count).index_add(0, layout.owner, per_row)
-        return _even(call, counts)
-    if not is_traced(target) and bool(valid.all()):
-        return MEAN
-    counts = samples_first(valid, layout).flatten(1).sum(1)
-    if is_traced(target):  # looked at when the graph has run
-        call.scope.uneven.append((counts != counts[0]).any())
-        return MEAN
-    return _even(call, counts)
+    return _origin_over_valid(call, target != ignored, layout)
 
 
 # -- arithmetic on sums over the samples
@@ -177,6 +245,11 @@ def _scaled(call: Call, origin: Origin) -> Origin:
             return replace(origin, how="mean")
         return origin if call.scope.count == 1 else origin.times(1 / other)
     if isinstance(other, Tensor):
+        count = call.layout(other)
+        if isinstance(count, Counted) and is_quotient and trainer is None:
+            found = _over_count(call, origin, count)
+            if found is not None:
+                return found
         if other.numel() != 1:
             return origin  # weights of positions, which are part of the loss
         if trainer is not None:
@@ -193,3 +266,65 @@ def _scaled(call: Call, origin: Origin) -> Origin:
     if trainer is not None:
         return origin.times_found(factor_of_it, is_scaler=False)
     return origin.times(factor_of_it)
+
+
+def _over_count(call: Call, origin: Origin, count: Counted) -> Origin | None:
+    """Returns the origin of a quotient by a sum over the batch, as of a mask; None if that is a mere factor.
+
+    If every sample has the same part in it, c, then Σ_n l_n / (B c) is the mean of l_n / c.
+    """
+    if call.scope.count == 1 or origin.how is None:
+        return origin
+    if count.how == "sum" and origin.how == "mean":
+        return None
+    what = (
+        f"it is divided by a {count.how} over the batch in which the samples have different parts"
+    )
+    found = _mean_of(call, parts_of(count), what)
+    if found.how is None or count.how == "mean":
+        return found if found.how is None else origin
+    return replace(origin, how="mean")
+
+
+# -- data that count over the batch, such as the number of valid positions of a mask
+
+
+def counted(call: Call, t: Tensor, layout: Samples | Owners) -> Layout:
+    """Returns the layout of data that are reduced over the samples; a loss may be divided by them."""
+    is_count = call.name in _COUNTS and call.output.numel() == 1 and call.scope.tells_reduction
+    if not is_count or t.requires_grad:
+        return call.scope.constant()
+    summed = t != 0 if call.name == "count_nonzero" else t
+    return Counted(call.scope, "mean" if call.name == "mean" else "sum", summed.detach(), layout)
+
+
+def after_counted(call: Call) -> Layout | None:
+    """Returns the layout of a function of a count: the count, if it is the same number or a multiple."""
+    found = [
+        (t, la) for t, la in zip(call.tensors, call.layouts, strict=True) if isinstance(la, Counted)
+    ]
+    if len(found) != 1 or len(call.outputs) != 1 or call.output.numel() != 1 or call.flows:
+        return None
+    if any(isinstance(la, Lost) for la in call.layouts):
+        return None
+    (t, layout), out = found[0], call.output
+    is_same = call.name in _SAME
+    if call.name in _SCALES and not call.func.__name__.startswith(("__rdiv", "__rtruediv")):
+        is_same = call.args[0] is t or call.name in ("mul", "multiply")
+    elif not is_same and out is not t and not is_traced(t):  # k.sum() + 1e-8, maximum(k.sum(), one)
+        is_same = torch.allclose(t.double(), out.double(), rtol=1e-5, atol=0.0)
+    return layout if is_same else None
+
+
+def parts_of_each(x: Tensor, layout: Samples | Owners) -> Tensor:
+    """Sums a tensor over everything but its samples, (B,)."""
+    x = x.double() if x.is_floating_point() else x.long()
+    rows = samples_first(x, layout).flatten(1).sum(1)
+    if isinstance(layout, Owners):
+        return rows.new_zeros(layout.scope.count).index_add(0, layout.owner.to(x.device), rows)
+    return rows
+
+
+def parts_of(count: Counted) -> Tensor:
+    """Returns what each sample adds to a count, (B,)."""
+    return parts_of_each(count.summed, count.layout)
