@@ -19,9 +19,10 @@ def small_model(dtype: torch.dtype = torch.float64) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).to(dtype)
 
 
-def data(dtype: torch.dtype = torch.float64) -> TensorDataset:
+def data(dtype: torch.dtype = torch.float64, count: int = 22) -> TensorDataset:
     torch.manual_seed(0)
-    return TensorDataset(torch.randn(22, 3).to(dtype), torch.randint(4, (22,)))
+    x, y = torch.randn(22, 3).to(dtype), torch.randint(4, (22,))
+    return TensorDataset(x[:count], y[:count])
 
 
 def trained_by_hand(model: nn.Module, groups: list[list[int]], bound: float | None) -> list[Tensor]:
@@ -43,10 +44,12 @@ def trained_by_hand(model: nn.Module, groups: list[list[int]], bound: float | No
     return parameters
 
 
-def trained(accelerator: Accelerator, model: nn.Module, bound: float | None) -> nn.Module:
+def trained(
+    accelerator: Accelerator, model: nn.Module, bound: float | None, count: int = 22
+) -> nn.Module:
     dtype = next(model.parameters()).dtype
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    loader = DataLoader(data(dtype), batch_size=4)
+    loader = DataLoader(data(dtype, count), batch_size=4)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     per_sample = PerSample(accelerator, model, bound)
     for x, y in loader:

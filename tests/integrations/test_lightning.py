@@ -72,12 +72,15 @@ class Plain(Manual):
         optimizer.step()
 
 
-def data() -> TensorDataset:
+def data(samples: int = 22) -> TensorDataset:
     torch.manual_seed(0)
-    return TensorDataset(torch.randn(22, 3).double(), torch.randint(4, (22,)))
+    x, y = torch.randn(22, 3).double(), torch.randint(4, (22,))
+    return TensorDataset(x[:samples], y[:samples])
 
 
-def trained(module: Classifier, path: Path, callback: Callback | None, **options: Any) -> Any:
+def trained(
+    module: Classifier, path: Path, callback: Callback | None, *, samples: int = 22, **options: Any
+) -> Any:
     trainer = pl.Trainer(
         max_epochs=1,
         accelerator="cpu",
@@ -89,31 +92,37 @@ def trained(module: Classifier, path: Path, callback: Callback | None, **options
         callbacks=[] if callback is None else [callback],
         **options,
     )
-    trainer.fit(module, DataLoader(data(), batch_size=4))
+    trainer.fit(module, DataLoader(data(samples), batch_size=4))
     return trainer
 
 
-def by_hand(module: Classifier, group: int, clip_mean: float | None = None) -> list[Tensor]:
+def by_hand(
+    module: Classifier,
+    group: int,
+    clip_mean: float | None = None,
+    bound: float = BOUND,
+    samples: int = 22,
+) -> list[Tensor]:
     x, y = data().tensors
     x = x.to(module.scale.dtype)
     parameters = list(module.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.5)
     clipped = 0
-    for start in range(0, 22, group):
-        rows = range(start, min(start + group, 22))
+    for start in range(0, samples, group):
+        rows = range(start, min(start + group, samples))
         totals = [torch.zeros_like(p) for p in parameters]
         for row in rows:
             own = torch.autograd.grad(module.loss((x[row, None], y[row, None])), parameters)
             norm = float(torch.stack([g.square().sum() for g in own]).sum().sqrt())
-            clipped += norm > BOUND
-            factor = min(1.0, BOUND / norm)
+            clipped += norm > bound
+            factor = min(1.0, bound / norm)
             totals = [t + factor * g for t, g in zip(totals, own, strict=True)]
         for p, total in zip(parameters, totals, strict=True):
             p.grad = total / len(rows)
         if clip_mean is not None:
             nn.utils.clip_grad_norm_(parameters, clip_mean)
         optimizer.step()
-    assert 0 < clipped < 22
+    assert 0 < clipped < samples or bound == float("inf")
     return parameters
 
 

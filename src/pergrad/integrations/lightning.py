@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pergrad.errors import PergradError
 from pergrad.integrations.stepping import SampleStep, missing
@@ -31,7 +32,7 @@ class Callback(_Callback):
 
     With manual optimisation, each `manual_backward` is recorded, and `optimizer.step()` steps on the samples
     of those before it; its samples are those of the first layer that is called before it. The module must
-    have one optimizer, and the Trainer one process.
+    have one optimizer. With several processes, the strategy must be "ddp"; the mean is over all of them.
 
     The mean and the largest norm of a sample, the fraction of the samples that were clipped and the noise
     scale are logged with each step, as `self.log` does.
@@ -56,6 +57,7 @@ class Callback(_Callback):
         self.step = SampleStep(max_norm, noise_scale=noise_scale)
         self._options = options
         self._module: _TrainingStep | None = None
+        self._wrapper: DistributedDataParallel | None = None  # of several processes
         self._is_inside = False  # of a training step
         self._is_new = False  # whether there are metrics to log
 
@@ -75,11 +77,14 @@ class Callback(_Callback):
     # -- the hooks of Lightning
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.world_size > 1:
+        wrapper = trainer.strategy.model
+        if trainer.world_size > 1 and not isinstance(wrapper, DistributedDataParallel):
             raise PergradError(
-                f"pergrad's Callback for Lightning runs in one process, got {trainer.world_size}: use "
+                f'pergrad\'s Callback for Lightning runs in one process or with strategy="ddp", got '
+                f"{type(trainer.strategy).__name__} with {trainer.world_size} processes: use "
                 "pergrad.integrations.accelerate, or pergrad.record in a loop of your own"
             )
+        self._wrapper = wrapper if isinstance(wrapper, DistributedDataParallel) else None
         if len(trainer.optimizers) > 1:
             raise PergradError(
                 f"pergrad's Callback needs one optimizer, got {len(trainer.optimizers)}: the samples of a "
@@ -97,6 +102,11 @@ class Callback(_Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._detach(pl_module)
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        # With a bound, parameters get no gradients before the step: there is nothing to reduce.
+        if self._wrapper is not None and self.step.max_norm is not None:
+            self._wrapper.require_backward_grad_sync = False
+
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         if self.step.is_open:
             self.step.close()
@@ -110,6 +120,7 @@ class Callback(_Callback):
             self._is_new = True
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self._let_reduce()
         self.step.drop()  # of a step without a backward pass
         if self._is_new:
             self._is_new = False
@@ -132,8 +143,14 @@ class Callback(_Callback):
         self.step.settle()
         return output
 
+    def _let_reduce(self) -> None:
+        if self._wrapper is not None:
+            self._wrapper.require_backward_grad_sync = True
+
     def _detach(self, pl_module: Any) -> None:
         """Gives the module its training step back, and ends a block that is open."""
+        self._let_reduce()
+        self._wrapper = None
         self.step.abandon()
         self._is_inside = self._is_new = False
         if self._module is not None:
