@@ -57,6 +57,10 @@ def _make(command: str, words: list[str]) -> str | None:
 
 def _pip(command: str, words: list[str]) -> str | None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    if words == ["wheel", "--no-deps", "--wheel-dir", "dist", "."]:
+        return None
+    if words == ["install", f"dist/{project['name']}-*.whl"]:  # what that writes
+        return None
     match = re.fullmatch(r"(\.|pergrad)(?:\[(.*)\])?", words[-1])
     if words[0] != "install" or match is None:
         return f"{command}: only `pip install .[extras]` is known"

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import pergrad
 from pergrad import audit, errors, testing
+from tests.reports.browser import browsing
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -55,6 +57,30 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 def test_styles_load_nothing_from_elsewhere(site: Path) -> None:
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\(\s*['\"]?(https?:)?//|@import", sheet.read_text()), sheet
+
+
+def test_search_finds_pages_from_a_folder(
+    site: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    found = "return [...document.querySelectorAll('.md-search-result__link')].map(a => a.href)"
+    ask = """
+        const box = document.querySelector('.md-search__input');
+        const toggle = document.querySelector('#__search');
+        toggle.checked = true;
+        toggle.dispatchEvent(new Event('change', {bubbles: true}));
+        box.focus();
+        box.value = 'glossary';
+        box.dispatchEvent(new Event('keyup', {bubbles: true}));
+    """
+    with browsing(tmp_path_factory.mktemp("profile")) as browser:
+        browser.open(site / "howto" / "clipping.html")
+        browser.run(ask)
+        until = time.monotonic() + 60
+        while not browser.run(found) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert any("glossary.html" in address for address in browser.run(found))
+        assert browser.console() == []
+        assert all(address.startswith("file:") for address in browser.requests())
 
 
 def test_every_picture_of_the_benchmark_is_on_its_page() -> None:
