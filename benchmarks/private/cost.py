@@ -171,6 +171,52 @@ def opacus_ghost(setting: Setting) -> Logical:
     return step
 
 
+def jax_vmapped(setting: Setting) -> Logical:
+    import jax  # noqa: PLC0415  # an optional peer
+    import jax.numpy as jnp  # noqa: PLC0415
+
+    from benchmarks.jax_models import Net, forward_of  # noqa: PLC0415
+    from benchmarks.jax_steps import Gradients, array, clipped  # noqa: PLC0415
+
+    forward = forward_of(setting.task.model)
+    compute = jnp.dtype("bfloat16" if setting.half else "float32")
+    clip = clipped(1.0)
+
+    def loss(weights: Gradients, x: Any, y: Any) -> Any:
+        scores = jax.nn.log_softmax(forward(Net(weights, compute), x).astype(jnp.float32))
+        return -jnp.take_along_axis(scores, y[..., None], axis=-1).sum()
+
+    @jax.jit
+    def add(sums: Gradients, weights: Gradients, x: Any, y: Any) -> Gradients:
+        grads = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(weights, x, y)
+        return jax.tree.map(jnp.add, sums, clip(grads))
+
+    @jax.jit
+    def update(weights: Gradients, sums: Gradients, key: Any) -> Gradients:
+        keys = dict(zip(sums, jax.random.split(key, len(sums)), strict=True))
+        return {
+            name: weights[name]
+            - 1e-6 * (total + jax.random.normal(keys[name], total.shape)) / setting.expected
+            for name, total in sums.items()
+        }
+
+    state: dict[str, Any] = {
+        "weights": {name: array(p) for name, p in setting.task.model.named_parameters()},
+        "key": jax.random.key(0),
+    }
+    pieces = [(array(x), array(y)) for x, y in setting.pieces()]
+
+    def step() -> int:
+        sums = jax.tree.map(jnp.zeros_like, state["weights"])
+        for x, y in pieces:
+            sums = add(sums, state["weights"], x, y)
+        state["key"], key = jax.random.split(state["key"])
+        state["weights"] = jax.block_until_ready(update(state["weights"], sums, key))
+        return setting.expected
+
+    return step
+
+
 METHODS: dict[str, Callable[[Setting], Logical]] = {
     "plain": plain,
     "plain, compiled": lambda setting: plain(setting, is_compiled=True),
@@ -180,6 +226,7 @@ METHODS: dict[str, Callable[[Setting], Logical]] = {
     "pergrad, cryptographic noise": lambda setting: private(setting, cryptographic=True),
     "Opacus hooks": opacus_hooks,
     "Opacus ghost": opacus_ghost,
+    "JAX": jax_vmapped,
 }
 
 
