@@ -12,6 +12,8 @@ from torch import Tensor
 from pergrad.index.store.numbers import from_stored
 from pergrad.index.store.store import Block, Store
 
+_BLOCK = 4 * 2**20  # bytes of rows that are multiplied at once
+
 __all__ = ["Best", "best_of", "score_blocks"]
 
 
@@ -29,7 +31,8 @@ def score_blocks(
     wide = torch.float64 if store.dtype == "float64" else torch.float32
     left = [queries[:, c].to(wide).contiguous() for c in range(checkpoints)]
     width = store.manifest.width
-    for block in store.blocks():
+    held = torch.empty(0, width, dtype=wide)
+    for block in store.blocks(size=_BLOCK):
         stored = from_stored(block.rows, store.dtype)
         if block.kept is not None:
             stored = stored[torch.from_numpy(block.kept)]
@@ -41,7 +44,12 @@ def score_blocks(
             scale = scale / torch.from_numpy(some).to(wide).clamp(min=torch.finfo(wide).tiny)
         scores = torch.zeros(len(queries), len(stored), dtype=wide)
         for c, query in enumerate(left):
-            rows = stored[:, c * width : (c + 1) * width].to(wide)
+            rows = stored[:, c * width : (c + 1) * width]
+            if rows.dtype != wide:
+                # One buffer for all blocks, small enough for the cache: fresh memory takes three times as
+                # long.
+                held = held if len(held) >= len(rows) else torch.empty(len(rows), width, dtype=wide)
+                rows = held[: len(rows)].copy_(rows)
             scores += (query @ rows.T) * scale[:, c]
         yield block, scores / checkpoints
 

@@ -1,0 +1,63 @@
+"""The store reads what was written, refuses damage by the file's name, and compacts to equal bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from pergrad import Index
+from pergrad.errors import IndexingError
+from tests.index.cases import built, data, network
+
+
+def test_blocks_and_mapped_files_have_the_same_rows(tmp_path: Path) -> None:
+    index = built(tmp_path, chunk=8)
+    store = index._store
+    mapped = np.concatenate([rows for rows, _ in store.mapped()])
+    for size in (1, 10_000, 10**9):
+        blocks = [(b.start, b.rows.copy()) for b in store.blocks(size=size)]
+        assert np.array_equal(np.concatenate([rows for _, rows in blocks]), mapped)
+        assert blocks[-1][0] + len(blocks[-1][1]) == 40
+
+
+def test_appended_and_compacted_files_are_those_of_one_build(tmp_path: Path) -> None:
+    model, whole = network(), data(48)
+    x, y = whole.tensors
+    built(tmp_path / "whole", model, whole, chunk=16)
+    index = built(tmp_path / "parts", model, TensorDataset(x[:40], y[:40]), chunk=16)
+    index.append(TensorDataset(x[40:], y[40:]), quiet=True)
+    index.compact()
+    files = sorted((tmp_path / "whole" / "rows-0").iterdir())
+    others = sorted((tmp_path / "parts" / "rows-1").iterdir())
+    assert [p.read_bytes() for p in files] == [p.read_bytes() for p in others]
+    assert not (tmp_path / "parts" / "rows-0").exists()
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_a_damaged_file_is_named(tmp_path: Path, suffix: str) -> None:
+    built(tmp_path)
+    path = next(iter(sorted((tmp_path / "rows-0").glob(f"*.{suffix}"))))
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(IndexingError, match=path.name):
+        len(Index(tmp_path))
+
+
+def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
+    built(tmp_path)
+    (tmp_path / "index.json").write_text("{")
+    with pytest.raises(IndexingError, match=r"index.json is corrupt"):
+        Index(tmp_path)
+
+
+def test_rows_that_are_not_finite_are_never_matches() -> None:
+    dataset = data()
+    x, y = dataset.tensors
+    x[5] = torch.inf
+    index = built(dataset=dataset, preconditioner="second_moment")
+    frame = index.query((x[:2], y[:2]), 40).frame
+    assert 5 not in set(frame["index"])
+    assert len(index) == 40
