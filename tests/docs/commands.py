@@ -110,9 +110,10 @@ def _help(*words: str) -> str:
 
 def _pergrad(command: str, words: list[str]) -> str | None:
     is_subcommand = bool(words) and not words[0].startswith("-")
-    text = _help(words[0]) if is_subcommand else _help()
+    group = words[: 2 if words[:1] == ["index"] else 1]  # the commands of `pergrad index`
+    text = _help(*group) if is_subcommand else _help()
     if not text:
-        return f"{command}: `pergrad {' '.join(words[:1])} --help` fails"
+        return f"{command}: `pergrad {' '.join(group)} --help` fails"
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
     unknown = [o for o in options if not re.search(rf"{re.escape(o)}(?![\w-])", text)]
     return f"{command}: its help does not name {unknown}" if unknown else None
