@@ -41,9 +41,10 @@ _MARKS = ("<!-- benchmarks.scale -->", "<!-- end -->")
 def measured() -> dict[str, float]:
     """Measures the parts that run on CPUs: seconds per row, per byte and per call."""
     generator = np.random.default_rng(0)
-    columns = generator.normal(size=(2, _ROWS))
+    loss, norm = generator.normal(size=(2, _ROWS))
     rows = Rows(
-        *columns,
+        loss,
+        norm,
         generator.normal(size=(_ROWS, GROUPS)),
         generator.normal(size=(_ROWS, SKETCH)).astype(np.float32),
     )

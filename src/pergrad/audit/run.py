@@ -20,7 +20,13 @@ from pergrad.audit.streaming.memory import bytes_kept, fitting_batch_size, free_
 from pergrad.audit.streaming.queue import Beats, Queue, shared_items, together_alive
 from pergrad.audit.streaming.ranks import Ranks, joined_ranks
 from pergrad.audit.streaming.stream import Stream, Watch, Work, batches_in
-from pergrad.audit.streaming.task import Task, made_task, refuse_different_ranks, with_one_hash
+from pergrad.audit.streaming.task import (
+    Task,
+    made_task,
+    refuse_different_ranks,
+    with_buckets,
+    with_one_hash,
+)
 from pergrad.audit.subject.checks import (
     TRAINING,
     notes_of_mode,
@@ -88,7 +94,7 @@ def run_audit(
             if force:
                 ranks.first_decides(results.clear)
             made = ranks.together(lambda: made_task(spec, options, ranks))
-            task = with_one_hash(made, ranks)
+            task = with_buckets(with_one_hash(made, ranks), ranks)
             refuse_different_ranks(task, ranks)
             batch_size = ranks.first_decides(lambda: _begun(results, task, ranks, watch))
             if batch_size is None:
@@ -112,8 +118,11 @@ def _begun(results: ResultsFolder, task: Task, ranks: Ranks, watch: Watch) -> in
         results.refuse_another(about, identity)
         return None if results.is_finished else results.batch_size(about)
     # An audit that failed before its first rows, as by an error in the spec, starts again: nothing is lost.
-    size = task.options.batch_size or _found_batch_size(task, ranks)
-    size = min(size, len(task.indices))
+    if task.options.tokens is not None:
+        size = task.options.tokens
+    else:
+        size = task.options.batch_size or _found_batch_size(task, ranks)
+        size = min(size, len(task.indices))
     about = {"pergrad": pergrad.__version__, "identity": task.identity, "batch_size": size}
     notes = _notes_of_first(task, min(_CERTIFIED, size))
     for note in notes:
@@ -175,8 +184,11 @@ def _first(task: Task, count: int, begin: int = 0) -> Loaded:
     """Loads the first samples from position `begin` on that can be read."""
     loader = Loader(task.spec, task.indices, task.options.seed, strict=task.options.strict)
     skipped: dict[int, str] = {}
-    for start in range(begin, len(task.indices), count):
-        loaded = loader.load(start, min(start + count, len(task.indices)))
+    batches = batches_in([(begin, len(task.indices))], count)
+    if task.options.tokens is not None:
+        batches = batches_in(batches, task.options.tokens, task.padded)
+    for start, stop in batches:
+        loaded = loader.load(start, stop)
         if loaded.count:
             return loaded
         skipped |= loaded.skipped
@@ -227,7 +239,7 @@ def _streamed(
     options = task.options
     # Decided before any process adds chunks.
     left = ranks.first_decides(lambda: gaps(kept_spans(results.chunks), len(task.indices)))
-    items = shared_items(batches_in(left, batch_size), ranks.count)
+    items = shared_items(batches_in(left, batch_size, task.padded), ranks.count)
     todo = sum(stop - start for start, stop in items)
     watch.begin(len(task.indices), len(task.indices) - todo)
     queue = Queue(items, store)
@@ -243,7 +255,7 @@ def _streamed(
         finished=queue.finished,
         check=beats.check if beats is not None else lambda: None,
     )
-    stream.run(Work(queue.claim), batch_size)
+    stream.run(Work(queue.claim, task.padded), batch_size)
     ranks.all_agree(None)  # all have written
     return stream.written
 

@@ -119,6 +119,10 @@ def audit(
     certify: Annotated[
         bool, typer.Option(help="Prove the gradients of the first samples before the audit begins.")
     ] = AuditOptions.certify,
+    tokens: Annotated[
+        int | None,
+        typer.Option(help="Most tokens per batch, instead of --batch-size.", min=1),
+    ] = None,
     free_dim: Annotated[
         int, typer.Option(help="Length of the sketch of each label-free gradient.", min=1)
     ] = AuditOptions.free_dim,
@@ -146,7 +150,7 @@ def audit(
     """
     options = AuditOptions(
         *(device, batch_size, dtype, subset, seed, sketch_dim, workers, save_every, shown, certify),
-        *(free_dim, strict, duplicates),
+        *(free_dim, strict, duplicates, tokens),
     )
     keep_freed_memory()
     ranks = ranks_from(os.environ)

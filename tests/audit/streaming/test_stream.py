@@ -182,3 +182,23 @@ def test_shards_are_all_batches_in_order():
     for count in (1, 2, 3, 20):
         parts = [shard(batches, rank, count) for rank in range(count)]
         assert [batch for part in parts for batch in part] == batches
+
+
+def test_batches_of_a_token_budget_have_one_padded_length_and_at_most_its_tokens():
+    padded = np.repeat([16, 24, 64, 512], [10, 7, 5, 3])
+    found = batches_in([(0, 25)], 100, padded)
+    assert [n for start, stop in found for n in range(start, stop)] == list(range(25))
+    for start, stop in found:
+        assert len(set(padded[start:stop])) == 1
+        assert padded[start:stop].sum() <= 100 or stop - start == 1
+    assert (0, 6) in found
+    assert (20, 21) in found
+
+
+def test_batches_of_a_token_budget_end_where_those_of_a_run_from_the_start_end():
+    padded = np.repeat([16, 24, 64], [10, 7, 5])
+    whole = batches_in([(0, 22)], 100, padded)
+    for start, stop in whole:
+        rest = [b for b in whole if b[0] >= start]
+        assert batches_in([(start, 22)], 100, padded) == rest
+        assert batches_in([(start, stop)], 100, padded) == [(start, stop)]

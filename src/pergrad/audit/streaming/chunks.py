@@ -7,7 +7,7 @@ import json
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ __all__ = [
     "Chunk",
     "Span",
     "gaps",
+    "in_order",
     "kept_of",
     "kept_spans",
     "read_all",
@@ -158,6 +159,17 @@ def read_all(
 def kept_of(indices: np.ndarray, skipped: Mapping[int, str]) -> np.ndarray:
     """Returns the indices without those that were skipped."""
     return indices[~np.isin(indices, list(skipped))] if skipped else indices
+
+
+def in_order(whole: Chunk) -> Chunk:
+    """Returns the rows sorted by index: batches of a token budget are in the order of their lengths."""
+    order = np.argsort(whole.index, kind="stable")
+    if np.array_equal(order, np.arange(len(order))):
+        return whole
+    found: dict[str, Any] = {f.name: getattr(whole.rows, f.name) for f in fields(Rows)}
+    found = {name: None if values is None else values[order] for name, values in found.items()}
+    labels = None if whole.labels is None else [whole.labels[n] for n in order.tolist()]
+    return replace(whole, index=whole.index[order], rows=Rows(**found), labels=labels)
 
 
 def _joined(chunks: Sequence[Chunk]) -> Chunk:

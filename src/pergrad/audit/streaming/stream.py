@@ -34,10 +34,12 @@ class Watch(Protocol):
     def say(self, message: str) -> None: ...
 
 
-def batches_in(spans: Sequence[Span], size: int) -> list[Span]:
+def batches_in(spans: Sequence[Span], size: int, padded: np.ndarray | None = None) -> list[Span]:
     """Splits the spans at multiples of the batch size.
 
-    So batches do not depend on where an audit resumes or on the number of processes.
+    So batches do not depend on where an audit resumes or on the number of processes. If the padded lengths
+    of all samples are given, in increasing order, the size is a number of tokens, and a batch has samples of
+    one padded length.
 
     >>> batches_in([(0, 3), (6, 11)], 4)
     [(0, 3), (6, 8), (8, 11)]
@@ -45,7 +47,13 @@ def batches_in(spans: Sequence[Span], size: int) -> list[Span]:
     found = []
     for start, stop in spans:
         while start < stop:
-            end = min(stop, (start // size + 1) * size)
+            first, last, count = 0, stop, size
+            if padded is not None:
+                length = padded[start]
+                first = int(np.searchsorted(padded, length, side="left"))
+                last = int(np.searchsorted(padded, length, side="right"))
+                count = max(1, size // int(length))
+            end = min(stop, last, first + ((start - first) // count + 1) * count)
             found.append((start, end))
             start = end
     return found
@@ -77,16 +85,17 @@ class _Pending:
 class Work:
     """Claims items of work one after the other; `left` are those that are not finished."""
 
-    def __init__(self, claim: Callable[[], Span | None]) -> None:
+    def __init__(self, claim: Callable[[], Span | None], padded: np.ndarray | None = None) -> None:
         self._claim = claim
+        self.padded = padded
         self.left: list[Span] = []
 
     def batches(self, size: int) -> Iterator[Span]:
         """Yields the batches of what is left, then of new items."""
-        yield from batches_in(list(self.left), size)
+        yield from batches_in(list(self.left), size, self.padded)
         while (item := self._claim()) is not None:
             self.left.append(item)
-            yield from batches_in([item], size)
+            yield from batches_in([item], size, self.padded)
 
 
 class Stream:
@@ -133,7 +142,7 @@ class Stream:
                 self._save()
             if not work.left:
                 return
-            size = self._shrunk(work.left[0], size)
+            size = self._shrunk(work, size)
 
     def _run_while_it_fits(self, work: Work, size: int) -> None:
         """Removes finished rows from `work.left`; returns early if a batch does not fit into memory."""
@@ -209,9 +218,10 @@ class Stream:
         write_chunk(self._folder.chunks, chunk)
         self.written[chunk.start, chunk.stop] = chunk
 
-    def _shrunk(self, span: Span, size: int) -> int:
+    def _shrunk(self, work: Work, size: int) -> int:
         """Returns half of the batch size that did not fit."""
-        tried = batches_in([span], size)[0]
+        span = work.left[0]
+        tried = batches_in([span], size, work.padded)[0]
         samples = tried[1] - tried[0]
         if samples == 1:
             raise InterruptedAuditError(
@@ -223,8 +233,10 @@ class Stream:
             torch.cuda.empty_cache()
         # The last batch may have fewer samples than the batch size.
         smaller = size // 2
-        while smaller >= samples:
+        length = 1 if work.padded is None else int(work.padded[tried[0]])
+        while smaller // length >= samples:
             smaller //= 2
         self._folder.note_batch_size(smaller)
-        self._watch.say(f"out of memory with batches of {samples}; continuing with {smaller}")
+        unit = "" if work.padded is None else " tokens"
+        self._watch.say(f"out of memory with batches of {samples}; continuing with {smaller}{unit}")
         return smaller

@@ -17,14 +17,17 @@ from pergrad.audit.streaming.fingerprint import (
     fingerprint_of_loss,
     fingerprint_of_model,
 )
+from pergrad.audit.streaming.loading import item_of
 from pergrad.audit.streaming.ranks import Ranks
 from pergrad.audit.subject.checkpoints import loaded_checkpoints
 from pergrad.audit.subject.dtypes import own_dtype
+from pergrad.audit.subject.lengths import by_bucket, length_of
 from pergrad.audit.subject.options import AuditOptions, chosen_device, chosen_indices
+from pergrad.audit.subject.places import told
 from pergrad.audit.subject.spec import Spec, grouped_parameters
 from pergrad.errors import AuditError
 
-__all__ = ["Task", "made_task", "refuse_different_ranks", "with_one_hash"]
+__all__ = ["Task", "made_task", "refuse_different_ranks", "with_buckets", "with_one_hash"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,9 @@ class Task:
     model_fingerprint: str
     data_fingerprint: str
     data_repeats: bool
+    padded: np.ndarray | None = (
+        None  # length of each sample's bucket, if batches have a token budget
+    )
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -56,7 +62,16 @@ class Task:
             "dtype": dtype,
             "device": self.device.type,
             "batch_size": self.options.batch_size,
+            **self._of_lengths,
         }
+
+    @property
+    def _of_lengths(self) -> dict[str, Any]:
+        if self.options.tokens is None:
+            return {}
+        length = self.spec.length
+        own = None if length is None else fingerprint_of_loss(length)
+        return {"tokens": self.options.tokens, "length": own}
 
     @property
     def _of_classifier(self) -> dict[str, Any]:
@@ -102,6 +117,31 @@ def with_one_hash(task: Task, ranks: Ranks) -> Task:
     """Returns the task with the fingerprint of its model, which the first process computes for all."""
     found = ranks.first_decides(lambda: fingerprint_of_model(task.spec.model))
     return replace(task, model_fingerprint=found)
+
+
+def with_buckets(task: Task, ranks: Ranks) -> Task:
+    """Returns the task with its samples sorted by length, if batches have a token budget.
+
+    The first process reads all items once, and tells the others their order.
+    """
+    if task.options.tokens is None:
+        return task
+    length, dataset = task.spec.length or length_of, task.spec.dataset
+
+    def of(index: int) -> int:
+        try:
+            item = item_of(dataset, index)
+        except AuditError:
+            return 0  # skipped, or refused, when its batch is read
+        try:
+            return int(length(item))
+        except AuditError:
+            raise
+        except Exception as error:
+            raise AuditError(f"spec.length failed on item {index}: {told(error)}") from error
+
+    indices, padded = ranks.first_decides(lambda: by_bucket(task.indices, of))
+    return replace(task, indices=indices, padded=padded)
 
 
 def refuse_different_ranks(task: Task, ranks: Ranks) -> None:

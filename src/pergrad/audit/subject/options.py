@@ -22,6 +22,8 @@ class AuditOptions:
     Args:
         device: such as "cpu" or "cuda:1"; by default a GPU if there is one.
         batch_size: samples per batch; by default chosen from the free memory. Halved when memory runs out.
+        tokens: most tokens per batch, with padding, instead of a batch size: samples are sorted into buckets
+            by length, so that batches of short samples have more of them. Halved when memory runs out.
         dtype: the dtype to compute in; by default the model's.
         subset: a number of samples, drawn at random by the seed, or a range such as "100:600".
         seed: random seed for the subset, the sketches, and random draws of the model and the data set.
@@ -51,10 +53,12 @@ class AuditOptions:
     free_dim: int = 512
     strict: bool = False
     duplicates: float | None = None
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
             ("batch_size", 1),
+            ("tokens", 1),
             ("sketch_dim", 1),
             ("free_dim", 1),
             ("workers", 0),
@@ -63,6 +67,8 @@ class AuditOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise AuditError(f"{name} must be at least {least}, got {value}")
+        if self.batch_size is not None and self.tokens is not None:
+            raise AuditError("pass batch_size or tokens, not both: each sets the size of a batch")
         if self.dtype is not None and self.dtype not in get_args(Dtype):
             raise AuditError(f"dtype must be one of {get_args(Dtype)}, got {self.dtype!r}")
         if self.duplicates is not None and not 0 < self.duplicates <= 1:

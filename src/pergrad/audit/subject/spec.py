@@ -38,6 +38,8 @@ class Spec:
         checkpoints: earlier states of the model: state dicts, paths of files with one, or modules. Doubts
             about labels are averaged over them and the model; each costs about one more epoch.
         classes: names of the classes, in the order of the logits.
+        length: returns an item's number of tokens, for batches of a token budget; by default that of its
+            `input_ids`, or of the first dimension of its input.
         known_wrong: indices of samples known to be wrong; the audit grades its ranking by them.
         name: the name of the data set in the report.
 
@@ -61,6 +63,7 @@ class Spec:
     target: Callable[..., Tensor] | None = None
     checkpoints: Sequence[Any] = ()
     classes: Sequence[str] | None = None
+    length: Callable[[Any], int] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -73,7 +76,7 @@ class Spec:
                 )
         if not callable(self.loss):
             raise AuditError(f"spec.loss must be callable, got {type(self.loss).__name__}")
-        for option in ("show", "label", "collate", "groups", "logits", "target"):
+        for option in ("show", "label", "collate", "groups", "logits", "target", "length"):
             value = getattr(self, option)
             if value is not None and not callable(value):
                 raise AuditError(
