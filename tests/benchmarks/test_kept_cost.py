@@ -21,7 +21,7 @@ def test_both_steps_fill_grad_alike() -> None:
     def keep(**_: object) -> None:
         found.append([p.grad.clone() for p in task.model.parameters() if p.grad is not None])
 
-    task.model.zero_grad = keep  # type: ignore[method-assign]
+    task.model.zero_grad = keep  # type: ignore[assignment, method-assign]
     for step in kept_cost.steps(task).values():
         step()
         for p in task.model.parameters():
