@@ -63,6 +63,8 @@ def test_find_the_ten_most_doubtful_sevens_and_export_them(opened) -> None:
     opened.run(SET, "export-as", "relabel")
     exec(opened.run(EXPORT), scope)
     assert scope["new_labels"] == dict.fromkeys(sorted(ten, key=ten.index), "1")
+    changed = scope["Relabelled"]([(n, 7) for n in range(400)])
+    assert [changed[ten[0]], changed[300], len(changed)] == [(ten[0], 1), (300, 7), 400]
     opened.run(CLICK, "#copy")
     opened.run(CLICK, "#download")
 

@@ -138,6 +138,7 @@ def audit(
     before: Annotated[
         Path | None, typer.Option(help="Results folder of an earlier audit to compare with.")
     ] = None,
+    download: Annotated[bool, typer.Option(help="Let hf: references use the network.")] = False,
     keep_index: Annotated[
         bool, typer.Option(help="Leave the sketches as an index, for `pergrad index query`.")
     ] = False,
@@ -160,7 +161,7 @@ def audit(
     progress = Progress(console, title=title)
     try:
         with progress, _terminable():
-            spec = load_spec(reference, data, say=progress.say)
+            spec = load_spec(reference, data, say=progress.say, download=download)
             run_audit(spec, output, options, command=command, watch=progress, force=force)
             if keep_index and ranks.is_first:
                 index_of_audit(output, spec, options, output / "index", (reference, data))

@@ -3,6 +3,7 @@
 import sys
 
 import datasets
+import huggingface_hub
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -103,3 +104,24 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(AuditError, match=rf"hf: needs {missing}, .* pip install 'pergrad\[hf\]'"):
         load_spec("hf:model,data")
+
+
+def test_the_network_is_not_used_unless_it_is_asked_for(local, monkeypatch):
+    def refused(*_, **__):
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr("socket.getaddrinfo", refused)
+    monkeypatch.setattr("socket.socket.connect", refused)
+    with pytest.raises(AuditError, match=r"cannot load .*--download asks the hub") as raised:
+        load_spec(f"hf:{local}/classifier,nobody/nothing")
+    assert "the network was used" not in str(raised.value)
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+def test_a_local_file_is_a_data_set_and_its_labels_are_judged(local, tmp_path):
+    rows = "".join(f"{text},{n % 2}\n" for n, text in enumerate(TEXTS * 4))
+    (tmp_path / "data.csv").write_text(f"text,label\n{rows}")
+    spec = load_spec(f"hf:{local}/classifier,{tmp_path}/data.csv")
+    assert len(spec.dataset) == 20
+    summary = run_audit(spec, tmp_path / "results", AuditOptions(batch_size=8))
+    assert summary["ranked_by"] == "labels"

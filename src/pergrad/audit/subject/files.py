@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,10 @@ def _read(path: Path) -> pa.Table:
     try:
         table = reader(path)
     except FileNotFoundError as error:
-        raise AuditError(f"no file {path}: check its name and folder") from error
+        files = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, files, 1)
+        hint = f"did you mean {path.parent / near[0]}?" if near else "check its name and folder"
+        raise AuditError(f"no file {path}: {hint}") from error
     except (OSError, pa.ArrowException) as error:
         raise AuditError(f"cannot read {path}: {' '.join(str(error).split())}") from error
     return table

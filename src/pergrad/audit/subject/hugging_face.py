@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pergrad.audit.subject.losses import LossOfLogits
 from pergrad.audit.subject.spec import Spec
 from pergrad.errors import AuditError
 
@@ -18,13 +20,18 @@ PREFIX = "hf:"
 _LABELS = ("label", "labels")
 _LONGEST = 512  # tokens; longer texts are truncated
 _IGNORED = -100
+_HERE = " from this machine (--download asks the hub)"
 
 
-def spec_of_names(reference: str) -> Spec:
+_FILES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+
+
+def spec_of_names(reference: str, *, download: bool = False) -> Spec:
     """Loads `hf:MODEL,DATASET[,SPLIT]`: as a classifier if the data has labels, else as a language model.
 
-    MODEL and DATASET are paths, or names in the local cache; nothing is downloaded. The text is the first
-    column of strings, the label is the column `label` or `labels`; the default split is `train`.
+    MODEL and DATASET are paths, or names in the local cache; DATASET may be a CSV, JSON or Parquet file. The
+    network is not used, unless `download`. The text is the first column of strings, the label is the column
+    `label` or `labels`; the default split is `train`.
     """
     parts = reference.removeprefix(PREFIX).split(",")
     if len(parts) not in (2, 3) or not all(parts):
@@ -38,7 +45,12 @@ def spec_of_names(reference: str) -> Spec:
         raise AuditError(
             f"{PREFIX} needs {error.name}, which is not installed: pip install 'pergrad[hf]'"
         ) from error
-    data = _dataset(parts[1], parts[2] if len(parts) == 3 else "train")
+    with nullcontext() if download else _offline():
+        return _spec(parts, is_local=not download)
+
+
+def _spec(parts: list[str], *, is_local: bool) -> Spec:
+    data = _dataset(parts[1], parts[2] if len(parts) == 3 else "train", is_local=is_local)
     text = next((name for name, kind in data.features.items() if _is_text(kind)), None)
     if text is None:
         raise AuditError(
@@ -46,24 +58,51 @@ def spec_of_names(reference: str) -> Spec:
             "pergrad.audit.Spec for it"
         )
     label = next((name for name in _LABELS if name in data.features), None)
-    model, tokenizer = _model_and_tokenizer(parts[0], is_classifier=label is not None)
+    is_classifier = label is not None
+    model, tokenizer = _model_and_tokenizer(
+        parts[0], is_classifier=is_classifier, is_local=is_local
+    )
     name_of = getattr(data.features[label], "int2str", str) if label is not None else str
     return Spec(
         model,
         data,
-        _class_losses if label is not None else _token_losses,
+        LossOfLogits(_logits, _class_losses) if is_classifier else _token_losses,
         show=lambda item: str(item[text]),
         label=None if label is None else (lambda item: str(name_of(item[label]))),
         collate=_collate(tokenizer, text, label),
         name=parts[1],
+        logits=_logits if is_classifier else None,
+        target=(lambda batch: batch["labels"]) if is_classifier else None,
     )
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Keeps Hugging Face's packages from asking their hub within the block."""
+    import datasets  # noqa: PLC0415
+    import huggingface_hub  # noqa: PLC0415
+
+    places = [
+        (place, name)
+        for place in (huggingface_hub.constants, datasets.config)
+        for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+        if hasattr(place, name)
+    ]
+    before = [getattr(place, name) for place, name in places]
+    for place, name in places:
+        setattr(place, name, True)
+    try:
+        yield
+    finally:
+        for (place, name), value in zip(places, before, strict=True):
+            setattr(place, name, value)
 
 
 def _is_text(kind: Any) -> bool:
     return getattr(kind, "dtype", None) in ("string", "large_string")
 
 
-def _dataset(name: str, split: str) -> Any:
+def _dataset(name: str, split: str, *, is_local: bool = True) -> Any:
     import datasets  # noqa: PLC0415
 
     try:
@@ -72,16 +111,21 @@ def _dataset(name: str, split: str) -> Any:
         ):
             found = datasets.load_from_disk(name)
             return found[split] if isinstance(found, datasets.DatasetDict) else found
-        offline = datasets.DownloadConfig(local_files_only=True)
-        return datasets.load_dataset(name, split=split, download_config=offline)
+        kind = _FILES.get(Path(name).suffix.lower())
+        if kind is not None:
+            return datasets.load_dataset(kind, data_files=name, split=split)
+        where = datasets.DownloadConfig(local_files_only=is_local)
+        return datasets.load_dataset(name, split=split, download_config=where)
     except Exception as error:
         raise AuditError(
-            f"cannot load split {split!r} of the data set {name!r} from this machine: "
+            f"cannot load split {split!r} of the data set {name!r}{_HERE if is_local else ''}: "
             f"{type(error).__name__}: {error}"
         ) from error
 
 
-def _model_and_tokenizer(name: str, *, is_classifier: bool) -> tuple[nn.Module, Any]:
+def _model_and_tokenizer(
+    name: str, *, is_classifier: bool, is_local: bool = True
+) -> tuple[nn.Module, Any]:
     import transformers  # noqa: PLC0415
 
     kind = (
@@ -90,11 +134,11 @@ def _model_and_tokenizer(name: str, *, is_classifier: bool) -> tuple[nn.Module, 
         else transformers.AutoModelForCausalLM
     )
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, local_files_only=True)
-        model = kind.from_pretrained(name, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, local_files_only=is_local)
+        model = kind.from_pretrained(name, local_files_only=is_local)
     except Exception as error:
         raise AuditError(
-            f"cannot load the model {name!r} from this machine: {type(error).__name__}: {error}"
+            f"cannot load the model {name!r}{_HERE if is_local else ''}: {type(error).__name__}: {error}"
         ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -116,9 +160,14 @@ def _collate(tokenizer: Any, text: str, label: str | None) -> Callable[[list[Any
     return collate
 
 
-def _class_losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:  # (n,)
+def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:  # (n, classes)
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    return F.cross_entropy(model(**inputs).logits, batch["labels"], reduction="none")
+    found: Tensor = model(**inputs).logits
+    return found
+
+
+def _class_losses(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:  # (n,)
+    return F.cross_entropy(logits, batch["labels"], reduction="none")
 
 
 def _token_losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:  # (n,)

@@ -24,7 +24,11 @@ __all__ = ["load_spec"]
 
 
 def load_spec(
-    reference: str, data: str | None = None, *, say: Callable[[str], None] = lambda _: None
+    reference: str,
+    data: str | None = None,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+    download: bool = False,
 ) -> Spec:
     """Returns the spec that a reference names, or one of a model and a data set; infers what is missing.
 
@@ -37,9 +41,10 @@ def load_spec(
             attributes of the file with the names of fields of a Spec are used too, and `tokenizer`.
         data: a CSV, JSON or Parquet file, or a reference to a data set.
         say: receives what is inferred.
+        download: whether a reference to Hugging Face may use the network.
     """
     if reference.startswith(PREFIX):
-        return spec_of_names(reference)
+        return spec_of_names(reference, download=download)
     if data is None:
         found, _ = _found(reference, "spec")
         return _spec_from(_called(found, reference), reference, say)

@@ -143,7 +143,18 @@
     relabel: () => ["# index: new label, as the other samples suggest it; check each before you use it",
       "new_labels = {", ...picked().map((n) =>
         `    ${data.index[n]}: ${JSON.stringify(data.suggested[n] ?? data.label[n])},  # was ${JSON.stringify(data.label[n])}`),
-      "}"].join("\n"),
+      "}", "", "import torch", "", "",
+      "class Relabelled(torch.utils.data.Dataset):",
+      "    def __init__(self, dataset, classes=None):  # classes: their names, if labels are names",
+      "        self.dataset, self.classes = dataset, classes", "",
+      "    def __len__(self):", "        return len(self.dataset)", "",
+      "    def __getitem__(self, index):",
+      "        *inputs, label = self.dataset[index]",
+      "        if index in new_labels:",
+      "            name = new_labels[index]",
+      "            new = int(name) if self.classes is None else list(self.classes).index(name)",
+      "            label = torch.tensor(new) if isinstance(label, torch.Tensor) else new",
+      "        return (*inputs, label)"].join("\n"),
   };
   const files = { indices: "indices.txt", csv: "samples.csv", subset: "subset.py", relabel: "relabel.py" };
   const exported = () => {
