@@ -21,6 +21,7 @@ from pergrad.audit import AuditOptions, load_spec, run_audit
 from pergrad.audit.streaming.ranks import ranks_from
 from pergrad.audit.streaming.trial import first_batch
 from pergrad.audit.subject.dtypes import Dtype
+from pergrad.cli.evaluating import evaluate
 from pergrad.cli.index import index
 from pergrad.cli.malloc import keep_freed_memory
 from pergrad.cli.privacy import privacy
@@ -260,6 +261,7 @@ def explain(
     print(pergrad.explain(*_one_batch(reference, options)))
 
 
+app.command()(evaluate)
 app.command()(privacy)
 app.add_typer(index)
 

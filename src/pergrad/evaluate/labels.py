@@ -45,7 +45,7 @@ def flipped(labels: Tensor, share: float = 0.1, *, seed: int = 0) -> tuple[Tenso
 def mislabelled(
     methods: Methods,
     task: Task,
-    wrong: Sequence[int],
+    wrong: Sequence[int] | None = None,
     *,
     seeds: int | Sequence[int] = 3,
     baselines: bool = True,
@@ -60,12 +60,15 @@ def mislabelled(
     Args:
         methods: as in `lds`; functions are called as method(what train returned, dataset, dataset).
         task: how to train, the data with wrong labels, and the loss.
-        wrong: indices of the samples with wrong labels.
+        wrong: indices of the samples with wrong labels; by default `task.wrong`.
         seeds: how many models are trained, or their seeds.
         baselines: also measure random scores, the loss, and the labels of nearest inputs and features.
         confidence: of the intervals.
     """
     count = len(task.dataset)
+    wrong = task.wrong if wrong is None else wrong
+    if wrong is None:
+        raise EvaluationError("no wrong labels are known: pass wrong=, indices of training samples")
     is_wrong = np.zeros(count, dtype=bool)
     if not len(wrong) or not all(0 <= i < count for i in wrong):
         raise EvaluationError(

@@ -21,7 +21,7 @@ __all__ = ["duplicates", "facts"]
 def facts(
     methods: Methods,
     task: Task,
-    planted: Sequence[int | Sequence[int]],
+    planted: Sequence[int | Sequence[int]] | None = None,
     *,
     k: int = 1,
     seeds: int | Sequence[int] = 1,
@@ -34,7 +34,7 @@ def facts(
         methods: as in `lds`.
         task: how to train, the data, the queries and the loss.
         planted: for each query the index of the training sample that states its fact, or several indices,
-            of which one must be found.
+            of which one must be found; by default `task.planted`.
         k: ranks that count; 1: the planted sample must come first. Ties count as not found.
         seeds: how many models are trained on all samples, or their seeds.
         baselines: also measure random scores, loss, nearest inputs and features, and BM25, where they apply.
@@ -50,6 +50,11 @@ def facts(
     >>> found["BM25"].mean
     1.0
     """
+    planted = task.planted if planted is None else planted
+    if planted is None:
+        raise EvaluationError(
+            "no planted samples are known: pass planted=, for each query the index of its training sample"
+        )
     wanted = [_indices(at, len(task.dataset)) for at in planted]
     if len(wanted) != len(task.queries):
         raise EvaluationError(
@@ -78,7 +83,7 @@ def duplicates(
     methods: Methods,
     task: Task,
     *,
-    count: int = 50,
+    count: int | None = None,
     noise: float = 0.1,
     k: int = 1,
     seeds: int | Sequence[int] = 1,
@@ -94,7 +99,7 @@ def duplicates(
     Args:
         methods: as in `lds`.
         task: how to train, the data and the loss.
-        count: number of copies.
+        count: number of copies; by default 50, or all samples if there are fewer.
         noise: standard deviation of the noise, as a share of the inputs'; or share of tokens replaced.
         k: ranks that count. Ties count as not found.
         seeds: how many models are trained on all samples, or their seeds.
@@ -102,6 +107,7 @@ def duplicates(
         baselines: also measure random scores, loss, nearest inputs and features, and BM25, where they apply.
         confidence: of the intervals.
     """
+    count = min(50, len(task.dataset)) if count is None else count
     if not 0 < count <= len(task.dataset):
         raise EvaluationError(
             f"count={count}: choose 1 to {len(task.dataset)} training samples to copy"

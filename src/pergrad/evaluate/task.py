@@ -66,6 +66,8 @@ class Task:
             a text or of a vector of whole numbers.
         sampled: called as sampled(model, *batch); returns (B,) losses for labels drawn from the model, which
             kronfluence fits its factors to; by default it uses the labels of the data.
+        planted: for each query the training samples that state its fact, for `facts`.
+        wrong: training samples with wrong labels, for `mislabelled`.
 
     >>> import torch
     >>> from torch.utils.data import TensorDataset
@@ -93,6 +95,8 @@ class Task:
     label: Callable[..., Tensor] | None = None
     tokens: Callable[[Any], Sequence[Any]] | None = None
     sampled: Callable[..., Tensor] | None = None
+    planted: Sequence[int | Sequence[int]] | None = None
+    wrong: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("train", "loss"):

@@ -20,7 +20,7 @@ from pergrad.audit.subject.places import told
 from pergrad.audit.subject.spec import Spec
 from pergrad.errors import AuditError
 
-__all__ = ["load_spec"]
+__all__ = ["load_object", "load_spec"]
 
 
 def load_spec(
@@ -68,6 +68,16 @@ def load_spec(
     loss = given.pop("loss", None)
     tokenizer = getattr(module, "tokenizer", None)
     return inferred_spec(model, dataset, loss, tokenizer=tokenizer, say=say, **given)
+
+
+def load_object(reference: str, default: str) -> Any:
+    """Returns what `package.module:attribute` names, or what it returns if it is a function.
+
+    Args:
+        reference: as that of `load_spec`.
+        default: the attribute, if the reference names a module alone.
+    """
+    return _called(_found(reference, default)[0], reference)
 
 
 def _tokenizer(module: object, dataset: FileData, reference: str) -> Any:
