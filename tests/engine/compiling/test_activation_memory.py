@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._inductor.inductor_prims import force_stride_order
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 import pergrad
 from pergrad.engine.compiling import activation_memory
@@ -88,6 +89,23 @@ def test_sums_that_layer_norms_read_are_written_on_a_gpu(
     graph = rewritten(activation_memory.keep_less, _normed, *inputs)
     assert len(calls(graph.graph, force_stride_order)) == is_on_gpu
     assert torch.equal(*graph(*inputs), *_normed(*inputs))
+
+
+def _channels_first(x: Tensor, weight: Tensor) -> list[Tensor]:
+    """ViTDet's end: a sum in the order of an image, normalised, and viewed in that order."""
+    last = (x + 1).permute(0, 2, 3, 1)
+    total = last + last.sin()
+    return [F.layer_norm(total, (4,), weight), (total + 1).permute(0, 3, 1, 2).view(3, 8, 5)]
+
+
+def test_sums_keep_the_strides_that_a_view_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation_memory, "is_on_gpu", lambda node: True)
+    inputs = torch.randn(3, 4, 5, 2), torch.randn(4)
+    graph = rewritten(activation_memory.keep_less, _channels_first, *inputs)
+    assert len(calls(graph.graph, force_stride_order)) == 1
+    FakeTensorProp(graph).propagate(*inputs)  # an error where a view has other strides
+    for found, expected in zip(graph(*inputs), _channels_first(*inputs), strict=True):
+        assert torch.equal(found, expected)
 
 
 class _Block(nn.Module):

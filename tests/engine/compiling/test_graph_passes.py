@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pergrad.engine.compiling.graph_passes import rewrite
+from pergrad.runtime import internals
 
 _BACKWARD = torch.ops.aten.convolution_backward.default
 
@@ -36,7 +37,7 @@ def test_input_gradients_are_convolutions_with_the_same_result(
         x = x.detach().requires_grad_()
         return torch.autograd.grad(layer(x).square().sum(), x)[0]
 
-    traced = make_fx(gradient)(x)
+    traced = internals.trace(gradient)(x)
     assert traced.graph.find_nodes(op="call_function", target=_BACKWARD)
     rewrite(traced.graph)
     traced.recompile()
@@ -56,10 +57,48 @@ def test_input_gradients_keep_the_strides_that_a_view_needs(order: torch.memory_
         last = found.permute(0, 2, 3, 1) if order is torch.channels_last else found
         return last.view(-1, last.shape[-1]) * 2
 
-    traced = make_fx(gradient)(x)
+    traced = internals.trace(gradient)(x)
     rewrite(traced.graph)
     traced.recompile()
     assert not _calls(traced, _BACKWARD)
+    torch.testing.assert_close(traced(x), gradient(x))
+
+
+def test_one_number_of_a_geometry_stands_for_all_dimensions() -> None:
+    """A padding of "valid" is traced as one zero."""
+    layer = nn.Conv2d(4, 4, 3, stride=2, padding="valid").double().requires_grad_(False)
+    x = torch.randn(3, 4, 8, 7, dtype=torch.float64)
+
+    def gradient(x: Tensor) -> Tensor:
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad(layer(leaf).square().sum(), leaf)[0]
+
+    traced = internals.trace(gradient)(x)
+    (node,) = traced.graph.find_nodes(op="call_function", target=_BACKWARD)
+    assert node.args[5] == [0]
+    rewrite(traced.graph)
+    traced.recompile()
+    assert not _calls(traced, _BACKWARD)
+    torch.testing.assert_close(traced(x), gradient(x))
+
+
+def test_input_gradients_of_a_channels_last_kernel_are_as_traced() -> None:
+    layer = nn.Conv2d(4, 4, 3, padding=1).double().requires_grad_(False)
+    layer.to(memory_format=torch.channels_last)
+    x = torch.randn(3, 4, 5, 6, dtype=torch.float64)
+
+    def gradient(x: Tensor) -> Tensor:
+        leaf = x.detach().requires_grad_()
+        found = torch.autograd.grad(layer(leaf).square().sum(), leaf)[0]
+        return found.permute(0, 2, 3, 1).flatten(1, 2) * 2
+
+    traced = internals.trace(gradient)(x)
+    rewrite(traced.graph)
+    traced.recompile()
+    for node in traced.graph.nodes:
+        if node.target in (torch.ops.aten.convolution.default, torch.ops.aten.clone.default):
+            given = [n.meta["val"] if isinstance(n, Node) else n for n in node.args]
+            assert node.target(*given, **node.kwargs).stride() == node.meta["val"].stride()
     torch.testing.assert_close(traced(x), gradient(x))
 
 

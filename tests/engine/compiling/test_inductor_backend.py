@@ -2,11 +2,15 @@
 
 import warnings
 
+import pytest
 import torch
 from torch import Tensor
+from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pergrad.engine.compiling import inductor_backend
 from pergrad.engine.compiling.inductor_backend import compile_graph
+from pergrad.runtime import internals
 
 
 def _step(x: Tensor, counter: Tensor) -> list[Tensor]:
@@ -27,3 +31,33 @@ def test_results_and_writes_are_those_of_the_graph() -> None:
         wanted = _step(other, torch.zeros(()))
         torch.testing.assert_close(list(found), wanted)
         assert counter == calls
+
+
+def test_a_graph_that_only_the_rewriting_spoils_is_compiled_as_it_was_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def spoil(graph: Graph) -> None:
+        (product,) = graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+        with graph.inserting_after(product):
+            view = graph.call_function(torch.ops.aten.view.default, (product, [-7, 1]))
+        product.replace_all_uses_with(view, lambda user: user is not view)
+
+    monkeypatch.setattr(inductor_backend, "rewrite", spoil)
+    x, counter = torch.randn(4, 3), torch.zeros(())
+    graph = make_fx(_step, tracing_mode="fake")(x, counter)
+    with pytest.warns(UserWarning, match="compiled it as it was traced"):
+        call = compile_graph(graph, [x, counter])
+    with torch.no_grad():
+        torch.testing.assert_close(list(call(x, counter)), _step(x, torch.zeros(())))
+    assert counter == 1
+
+
+def test_a_graph_that_does_not_compile_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(internals, "compile_fx", fail)
+    x, counter = torch.randn(4, 3), torch.zeros(())
+    graph = make_fx(_step, tracing_mode="fake")(x, counter)
+    with pytest.raises(RuntimeError, match="no C"):
+        compile_graph(graph, [x, counter])

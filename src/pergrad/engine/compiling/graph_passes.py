@@ -54,7 +54,7 @@ def _make_input_gradients_convolutions(graph: Graph, written: set[int]) -> None:
                 continue  # of strides that a convolution does not give
             with graph.inserting_after(_last(graph, g, weight)):
                 found = _as_convolution(graph, node)
-            if order is not torch.contiguous_format:  # a later view may need it
+            if _order_of(found.meta["val"]) is not order:  # a later view may need it
                 with graph.inserting_after(found):
                     found = _in_order(graph, found, order)
             gradient.replace_all_uses_with(found)
@@ -100,18 +100,21 @@ def _as_convolution(graph: Graph, node: Node) -> Node:
     sizes = _sizes(x), _sizes(g), _sizes(weight)
     missing = [0] * len(sizes[0])
     if not transposed:  # inputs beyond the last window have no gradient
+        geometry = (_for_each(of, len(missing)) for of in (stride, padding, dilation))
         missing = [
             size - ((out - 1) * step - 2 * pad + reach * (taps - 1) + 1)
-            for size, out, taps, step, pad, reach in zip(
-                *sizes, stride, padding, dilation, strict=True
-            )
+            for size, out, taps, step, pad, reach in zip(*sizes, *geometry, strict=True)
         ]
-    gradient = graph.call_function(
+    return _inserted(
+        graph,
         _aten.convolution.default,
-        (g, weight, None, stride, padding, dilation, not transposed, missing, groups),
+        *(g, weight, None, stride, padding, dilation, not transposed, missing, groups),
     )
-    gradient.meta["val"] = x.meta["val"]
-    return gradient
+
+
+def _for_each(values: Sequence[int], dims: int) -> Sequence[int]:
+    """Repeats a single value, which stands for all dimensions."""
+    return list(values) * dims if len(values) == 1 else values
 
 
 def _share_padding(graph: Graph, written: set[int]) -> None:

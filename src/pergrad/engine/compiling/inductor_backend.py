@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from pergrad.engine.compiling.graph_passes import rewrite
 from pergrad.engine.compiling.trace import quiet
@@ -21,10 +22,34 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Rewrites a graph as the compiler likes it, and compiles it for inputs like these.
 
-    With `draws_as_eager`, random functions draw the numbers that they draw uncompiled.
+    With `draws_as_eager`, random functions draw the numbers that they draw uncompiled. A graph that the
+    compiler takes only as it was traced is compiled like that, with a warning: such a step is slower.
     """
-    rewrite(graph.graph)
-    graph.recompile()
+    try:
+        rewritten = _copied(graph)
+        rewrite(rewritten.graph)
+        rewritten.recompile()
+        return _compiled(rewritten, inputs, draws_as_eager)
+    except Exception as error:
+        error.__traceback__ = None  # its frames hold the tensors
+        call = _compiled(graph, inputs, draws_as_eager)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        warnings.warn(
+            f"pergrad.compiled: the compiler failed on the rewritten step ({reason}) and compiled it as it "
+            "was traced, which is slower; please report this",
+            stacklevel=5,
+        )
+        return call
+
+
+def _copied(graph: GraphModule) -> GraphModule:
+    """Copies the nodes; constants are shared."""
+    nodes = Graph()
+    nodes.output(nodes.graph_copy(graph.graph, {}))
+    return GraphModule(graph, nodes)
+
+
+def _compiled(graph: GraphModule, inputs: list[Tensor], draws_as_eager: bool) -> Callable[..., Any]:
     with quiet(), torch.no_grad(), internals.DisableAutocast():
         # Keep the order of the trace: the first reader of a tensor decides on its layout.
         patches = {"reorder_for_locality": False, "fallback_random": draws_as_eager}

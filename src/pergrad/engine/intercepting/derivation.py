@@ -101,6 +101,7 @@ def look_up(
         return None
     rows = index.long()
     rows = torch.where(rows < 0, rows + table.shape[0], rows).flatten()
+    rows = rows.to(table.device, non_blocking=True)  # torch takes an index on the CPU
     value = weight.value.index_select(0, rows).view(*index.shape, *table.shape[1:])
     return Transformed(weight, value, partial(_looked_up, rows, tuple(table.shape)))
 

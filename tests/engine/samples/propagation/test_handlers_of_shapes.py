@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.engine.samples.propagation.calls import answer, named, rows
 
@@ -163,6 +164,16 @@ SHAPING: dict[str, tuple[Any, Answer]] = {
     "flip of a constant": ("constant", lambda: answer(torch.flip, C(3, 2), (1,))),
     "roll": ((0, [2, 0, 1]), lambda: answer(torch.roll, rows(3, 2), 1, 0)),
     "roll by name": ((0, [1, 2, 0]), lambda: answer(torch.roll, rows(3, 2), shifts=-1, dims=0)),
+    "roll of windows": (
+        ROW,
+        lambda: answer(torch.roll, rows(3, 2, 2), (-1, -1), (1, 2)),
+    ),
+    "roll of rows and samples": (
+        (0, [1, 2, 0]),
+        lambda: answer(torch.roll, rows(3, 2), (-1, 1), (0, -1)),
+    ),
+    "fliplr": (ROW, lambda: answer(torch.fliplr, rows(3, 2))),
+    "flipud": ((0, [2, 1, 0]), lambda: answer(torch.flipud, rows(3, 2))),
     "roll of all": ("mixed", lambda: answer(torch.roll, rows(3, 2), 1)),
     "roll of all of a vector": ((0, [2, 0, 1]), lambda: answer(torch.roll, rows(3), 1)),
     "strides": ((1, 1, 1), lambda: answer(torch.as_strided, rows(3, 2), (2, 3), (1, 2))),
@@ -207,3 +218,11 @@ def test_handler_by_itself_tells_where_the_samples_are(name: str) -> None:
         assert all(one == found[0] for one in found)
         found = found[0]
     assert found == expected
+
+
+def test_rolls_within_samples_are_followed_without_values() -> None:
+    """A trace has none, and a GPU would be waited for."""
+    with FakeTensorMode():
+        x = torch.empty(3, 4, 4)
+        assert answer(torch.roll, rows(3, 4, 4, of=x), (-1, -1), (1, 2)) == ROW
+        assert answer(torch.flip, rows(3, 4, 4, of=x), (-1,)) == ROW

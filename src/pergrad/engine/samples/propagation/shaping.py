@@ -101,11 +101,24 @@ def _reorder(call: Call) -> Layout:
         return layout
     if call.name == "roll" and call.argument(2, "dims") in (None, ()) and t.dim() > 1:
         return call.mixed()  # it rolls the flattened tensor
+    if layout.dim not in _moved_dims(call, t.dim()):
+        return layout
     owner = layout.owner_of_each(t.device)
     shape = [-1 if d == layout.dim else 1 for d in range(t.dim())]
     options = {k: v for k, v in call.kwargs.items() if not isinstance(v, Tensor)}
     moved = call.func(owner.view(shape), *call.args[1:], **options)
     return call.scope.owners(layout.dim, moved.flatten())
+
+
+def _moved_dims(call: Call, rank: int) -> tuple[int, ...]:
+    """Lists the dimensions whose rows `flip` or `roll` moves."""
+    if call.name in ("fliplr", "flipud"):
+        return (1,) if call.name == "fliplr" else (0,)
+    dims = call.argument(*((2, "dims") if call.name == "roll" else (1, "dims")))
+    if call.name == "flip" and isinstance(dims, int):  # t.flip(0, 1)
+        dims = [d for d in call.args[1:] if isinstance(d, int)]
+    given = () if dims is None else (dims,) if isinstance(dims, int) else dims
+    return tuple(d % rank for d in given) or (0,)  # a vector is rolled without dims
 
 
 @moves_samples("as_strided", by_value=True)
