@@ -26,7 +26,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install test tests counts test-slow test-floor versions mutants fuzz zoo outside demo bench bench-gpu bench-tables lint format types clean
+.PHONY: help install test tests counts test-slow test-floor versions mutants fuzz zoo zoo-compiled outside demo bench bench-gpu bench-models bench-tables lint format types clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -78,6 +78,11 @@ zoo: $(STAMP) ## check every Hugging Face architecture and write its table
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo.table --write tests/zoo/RESULTS.md
 	$(BIN)/python -m tests.support --write docs/support.md
 
+zoo-compiled: $(STAMP) ## compile a step of every Hugging Face architecture, and count slow rungs (an hour or more)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo.explained --write tests/zoo/RUNGS.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo.compiled --write --backend eager $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo.compiled --write --backend inductor $(ARGS)
+
 $(OUTSIDE)/.installed: constraints-outside.txt tests/outside/requirements.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; name one with PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(OUTSIDE)
@@ -102,10 +107,15 @@ bench-gpu: $(STAMP) ## time pergrad against the alternatives on a GPU, and check
 	XLA_PYTHON_CLIENT_PREALLOCATE=false $(BIN)/python -m benchmarks.run --size gpu --precision $(PRECISION) --budget 3600 $(ARGS)
 	$(BIN)/python -m benchmarks.targets
 
+bench-models: $(STAMP) ## time Hugging Face models (ARGS="--compiled"; on a GPU ARGS="--size gpu --compiled")
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.hugging_face --store $(ARGS)
+	$(BIN)/python -m benchmarks.hugging_face --write docs/benchmarks.md
+
 bench-tables: $(STAMP) ## write the stored rows into the documentation and its charts
 	$(BIN)/python -m benchmarks.table --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.targets --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.summary --write README.md
+	$(BIN)/python -m benchmarks.hugging_face --write docs/benchmarks.md
 	$(BIN)/python -m benchmarks.plot
 
 lint: $(STAMP) ## check style and formatting

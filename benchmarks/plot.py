@@ -43,7 +43,8 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure whose bytes depend on nothing but its contents."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(
         path,
@@ -80,7 +81,7 @@ def bars(table: Table, path: Path) -> None:
         panels[0].invert_yaxis()
         label = f"{table.title}: time as a multiple of plain training ({table.precision})"
         figure.supxlabel(label, fontsize=8.5)
-        _save(figure, path)
+        save(figure, path)
 
 
 def _panel(panel: Any, found: dict[str, Row], methods: list[str]) -> None:
@@ -182,7 +183,7 @@ def curves(points: list[scaling.Point], path: Path) -> None:
         panels[0][0].set_ylabel("milliseconds a step")
         panels[1][0].set_ylabel("peak memory, MB")
         panels[1][0].legend(frameon=False, labelcolor=TEXT)  # above are the marks
-        _save(figure, path)
+        save(figure, path)
 
 
 def _pictures(folder: Path, results: Path, sweeps: Path) -> Iterable[Path]:

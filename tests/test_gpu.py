@@ -491,3 +491,50 @@ def test_input_may_be_written_over_once_the_backward_is_over() -> None:
         loss(model, x).sum().backward()
         x.zero_()
     assert_near(norms.result, expected.result)
+
+
+class Tables(nn.Module):
+    """Token types of two rows, positions by index, a large vocabulary, a depthwise convolution, a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.types = nn.Embedding(5000, 16), nn.Embedding(2, 16)
+        self.bias = nn.Parameter(torch.randn(15, 16))
+        self.mix = nn.Conv1d(16, 16, 3, padding=1, groups=16)
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 4)
+        self.register_buffer("index", torch.arange(8) % 15)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids) + self.types(ids % 2) + self.bias[self.index]
+        x = self.mix(x.mT).mT
+        return self.head(self.norm(x).relu()).square().mean((1, 2))
+
+
+@pytest.mark.parametrize("how", ["recorded", "eager", "inductor"])
+@pytest.mark.parametrize(
+    "make",
+    [pergrad.Norms, lambda: pergrad.ClippedSum(1.0), pergrad.Sum, pergrad.Grads],
+    ids=["norms", "clipped", "sum", "grads"],
+)
+def test_a_warm_step_does_not_wait_for_the_device(how: str, make: object) -> None:
+    """A wait would leave the GPU idle until Python has launched the next kernel."""
+    assert callable(make)
+    model, quantity = Tables().to(DEVICE), make()
+    batches = [torch.randint(0, 5000, (6, 8), device=DEVICE) for _ in range(5)]
+
+    def recorded(ids: Tensor) -> None:
+        quantity.reset()
+        with pergrad.record(model, quantity):
+            model(ids).sum().backward()
+
+    step = recorded
+    if how != "recorded":
+        step = pergrad.compiled(model, lambda model, ids: model(ids), quantity, backend=how)
+    for ids in batches[:3]:  # probes and compilers may look at values, once
+        step(ids)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for ids in batches[3:]:
+            step(ids)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,7 +1,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.summary import MODELS, main, render
+from benchmarks.rows import Row
+from benchmarks.summary import main, render
 from benchmarks.table import tables
 from tests.benchmarks.row_cases import PLAIN
 
@@ -13,16 +14,46 @@ SLOWER = replace(OWN, method="pergrad-norms-call", ratio=0.7)
 PEER = replace(OWN, method="vmap-norms", method_title="vmap(grad)", ratio=1.2)
 
 
-def test_best_stands_beside_the_best_peer() -> None:
-    text = render(tables([("x", [PLAIN_VIT, SLOWER, OWN, PEER, replace(PEER, ratio=1.4)])]))
-    *_, line = text.splitlines()
-    assert line == "| norms, CPU, float32 |  | **0.61** (1.20) |  |  |  |"
+COMPILED = replace(PLAIN_VIT, method="plain-compiled", ratio=0.5)
+OWN_COMPILED = replace(OWN, method="pergrad-norms-compiled", ratio=0.4)
+PEER_COMPILED = replace(OWN, method="vmap-norms-compiled", ratio=0.6)
 
 
-def test_cells_without_a_peer_are_empty() -> None:
-    text = render(tables([("x", [PLAIN_VIT, OWN])]))
-    assert len(text.splitlines()) == 2
-    assert text.count("|", 0, text.index("\n")) == len(MODELS) + 2
+def lines(*runs: list[Row]) -> list[str]:
+    return render(tables([(f"{k}", run) for k, run in enumerate(runs)])).splitlines()[2:]
+
+
+def test_recorded_steps_are_compared_with_eager_training() -> None:
+    (line,) = lines([PLAIN_VIT, SLOWER, OWN, PEER])
+    assert line == "| norms, recorded, CPU, float32 |  | **0.61** (1.20) |  |  |  |"
+
+
+def test_compiled_steps_are_compared_with_compiled_training() -> None:
+    compiled, recorded = lines([PLAIN_VIT, COMPILED, OWN, PEER, OWN_COMPILED, PEER_COMPILED])
+    assert compiled == "| norms, compiled, CPU, float32 |  | **0.80** (1.20) |  |  |  |"
+    assert recorded == "| norms, recorded, CPU, float32 |  | **0.61** (1.20) |  |  |  |"
+
+
+def test_a_peer_that_is_faster_is_the_one_in_bold() -> None:
+    (line,) = lines([PLAIN_VIT, OWN, replace(PEER, ratio=0.5)])
+    assert line == "| norms, recorded, CPU, float32 |  | 0.61 (**0.50**) |  |  |  |"
+
+
+def test_graphs_and_traces_count_as_neither() -> None:
+    others = [
+        replace(OWN, method=f"pergrad-norms-{kind}", ratio=0.1) for kind in ("graphs", "traced")
+    ]
+    compiled, recorded = lines([PLAIN_VIT, COMPILED, OWN, OWN_COMPILED, *others])
+    assert "**0.80** (–)" in compiled
+    assert "**0.61** (–)" in recorded
+
+
+def test_a_run_without_the_base_does_not_count() -> None:
+    with_base = [PLAIN_VIT, COMPILED, OWN_COMPILED]
+    alone = [PLAIN_VIT, replace(OWN_COMPILED, ratio=0.1)]
+    (line,) = lines(alone, with_base)
+    assert "**0.80**" in line
+    assert not lines(alone)
 
 
 def test_readme_shows_the_stored_rows() -> None:

@@ -6,6 +6,7 @@ attribute of this module from then on. Write `internals.name`, never `from ... i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -280,6 +281,12 @@ ENTRIES: Mapping[str, Entry] = {
         "torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack",
         "to make these copies outside of torch.vmap",
         _ERROR,
+    ),
+    "outside_of_trace": Entry(
+        "torch.utils._python_dispatch._disable_current_modes",
+        "to compute, while a step is traced, what does not depend on its inputs",
+        "a step that indexes by such tensors is not compiled",
+        instead=contextlib.nullcontext,
     ),
     "add_mapped_dim": Entry(
         "torch._C._functorch._add_batch_dim",

@@ -16,6 +16,7 @@ from pergrad.engine.compiling.results import Template, take_apart
 from pergrad.engine.compiling.state import graph_inputs
 from pergrad.engine.compiling.surroundings import Surroundings, UnrepeatableError
 from pergrad.engine.recording.modules import submodules
+from pergrad.engine.samples.known_indices import KnownIndices
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals
 from pergrad.runtime.containers import owned_copy, tensors_in
@@ -69,7 +70,7 @@ def trace_step(
         filled = list(map(_copied, quantities))
         surroundings.put({id(t): stand_in for t, stand_in in zip(state, own, strict=True)})
         try:
-            with _unflattened(model):
+            with _unflattened(model), KnownIndices():
                 losses = step(filled, internals.pytree.tree_unflatten(values, spec))
         except BaseException:
             with suppress(UnrepeatableError):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
+from pergrad.engine.samples.known_indices import known_index
 from pergrad.engine.samples.layouts import Constant, Counted, Layout, Lost, Owners, Samples
 from pergrad.engine.samples.origins import SUM
 from pergrad.engine.samples.propagation import (
@@ -26,6 +28,7 @@ from pergrad.engine.samples.propagation.pairing import layout_of_pairs
 from pergrad.engine.samples.propagation.probing import layouts_by_probe, proved_apart
 from pergrad.engine.samples.propagation.table import (
     Call,
+    Handler,
     handler_of,
     is_by_value,
     is_own,
@@ -46,6 +49,8 @@ from pergrad.engine.samples.propagation.totals import (
     origin_of_mean,
 )
 from pergrad.rules.samples import DECLARED
+from pergrad.runtime import internals, is_traced
+from pergrad.runtime.containers import map_parts
 
 __all__ = [
     "ELEMENTWISE",
@@ -116,7 +121,10 @@ def _found(call: Call) -> list[Layout]:
             for t in call.outputs
         ]
     handler = handler_of(call.func)
-    found = handler(call) if handler is not None else None
+    found = None
+    if handler is not None:
+        moves_rows = handler.__module__ in _MOVING and is_traced(call.output)
+        found = _handled_in_trace(handler, call) if moves_rows else handler(call)
     if found is None:
         return layouts_by_probe(call)
     is_fatal = isinstance(found, Lost) and found.is_fatal
@@ -131,6 +139,31 @@ def _found(call: Call) -> list[Layout]:
         layout if _matches_shape(layout, t) else call.unknown("moves samples in an unknown way")
         for t, layout in zip(call.outputs, layouts, strict=True)
     ]
+
+
+# Modules whose handlers look at owners of rows and at indices, and compute nothing that belongs to the step.
+_MOVING = frozenset(module.__name__ for module in (indexing, joining, shaping))
+
+
+def _handled_in_trace(handler: Handler, call: Call) -> Any:
+    """Runs a handler outside of the trace: owners of rows have values there, and known indices, too."""
+    known = {id(t): values for t in call.tensors if (values := known_index(t)) is not None}
+    with internals.outside_of_trace():
+        if not known:
+            return handler(call)
+
+        def valued(value: Any) -> Any:
+            return known.get(id(value), value) if isinstance(value, Tensor) else value
+
+        args, kwargs, tensors = map_parts(valued, (call.args, call.kwargs, call.tensors))
+        copy = Call(
+            *(call.scope, call.func, args, kwargs, call.outputs, tensors, call.layouts),
+            flows=call.flows,
+            hints=call.hints,
+        )
+        found = handler(copy)
+        call.take_answer_of(copy)
+        return found
 
 
 def _after_linear(call: Call, lost: Lost) -> Layout:

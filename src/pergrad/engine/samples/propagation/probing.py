@@ -30,6 +30,7 @@ from pergrad.engine.samples.signatures import Signature, describe_hashable, sign
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.runtime import internals, is_traced
 from pergrad.runtime.caches import Cache
+from pergrad.runtime.containers import map_parts
 from pergrad.runtime.tolerances import largest
 
 __all__ = ["layouts_by_probe", "proved_apart"]
@@ -59,8 +60,10 @@ def layouts_by_probe(call: Call) -> list[Layout]:
     if known is not None:
         return [call.scope.samples(*key) for key in known]  # type: ignore[misc]
     # A traced step has no values to probe with; the untraced step before it has probed the model's calls.
-    if any(t.is_meta or is_traced(t) for t in call.tensors):
+    if any(t.is_meta for t in call.tensors):
         return _refused(call, "cannot be probed during a trace")
+    if any(map(is_traced, call.tensors)):
+        return _probed_in_trace(call)
     call.reads_values = True  # until it is clear that they do not matter
     found = _proved_by_graph(call) if any(t.requires_grad for t in call.outputs) else None
     if found is None:
@@ -74,6 +77,47 @@ def layouts_by_probe(call: Call) -> list[Layout]:
         _ANSWERS.put(signature, answer)
         call.reads_values = False
     return _refused(call, layouts) if isinstance(layouts, str) else layouts
+
+
+def _probed_in_trace(call: Call) -> list[Layout]:
+    """Probes a call of a traced step on random values: a graph runs the same operations on any values.
+
+    Integers may be indices, so that other values do not stand for them, and a function that draws random
+    numbers would draw others; the call is then refused.
+    """
+    twin = None if is_trusted(call.func) else _with_random_values(call)
+    if twin is None:
+        return _refused(call, "cannot be probed during a trace")
+    with internals.outside_of_trace():
+        found = layouts_by_probe(twin)
+    call.reads_values = True
+    is_apart = all(isinstance(layout, Samples) for layout in found)
+    return list(found) if is_apart else _refused(call, "cannot be probed during a trace")
+
+
+def _with_random_values(call: Call) -> Call | None:
+    """Runs the call again on random numbers, on the CPU; None if it cannot be."""
+    if not all(t.is_floating_point() and t.layout is torch.strided for t in call.tensors):
+        return None
+    values: dict[int, Tensor] = {}
+
+    def drawn(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in values:
+            made = torch.randn(value.shape, dtype=value.dtype)
+            values[id(value)] = made.requires_grad_(value.requires_grad)
+        return values[id(value)]
+
+    try:
+        with internals.outside_of_trace(), torch.random.fork_rng(devices=()), torch.enable_grad():
+            args, kwargs, tensors = map_parts(drawn, (call.args, call.kwargs, call.tensors))
+            outputs = tensors_in(call.func(*args, **kwargs))
+    except Exception:  # any error means "unknown": a kernel for GPUs alone
+        return None
+    if [t.shape for t in outputs] != [t.shape for t in call.outputs]:
+        return None
+    return Call(call.scope, call.func, args, kwargs, outputs, tensors, call.layouts, call.flows)
 
 
 def proved_apart(call: Call) -> list[Layout] | None:

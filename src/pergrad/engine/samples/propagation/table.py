@@ -202,8 +202,10 @@ class Call:
         for _, layout in self._with_samples:
             if not isinstance(layout, Owners) or not layout.is_one or not len(layout.owner):
                 return None
-            if first is not None and not torch.equal(first.owner[:1], layout.owner[:1]):
-                return None
+            if first is not None:
+                with internals.outside_of_trace():
+                    if not torch.equal(first.owner[:1], layout.owner[:1]):
+                        return None
             first = first or layout
         return first
 
@@ -234,6 +236,11 @@ class Call:
             self.flows,
             self.hints,
         )
+
+    def take_answer_of(self, copy: Call) -> None:
+        """Takes over what a handler has looked at in a copy of the call."""
+        self.reads_values |= copy.reads_values
+        self._looked_at += copy._looked_at
 
     def layout(self, t: Tensor) -> Layout:
         """Returns the layout of one of the arguments."""
