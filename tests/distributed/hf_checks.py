@@ -11,6 +11,11 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pergrad
@@ -79,3 +84,24 @@ def check_a_llama_with_checkpoints() -> None:
 
 def check_adapters_of_a_llama() -> None:
     sums_are_those_of_one_process(adapted, lambda model: model.base_model.model.model.layers)
+
+
+def check_a_tensor_parallel_llama() -> None:
+    tokens = torch.randint(32, (8, 6), generator=torch.Generator().manual_seed(3))
+    grads, model = loop_grads(llama(), losses, tokens), llama()
+    styles: dict[str, Any] = {}
+    for k in (0, 1):
+        for name in ("gate_proj", "up_proj"):
+            styles[f"model.layers.{k}.mlp.{name}"] = ColwiseParallel()
+        styles[f"model.layers.{k}.mlp.down_proj"] = RowwiseParallel()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(model, mesh, styles)
+    norms, clipped = pergrad.Norms(), pergrad.ClippedSum(1.0)
+    with pergrad.record(model, norms, clipped):
+        losses(model, tokens).sum().backward()
+    near(norms.result, norms_of(grads), TOLERANCE)
+    found = {
+        name: t.full_tensor() if hasattr(t, "full_tensor") else t
+        for name, t in clipped.result.items()
+    }
+    all_near(found, clipped_of(grads, 1.0), TOLERANCE)

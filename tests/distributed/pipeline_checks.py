@@ -8,7 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import pergrad
 from pergrad.testing import loop_grads
@@ -164,3 +170,41 @@ def check_training_is_that_of_one_process() -> None:
             trained.zero_grad()
     own = {name: p.detach() for name, p in one.named_parameters()}
     all_near({name: p.detach() for name, p in piped.stage.named_parameters()}, piped.own(own))
+
+
+def check_stages_that_are_tensor_parallel() -> None:
+    if dist.get_world_size() < 4:
+        return
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+    rank, one = mesh["pp"].get_local_rank(), made()
+    stages = (
+        nn.Sequential(one.first, one.blocks[0]),
+        nn.Sequential(one.blocks[1], one.last),
+    )
+    stage, block = stages[rank], 1 - rank
+    names = {id(p): name for name, p in one.named_parameters()}
+    own = {name: names[id(p)] for name, p in stage.named_parameters()}
+    x, target = batch(), batch(seed=7)[:, :2]
+
+    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return (model(x) - y).square().sum(-1)
+
+    grads = loop_grads(made(), losses, x, target)
+    styles = {f"{block}.wide": ColwiseParallel(), f"{block}.narrow": RowwiseParallel()}
+    parallelize_module(stage, mesh["tp"], styles)
+    group = mesh["pp"].get_group()
+    place = PipelineStage(stage, rank, 2, torch.device("cpu"), group=group)
+    schedule = ScheduleGPipe(place, n_microbatches=4, loss_fn=summed)
+    norms, clipped = pergrad.Norms(), pergrad.ClippedSum(1.0)
+    with pergrad.record(stage, norms, clipped, calls="more"):
+        if place.is_first:
+            schedule.step(x)
+        else:
+            schedule.step(target=target)
+    near(norms.result, norms_of(grads))
+    found = {
+        name: t.full_tensor() if hasattr(t, "full_tensor") else t
+        for name, t in clipped.result.items()
+    }
+    wanted = clipped_of(grads, 1.0)
+    all_near(found, {name: wanted[of] for name, of in own.items()})

@@ -405,3 +405,63 @@ def check_a_part_of_a_sharded_module_is_refused() -> None:
     fully_shard(model, mesh=mesh())
     message = refusal(lambda: pergrad.norms(model.last, losses, torch.ones(2, 4).double()))
     assert "record the module that fully_shard was applied to" in message
+
+
+def check_replicated_shards() -> None:
+    world = dist.get_world_size()
+    if world < 4:
+        return
+    own = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("copies", "shards", "tp"))
+    model: Any = parallelize_module(made(), own["tp"], BLOCKS)
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=own["copies", "shards"])
+    grads = oracle(made(), batch())
+
+    def mine(rows: Tensor) -> Tensor:
+        return rows.split((5, 3))[own["copies"].get_local_rank()]
+
+    norms, clipped = pergrad.Norms(), pergrad.ClippedSum(1.0)
+    with pergrad.record(model, norms, clipped):
+        losses(model, mine(batch())).sum().backward()
+    near(norms.result, norms_of({name: mine(g) for name, g in grads.items()}))
+    clipped.assign(reduce=True)
+    found = {name: full(p.grad) for name, p in model.named_parameters()}
+    all_near(found, clipped_of(grads, 1.0))
+    assert "group=mesh['dp']" in refusal(norms.all_gather)
+
+
+class Adapted(nn.Module):
+    """A frozen layer and a low-rank adapter."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+class AdaptedNet(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+        for block in self.blocks:
+            block.wide = Adapted(block.wide)
+
+
+def check_adapters_on_a_frozen_base() -> None:
+    styles: dict[str, Any] = {}
+    for k in (0, 1):
+        styles[f"blocks.{k}.wide.base"] = ColwiseParallel()
+        styles[f"blocks.{k}.wide.down"] = ColwiseParallel(output_layouts=Replicate())
+        styles[f"blocks.{k}.wide.up"] = ColwiseParallel()
+        styles[f"blocks.{k}.narrow"] = RowwiseParallel()
+    model = parallelize_module(made(AdaptedNet), mesh(), styles)
+    grads = oracle(made(AdaptedNet), batch())
+    norms, clipped = pergrad.Norms(), pergrad.ClippedSum(1.0)
+    with pergrad.record(model, norms, clipped):
+        losses(model, batch()).sum().backward()
+    near(norms.result, norms_of(grads))
+    all_near(whole(clipped.result), clipped_of(grads, 1.0))
