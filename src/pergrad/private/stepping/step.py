@@ -307,8 +307,9 @@ class Step:
         self._forget_gradients()  # an ordinary one, of before, would be applied as it is
         try:
             for name, total in noisy.items():
+                p = parameters[name]
                 local_of(total).div_(self._divisor)
-                parameters[name].grad = grad_of(parameters[name], total)
+                p.grad = grad_of(p, total) if is_sharded(p) else total.to(p.dtype)
             self._optimizer.step()
         finally:
             self._forget_gradients()
