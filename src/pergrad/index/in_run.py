@@ -23,8 +23,9 @@ class InRunValues:
     To first order, a step of plain gradient descent on a batch of B samples lowers the validation loss by
     the sum of these products: each sample gets its share. `.grad` is that of plain training.
 
-    A product costs about as much as a forward pass of the batch. Measured in every fourth step, with a
-    validation gradient of every sixteenth, the sum is an estimate at a quarter of the cost.
+    A step that is measured takes longer, since its gradients are needed twice. With `every=16` and `refresh=4`
+    one step in sixteen is measured, and a validation gradient computed in one of 64; values are then
+    estimates of the sum.
 
     Args:
         model: the model that is trained.
