@@ -23,9 +23,9 @@ class InRunValues:
     To first order, a step of plain gradient descent on a batch of B samples lowers the validation loss by
     the sum of these products: each sample gets its share. `.grad` is that of plain training.
 
-    A step that is measured takes longer, since its gradients are needed twice. With `every=16` and `refresh=4`
-    one step in sixteen is measured, and a validation gradient computed in one of 64; values are then
-    estimates of the sum.
+    A step that is measured takes longer, since its gradients are needed twice. With `every=16` and
+    `refresh=4` one step in sixteen is measured, and a validation gradient computed in one of 64; values are
+    then estimates of the sum.
 
     Args:
         model: the model that is trained.
