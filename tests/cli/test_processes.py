@@ -174,6 +174,7 @@ def test_a_rank_that_hangs_ends_the_other_within_a_minute(tmp_path, whole):
     finally:
         for process in both:
             process.kill()
+            process.communicate()
     assert both[0].returncode == 3, err
     assert "process 1 gives no sign of life: all rows written so far are kept" in err
     for process in ranks(2, *audit, cwd=tmp_path):
@@ -197,15 +198,19 @@ def test_twenty_thousand_samples_killed_at_random_moments_give_the_same_bytes(tm
     finish(start("pergrad", "audit", *audit, "-o", "whole", cwd=tmp_path))
     draw = random.Random(0)
     chunks = tmp_path / "killed/chunks"
-    for _ in range(4):
+    for is_last in (False, False, False, True):
         both = ranks(2, *audit, "-o", "killed", cwd=tmp_path)
         before, more = len(list(chunks.glob("*.npz"))), draw.randint(1, 100)
         while len(list(chunks.glob("*.npz"))) <= before + more:
             assert all(process.poll() is None for process in both)
             time.sleep(draw.uniform(0, 0.01))
-        both[draw.randrange(2)].kill()
+        one, other = draw.sample(both, 2)
+        one.kill()
+        if not is_last:  # else the other one computes what is left, and stops at the end
+            time.sleep(draw.uniform(0, 0.1))
+            other.kill()
         said = [process.communicate(timeout=60)[1] for process in both]
-        assert sorted(process.returncode for process in both) == [-9, 3], said
+        assert (one.returncode, other.returncode) == (-9, 3 if is_last else -9), said
         assert not (tmp_path / "killed/summary.json").exists()
     for process in ranks(2, *audit, "-o", "killed", cwd=tmp_path):
         finish(process)

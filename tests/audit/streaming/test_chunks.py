@@ -1,16 +1,16 @@
 import numpy as np
 import pytest
 
-from pergrad.audit.streaming import chunks
 from pergrad.audit.streaming.chunks import (
     Chunk,
     gaps,
     kept_spans,
-    read_all,
     read_chunk,
     write_chunk,
 )
 from pergrad.audit.streaming.gradients import Rows
+from pergrad.audit.writing import joining
+from pergrad.audit.writing.joining import read_all
 from pergrad.errors import AuditError
 
 
@@ -53,7 +53,7 @@ def test_chunks_that_are_known_are_not_read(tmp_path, monkeypatch):
         write_chunk(tmp_path, part)
     expected, _ = read_all(tmp_path, np.arange(9))
     read = []
-    monkeypatch.setattr(chunks, "read_chunk", lambda path: read.append(path.name) or parts[1])
+    monkeypatch.setattr(joining, "read_chunk", lambda path: read.append(path.name) or parts[1])
     found, sizes = read_all(tmp_path, np.arange(9), {(0, 5): parts[0]})
     assert read == ["0000000005-0000000009.npz"]
     assert np.array_equal(found.rows.sketch, expected.rows.sketch)

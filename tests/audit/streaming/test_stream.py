@@ -2,12 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from pergrad.audit.streaming.chunks import gaps, kept_spans, read_all
+from pergrad.audit.streaming.chunks import gaps, kept_spans
 from pergrad.audit.streaming.folder import ResultsFolder
 from pergrad.audit.streaming.gradients import Gradients
 from pergrad.audit.streaming.loading import Loader
 from pergrad.audit.streaming.stream import Stream, Work, batches_in, shard
 from pergrad.audit.subject.spec import grouped_parameters
+from pergrad.audit.writing.joining import read_all
 from pergrad.errors import AuditError, InterruptedAuditError
 from tests.audit.cases import SIZE, BadItem, data, losses, mlp
 

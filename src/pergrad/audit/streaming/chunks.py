@@ -6,27 +6,26 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pergrad.audit.streaming.files import write_whole
-from pergrad.audit.streaming.gradients import CLASSIFIED, Rows, joined_rows
+from pergrad.audit.streaming.gradients import CLASSIFIED, Rows
 from pergrad.errors import AuditError
 
 __all__ = [
     "Chunk",
     "Span",
     "gaps",
-    "in_order",
     "kept_of",
     "kept_spans",
-    "read_all",
+    "path_of",
     "read_chunk",
+    "refuse_other_samples",
     "write_chunk",
 ]
 
@@ -48,6 +47,11 @@ class Chunk:
     skipped: dict[int, str] = field(default_factory=dict)  # index of an unreadable item -> why
 
 
+def path_of(folder: Path, start: int, stop: int) -> Path:
+    """Returns the file of a chunk."""
+    return folder / f"{start:010d}-{stop:010d}.npz"
+
+
 def write_chunk(folder: Path, chunk: Chunk) -> None:
     """Writes the chunk atomically."""
     about = {
@@ -67,7 +71,7 @@ def write_chunk(folder: Path, chunk: Chunk) -> None:
         "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
     }
     np.savez(held, **arrays)
-    write_whole(folder / f"{chunk.start:010d}-{chunk.stop:010d}.npz", held.getbuffer())
+    write_whole(path_of(folder, chunk.start, chunk.stop), held.getbuffer())
 
 
 def _of_classifier(rows: Rows) -> dict[str, np.ndarray]:
@@ -123,75 +127,12 @@ def gaps(spans: Iterable[Span], size: int) -> list[Span]:
     return [*found, *([(at, size)] if at < size else [])]
 
 
-def read_all(
-    folder: Path, indices: np.ndarray, written: Mapping[Span, Chunk] | None = None
-) -> tuple[Chunk, dict[int, int]]:
-    """Joins all chunks and counts the rows by batch size; refuses missing or overlapping rows.
-
-    Chunks in `written`, which this process wrote itself, are not read again.
-    """
-    written = {} if written is None else written
-    spans = kept_spans(folder)
-    left = gaps(spans, len(indices))
-    overlaps = [a for a, b in pairwise(spans) if a[1] > b[0]]
-    if left or overlaps:
-        what = (
-            f"rows {left[0][0]} to {left[0][1]} are missing" if left else f"{overlaps[0]} overlaps"
-        )
-        raise AuditError(
-            f"{folder} is not complete: {what}; all processes must write to one shared folder"
-        )
-    chunks = [
-        written[a, b] if (a, b) in written else read_chunk(folder / f"{a:010d}-{b:010d}.npz")
-        for a, b in spans
-    ]
-    for chunk in chunks:
-        if not np.array_equal(
-            chunk.index, kept_of(indices[chunk.start : chunk.stop], chunk.skipped)
-        ):
-            raise _corrupt(folder / f"{chunk.start:010d}-{chunk.stop:010d}.npz", "other samples")
-    sizes: dict[int, int] = {}
-    for chunk in chunks:
-        sizes[chunk.batch_size] = sizes.get(chunk.batch_size, 0) + len(chunk.rows)
-    return _joined(chunks), sizes
+def refuse_other_samples(path: Path, chunk: Chunk, indices: np.ndarray) -> None:
+    """Refuses a chunk whose samples are not those at its positions."""
+    if not np.array_equal(chunk.index, kept_of(indices[chunk.start : chunk.stop], chunk.skipped)):
+        raise _corrupt(path, "other samples")
 
 
 def kept_of(indices: np.ndarray, skipped: Mapping[int, str]) -> np.ndarray:
     """Returns the indices without those that were skipped."""
     return indices[~np.isin(indices, list(skipped))] if skipped else indices
-
-
-def in_order(whole: Chunk) -> Chunk:
-    """Returns the rows sorted by index: batches of a token budget are in the order of their lengths."""
-    order = np.argsort(whole.index, kind="stable")
-    if np.array_equal(order, np.arange(len(order))):
-        return whole
-    found: dict[str, Any] = {f.name: getattr(whole.rows, f.name) for f in fields(Rows)}
-    found = {name: None if values is None else values[order] for name, values in found.items()}
-    labels = None if whole.labels is None else [whole.labels[n] for n in order.tolist()]
-    return replace(whole, index=whole.index[order], rows=Rows(**found), labels=labels)
-
-
-def _joined(chunks: Sequence[Chunk]) -> Chunk:
-    if len(chunks) == 1:
-        return chunks[0]
-    skipped = {index: why for chunk in chunks for index, why in chunk.skipped.items()}
-    last = chunks[-1].stop
-    chunks = [chunk for chunk in chunks if len(chunk.rows)] or list(chunks[:1])
-    labels = [chunk.labels for chunk in chunks]
-    seconds: dict[str, float] = {}
-    for chunk in chunks:
-        for phase, value in chunk.seconds.items():
-            seconds[phase] = seconds.get(phase, 0.0) + value
-    return Chunk(
-        0,
-        last,
-        np.concatenate([chunk.index for chunk in chunks]),
-        joined_rows([chunk.rows for chunk in chunks]),
-        None
-        if any(part is None for part in labels)
-        else [x for part in labels for x in part or ()],
-        min(chunk.batch_size for chunk in chunks),
-        seconds,
-        skipped,
-    )

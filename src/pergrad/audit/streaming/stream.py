@@ -21,6 +21,7 @@ from pergrad.errors import AuditError, InterruptedAuditError, PergradError
 
 __all__ = ["Stream", "Watch", "Work", "batches_in", "shard"]
 
+_MOST_HELD = 2**26  # bytes of sketches that stay in memory
 _MOST_ROWS = 1 << 16  # per chunk, even if it is not yet time to save
 
 
@@ -129,7 +130,8 @@ class Stream:
         self._watch = watch
         self._pending: _Pending | None = None
         self._since = 0.0  # start time of the next chunk
-        self.written: dict[Span, Chunk] = {}
+        self.written: dict[Span, Chunk] = {}  # the first chunks, for the analysis
+        self._held = 0  # bytes of sketches, with those of other chunks
 
     def run(self, work: Work, batch_size: int) -> None:
         """Computes and saves the rows of all items of work; saves finished rows even after an error."""
@@ -216,7 +218,9 @@ class Stream:
         )
         self._since = time.perf_counter()
         write_chunk(self._folder.chunks, chunk)
-        self.written[chunk.start, chunk.stop] = chunk
+        self._held += chunk.rows.sketch.nbytes
+        if self._held <= _MOST_HELD:  # the others are read again
+            self.written[chunk.start, chunk.stop] = chunk
 
     def _shrunk(self, work: Work, size: int) -> int:
         """Returns half of the batch size that did not fit."""

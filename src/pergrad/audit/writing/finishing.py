@@ -14,12 +14,13 @@ import torch
 
 import pergrad
 from pergrad.attribution import Findings, Samples, analyse, grade
-from pergrad.audit.streaming.chunks import Chunk, Span, in_order, read_all
+from pergrad.audit.streaming.chunks import Chunk, Span
 from pergrad.audit.streaming.folder import ResultsFolder
 from pergrad.audit.streaming.loading import Loader
 from pergrad.audit.streaming.ranks import Ranks
 from pergrad.audit.streaming.task import Task
 from pergrad.audit.subject.checks import notes_of_mode
+from pergrad.audit.writing.joining import read_all
 from pergrad.audit.writing.results import FORMAT, write_previews, write_summary, write_tables
 from pergrad.errors import AuditError, PergradError
 
@@ -41,7 +42,6 @@ def finish(
     """
     began = time.perf_counter()
     whole, batch_sizes = read_all(results.chunks, task.indices, own)
-    whole = in_order(whole)
     if len(whole.rows) == 0:
         why = next(iter(whole.skipped.values()))
         raise AuditError(f"none of the {len(whole.skipped):,} items can be read: {why}")
