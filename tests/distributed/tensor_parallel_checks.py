@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import pergrad
+import pergrad.private
 from pergrad.testing import loop_grads
 from tests.distributed.models import (
     Net,
@@ -311,6 +312,13 @@ def check_what_is_refused_says_so() -> None:
         message = refusal(lambda: pergrad.norms(mixed, losses, batch()))
         assert "sharded along its samples" in message
         assert "fully_shard" in message
+    plan = pergrad.private.Plan(
+        noise_multiplier=1.0, sample_rate=0.1, steps=2, max_norm=1.0, expected_batch_size=2
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    message = refusal(lambda: pergrad.private.Step(model, optimizer, of_tokens, plan))
+    assert "parallelize_module" in message
+    assert "use fully_shard alone" in message
     hooked = parallelize_module(made(), mesh(), BLOCKS)
     hooked.blocks[0].wide.weight.register_hook(lambda g: g)
     assert "remove the hook" in refusal(lambda: pergrad.norms(hooked, losses, batch()))

@@ -22,7 +22,7 @@ from pergrad.distributed.tensor_parallel import (
 from pergrad.errors import PergradError
 from pergrad.runtime import internals
 
-__all__ = ["SHARDING", "refuse_sharded", "seed_of_all", "spread_of"]
+__all__ = ["SHARDING", "refuse_sharded", "refuse_tensor_parallel", "seed_of_all", "spread_of"]
 
 SHARDING = "fully_shard"
 
@@ -123,6 +123,17 @@ def refuse_sharded(module: nn.Module, what: str, instead: str) -> None:
                 f"{what} does not take a tensor-parallel module (parallelize_module), such as one whose "
                 f"parameter {name!r} is a DTensor: {instead}"
             )
+
+
+def refuse_tensor_parallel(module: nn.Module, what: str) -> None:
+    """Refuses a module whose parameters are spread over ranks that must have the same samples."""
+    managed = {id(p) for unit in sharding_modules(module) for p in unit.parameters()}
+    own = dict(module.named_parameters())
+    for name in pieces_of(own, [name for name, p in own.items() if id(p) in managed]):
+        raise PergradError(
+            f"{what} gives every rank samples of its own, and parameter {name!r} is spread by tensor "
+            f"parallelism (parallelize_module) over ranks that must share theirs: use {SHARDING} alone"
+        )
 
 
 def _refuse_flat_parameters(module: nn.Module) -> None:

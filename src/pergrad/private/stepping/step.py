@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pergrad.distributed.sharding import grad_of, is_sharded
+from pergrad.distributed.wrappers import refuse_tensor_parallel
 from pergrad.errors import PrivacyError
 from pergrad.private.drawing.ranks import Ranks
 from pergrad.private.drawing.sampling import PlanSampler
@@ -158,6 +159,7 @@ class Step:
         self._model, self._optimizer, self._plan = model, optimizer, plan
         self._divisor = float(plan.expected_batch_size)
         self._names = [name for name, p in model.named_parameters() if p.requires_grad]
+        refuse_tensor_parallel(model, "pergrad.private.Step")
         self._is_sharded = any(is_sharded(p) for p in model.parameters())
         if self._is_sharded and (backend is not None or plan.bands > 1):
             raise PrivacyError(
