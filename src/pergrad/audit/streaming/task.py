@@ -25,6 +25,7 @@ from pergrad.audit.subject.lengths import by_bucket, length_of
 from pergrad.audit.subject.options import AuditOptions, chosen_device, chosen_indices
 from pergrad.audit.subject.places import told
 from pergrad.audit.subject.spec import Spec, grouped_parameters
+from pergrad.distributed.sharding import sharding_modules
 from pergrad.errors import AuditError
 
 __all__ = ["Task", "made_task", "refuse_different_ranks", "with_buckets", "with_one_hash"]
@@ -106,6 +107,11 @@ class Task:
 
 
 def made_task(spec: Spec, options: AuditOptions, ranks: Ranks) -> Task:
+    if sharding_modules(spec.model):
+        raise AuditError(
+            "fully_shard shards this model, and an audit computes batches in each process alone: build the "
+            "spec with the whole model, in bfloat16 (dtype) if one GPU does not hold it in float32"
+        )
     device = chosen_device(options.device, ranks.local)
     groups = grouped_parameters(spec)
     indices = chosen_indices(options.subset, len(spec.dataset), options.seed)
