@@ -507,3 +507,13 @@ def test_ending_without_a_call_or_a_backward_is_refused() -> None:
     recording.begin(3)
     with pytest.raises(ScopeError, match="no gradient reached"):
         recording.check_complete()
+
+
+def test_a_batch_cut_within_the_block_is_recorded() -> None:
+    """With a given batch size the cut runs before anything says where the samples are."""
+    model, x = mlp(), torch.randn(4, 4, dtype=torch.float64)
+    expected = loop_grads(model, lambda m, x: m(x).square().sum(1), x[:2])
+    with pergrad.record(model, pergrad.Grads(), batch_size=2) as grads:
+        model(x[:2]).square().sum().backward()
+    for name, rows in expected.items():
+        assert_near(grads.result[name], rows, name)

@@ -274,9 +274,14 @@ class Tracker:
             setattr(t, VERSION, version)
 
     def mark_input(self, t: Tensor, dim: int) -> bool:
-        """Tags an input by its shape; returns False if it had a tag."""
+        """Tags an input by its shape; returns False if it had a tag.
+
+        Before the first call of the module nothing says where the samples are, as in `model(x[:2])` with a
+        given batch size: what was constant until then may be the batch.
+        """
         tag: Layout | Weight | None = getattr(t, TAG, None)
-        if tag is not None and tag.scope is self.scope:
+        is_known = tag is not None and tag.scope is self.scope
+        if is_known and (self.scope.call or not isinstance(tag, Constant)):
             return False
         layout = self.by_shape(t, dim)
         if not torch.is_grad_enabled():
