@@ -100,6 +100,8 @@ def private_names(tree: ast.Module, own: set[str]) -> Iterator[str]:
                 continue
             case ast.Attribute(value=ast.Name(id=root), attr=name) if root in roots:
                 dotted = [f"torch.{name}"]
+            case ast.Attribute(value=ast.Name(id="os"), attr="_exit"):  # documented by Python
+                continue
             case ast.Attribute(value=value, attr=name) if is_private(name):
                 is_of_self = isinstance(value, ast.Name) and value.id in ("self", "cls")
                 is_of_torch = name in of_tensors or name not in own
