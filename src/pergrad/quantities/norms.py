@@ -79,10 +79,15 @@ class Norms(Reduction[Tensor]):
                 len(unreached), batch.size, dtype=torch.float64, device=batch.device
             )
             squares = zeros if squares is None else torch.cat([squares, zeros])
-        squares = batch.spread.joined([*names, *unreached], squares)
+        spread = batch.spread
+        if spread.tensor_parallel is not None:
+            squares = spread.joined([*names, *unreached], squares)
         each = batch.stored(squares.sqrt().to(batch.dtype))
         self._of_each = [*names, *unreached], each
-        return batch.stored(batch.spread.over_stages(squares.sum(0)).sqrt().to(batch.dtype))
+        total = squares.sum(0)
+        if spread.pipeline is not None:
+            total = spread.over_stages(total)
+        return batch.stored(total.sqrt().to(batch.dtype))
 
     def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
         each = self.per_param

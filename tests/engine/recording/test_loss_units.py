@@ -524,3 +524,16 @@ def test_verify_names_the_batch_size_where_a_mean_is_called_a_sum() -> None:
 def test_contract_of_torch_knows_sums_and_means_alone() -> None:
     with pytest.raises(PergradError, match="to be sum or mean, got auto"):
         pergrad.call_for_per_sample_grads(net(), loss_reduction="auto")
+
+
+def test_terms_divided_before_a_sum_are_seen_after_plain_sums_of_their_shape() -> None:
+    """Layouts of sums are remembered by shape, and say nothing about what was divided before."""
+    model, (x, y) = net(), batch()
+    for _ in range(2):
+        with pergrad.record(model, pergrad.Norms()):
+            averaged(model, x, y).sum().backward()
+    with (
+        pytest.raises(PergradError, match="each divided by"),
+        pergrad.record(model, pergrad.Norms()),
+    ):
+        (averaged(model, x, y) / x.shape[0]).sum().backward()

@@ -84,7 +84,8 @@ class Use:
         plan, scope = self.plan, self.weights[0].scope
         if scope.call > 1:
             scope.reached.add(self.call)
-        if is_sharded(self.weights[0].value):
+        value = self.weights[0].value
+        if type(value) is not Tensor and is_sharded(value):
             return [
                 self._local_factor(argument, weight, grads, kept)
                 for argument, weight in zip(plan.weights, self.weights, strict=True)
@@ -111,7 +112,9 @@ class Use:
             found = gradients.get(argument)
             if found is None:
                 raise self._missing_gradient(argument, weight.name, gradients)
-            factor = _factor_of(found, by_owner)
+            factor = found() if callable(found) else found
+            if by_owner is not None or isinstance(factor, Tensor):
+                factor = _factor_of(factor, by_owner)
             if type(weight) is Root:  # as `Root.take` does, for most weights
                 weight.sink.add(weight.name, factor)
                 flow.append(None)

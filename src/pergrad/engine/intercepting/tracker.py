@@ -38,6 +38,7 @@ from pergrad.engine.samples.propagation import (
 )
 from pergrad.engine.samples.propagation.elementwise import aligned
 from pergrad.engine.samples.propagation.in_place import writes_in_place
+from pergrad.engine.samples.propagation.totals import SCALING
 from pergrad.engine.samples.propagation.writing import layout_after_write
 from pergrad.engine.samples.signatures import PLAIN, Signature, describe
 from pergrad.engine.samples.sizes import BatchSize
@@ -320,9 +321,13 @@ class Tracker:
             return False
         outputs = (output,) if isinstance(output, Tensor) else output
         assert len(outputs) == len(known)
-        is_total = known[0] is not None and known[0][0] is _TOTAL
-        if is_total and flows is None and not outputs[0].requires_grad:
-            return False  # of data, which may count something
+        if known[0] is not None and known[0][0] is _TOTAL and flows is None:
+            node = outputs[0].grad_fn
+            if node is None:
+                return False  # of data, which may count something
+            before = node.next_functions[0][0] if node.next_functions else None
+            if type(before).__name__ in SCALING:
+                return False  # what was divided before may be a mean
         has_gradients = torch.is_grad_enabled()
         for t, key in zip(outputs, known):  # noqa: B905  # `strict` takes as long as the loop
             layout = self.layouts.get(key) or self.layout_for(key)

@@ -22,6 +22,7 @@ from pergrad.runtime.caches import cached
 from pergrad.runtime.trainers import scaling_trainer
 
 __all__ = [
+    "SCALING",
     "after_counted",
     "average_by_hand",
     "counted",
@@ -40,6 +41,9 @@ _SCALES = frozenset("mul multiply div divide truediv true_divide".split())
 _SAME = frozenset(
     "to type type_as float double half bfloat16 clone detach clamp clamp_min clip".split()
 )
+# Nodes of the graph whose result may be a mean once it is summed.
+DIVIDING = "DivBackward0"
+SCALING = frozenset([DIVIDING, "MulBackward0"])
 _CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
 
 
@@ -63,14 +67,16 @@ def origin_of(call: Call) -> Origin:
 
 def _origin_of_sum(call: Call, t: Tensor) -> Origin:
     """Returns the origin of a sum, unless each term was divided by the number of all."""
-    call.reads_values = True
     kind = type(t.grad_fn).__name__
+    if kind not in SCALING:
+        return SUM
+    call.reads_values = True
     is_packed = internals.top_saved_tensors_hooks(False) is not None
-    if kind not in ("DivBackward0", "MulBackward0") or is_packed or is_traced(t):
+    if is_packed or is_traced(t):
         return SUM
     found = [getattr(t.grad_fn, name, None) for name in internals.OPERANDS]
     given = [other for other in found if other is not None]
-    if kind == "DivBackward0":
+    if kind == DIVIDING:
         return _unless_divided(call, t, given[-1]) if given else SUM
     return average_by_hand(call, given[0]) or SUM if len(given) == 1 else SUM
 
