@@ -285,6 +285,8 @@ class Tracker:
         if is_known and (self.scope.call or not isinstance(tag, Constant)):
             return False
         layout = self.by_shape(t, dim)
+        if is_known and layout is self.constant:
+            return False
         if not torch.is_grad_enabled():
             self.mark(t, layout)
             return True

@@ -112,8 +112,9 @@ def average_by_hand(call: Call, weights: Tensor) -> Origin | None:
     if weights.numel() != count or is_traced(weights) or not call.scope.tells_reduction:
         return None
     call.reads_values = True
-    total = float(weights.detach().double().sum())
-    if count == 1 or not isclose(total, 1.0, rel_tol=1e-6):
+    values = weights.detach()
+    is_mask = bool(((values == 0) | (values == 1)).all())  # of one sample, whose loss is no mean
+    if count == 1 or is_mask or not isclose(float(values.double().sum()), 1.0, rel_tol=1e-6):
         return None
     return untold(f"`{call.name}` adds up the samples with weights of sum one")
 
