@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import BatchEncoding
 
 import pergrad
-from pergrad.errors import BatchSizeError
+from pergrad.errors import BatchSizeError, UnsupportedFunctionError
 from pergrad.testing import loop_grads
 from tests.engine.exactness import Formula, assert_all_near, numbers
 
@@ -76,3 +76,20 @@ def test_object_with_tensors_as_attributes_is_named() -> None:
     model = Formula(lambda m, graph: graph.x @ m.w, w=numbers(D, D))
     with pytest.raises(BatchSizeError, match="a Graph, with the tensors x as attributes"):
         pergrad.grads(model, lambda m, graph: m(graph).sum(), Graph(numbers(3, D)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors_are_refused_by_name(layout: torch.layout) -> None:
+    model, rows = nn.Linear(3, 2), [torch.randn(2, 3), torch.randn(4, 3)]
+    nested = torch.nested.nested_tensor(rows, layout=layout)
+    with pytest.raises(UnsupportedFunctionError, match=r"a nested tensor.*owners="):
+        pergrad.norms(model, lambda model, x: model(x).sum(), nested)
+
+    def loss_fn(model: Any, x: Tensor) -> Tensor:
+        parts = [row[: n + 1] for n, row in enumerate(model(x))]
+        made = torch.nested.as_nested_tensor(parts, layout=layout)
+        return made.to_padded_tensor(0.0).square().sum((1, 2))
+
+    with pytest.raises(UnsupportedFunctionError, match=r"makes a nested tensor.*owners="):
+        pergrad.norms(model, loss_fn, torch.randn(4, 5, 3))

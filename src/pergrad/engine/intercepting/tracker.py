@@ -33,6 +33,7 @@ from pergrad.engine.samples.propagation import (
     is_by_value,
     is_trusted,
     layouts_of_outputs,
+    name_of,
     refuse_lost,
     tensors_in,
 )
@@ -42,6 +43,7 @@ from pergrad.engine.samples.propagation.totals import SCALING
 from pergrad.engine.samples.propagation.writing import layout_after_write
 from pergrad.engine.samples.signatures import PLAIN, Signature, describe
 from pergrad.engine.samples.sizes import BatchSize
+from pergrad.errors import UnsupportedFunctionError
 from pergrad.runtime import internals
 from pergrad.runtime.caches import Cache
 
@@ -372,6 +374,11 @@ class Tracker:
         outputs = [output] if isinstance(output, Tensor) else tensors_in(output)
         if not outputs:
             return
+        if any(t.is_nested for t in outputs):
+            raise UnsupportedFunctionError(
+                f"`{name_of(func)}` makes a nested tensor, whose samples cannot be followed: pad it "
+                "(`to_padded_tensor`), or compute on its rows and pass owners="
+            )
         hints = () if is_trusted(func) else [self._hint(t) for t in outputs]
         call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts, flows, hints)
         found = layouts_of_outputs(call)

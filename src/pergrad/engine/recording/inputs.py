@@ -14,7 +14,7 @@ from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.recording.arguments import leaves
 from pergrad.engine.recording.owning import Named, Ownership
 from pergrad.engine.samples.layouts import Layout, Owners
-from pergrad.errors import BatchSizeError
+from pergrad.errors import BatchSizeError, UnsupportedFunctionError
 from pergrad.runtime.containers import parts_of
 
 __all__ = ["Input", "batch_size_of", "inputs_of", "mark_inputs", "mark_owned"]
@@ -63,6 +63,11 @@ def inputs_of(
         given = leaves(given)
     for leaf in given:
         if isinstance(leaf, Tensor | PackedSequence):
+            if isinstance(leaf, Tensor) and leaf.is_nested:
+                raise UnsupportedFunctionError(
+                    "an argument is a nested tensor, whose samples have different lengths: pad it "
+                    "(`to_padded_tensor`) and pass a mask, or pass its rows (`values()`) with owners="
+                )
             dim = special.get(id(leaf), batch_dim)
             if dim is not None:
                 found.append((leaf, dim))
