@@ -23,3 +23,10 @@ def test_uncompiled_methods_are_measured(tmp_path: Path) -> None:
     assert found["failed"] == {}
     assert found["rows"][0]["ratio"] == 1
     assert all(row["milliseconds_per_sample"] > 0 for row in found["rows"])
+
+
+def test_the_page_shows_the_stored_ratios() -> None:
+    root = Path(__file__).parents[3]
+    stored = json.loads((root / "benchmarks/results/private/cost-cpu.json").read_text())
+    ratios = [f"{row['ratio']:.2f}" for row in stored["rows"] if "plain" not in row["method"]]
+    assert "| " + " | ".join(ratios) + " |" in (root / "docs/howto/private.md").read_text()
