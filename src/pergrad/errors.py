@@ -14,6 +14,7 @@ __all__ = [
     "ToldElsewhereError",
     "UnseenUseError",
     "UnsupportedFunctionError",
+    "UntoldLossError",
 ]
 
 
@@ -39,6 +40,10 @@ class MixedSamplesError(PergradError):
 
 class UnseenUseError(PergradError):
     """Raised when an ordinary, summed gradient reaches a recorded parameter: a use of it was not seen."""
+
+
+class UntoldLossError(PergradError):
+    """Raised when a scalar loss cannot be told to be a sum or a mean over the samples, or has a factor."""
 
 
 class AuditError(PergradError):

@@ -64,6 +64,16 @@ def _mlp(i: int, o: int) -> nn.Module:
     return nn.Sequential(nn.Linear(i, o), nn.Tanh(), nn.Linear(o, o))
 
 
+class Blocks(gnn.RGCNConv):
+    """A stack of matrices for each of two relations, which the first feature of an edge tells."""
+
+    def __init__(self, i: int, o: int) -> None:
+        super().__init__(i, o, 2, num_blocks=2)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return super().forward(x, edge_index, (edge_attr[:, 0] > 0).long())  # type: ignore[no-any-return]
+
+
 CONVOLUTIONS: dict[str, tuple[Callable[[int, int], nn.Module], Any, bool]] = {
     "GIN": (lambda i, o: gnn.GINConv(_mlp(i, o)), gnn.global_add_pool, False),
     "GINE": (lambda i, o: gnn.GINEConv(_mlp(i, o), edge_dim=2), gnn.global_mean_pool, True),
@@ -75,6 +85,10 @@ CONVOLUTIONS: dict[str, tuple[Callable[[int, int], nn.Module], Any, bool]] = {
         gnn.AttentionalAggregation(nn.Linear(6, 1, bias=False)),
         False,
     ),
+    "blocks": (Blocks, gnn.global_add_pool, True),
+    "gated edges": (lambda i, o: gnn.PDNConv(i, o, 2, 3), gnn.global_add_pool, True),
+    "degrees": (lambda i, o: gnn.MFConv(i, o, max_degree=3), gnn.global_add_pool, False),
+    "padded": (gnn.SAGEConv, gnn.SetTransformerAggregation(6, heads=2), False),
 }
 
 

@@ -57,7 +57,7 @@ QUANTITIES: dict[str, Callable[[], pergrad.Quantity]] = {
 
 
 @pytest.mark.parametrize(
-    "name", ["GIN, Batch", "GAT, tensors", "packed, SDPA, block mask", "pairs"]
+    "name", ["GIN, Batch", "GAT, tensors", "blocks, Batch", "packed, SDPA, block mask", "pairs"]
 )
 def test_all_quantities_are_those_of_a_loop_over_samples(name: str) -> None:
     case = CASES[name]()
@@ -85,6 +85,69 @@ def test_certify_and_verify_exchange_whole_samples(name: str) -> None:
     assert not certified.notes
     verified = pergrad.verify(case.model, case.loss, *case.batch, quiet=True, **case.options)
     assert verified.ok, verified
+
+
+def with_constant_rows(h: Tensor) -> Tensor:
+    return torch.cat([h, h.new_ones(2, h.shape[1])])
+
+
+OWNERS = torch.tensor([0, 0, 1, 2, 2, 1, 0])
+LONGER = torch.cat([OWNERS, torch.tensor([1, 2])])
+
+
+def of_rows(function: Callable[[Tensor], Tensor]) -> Formula:
+    return Formula(lambda m, x: function(x @ m.w), w=numbers(3, 4))
+
+
+def summed(rows: Tensor, ids: Tensor) -> Tensor:
+    return torch.zeros(3, rows.shape[1], dtype=rows.dtype).index_add(0, ids, rows)
+
+
+def written_last(h: Tensor) -> Tensor:
+    """Writes no rows first."""
+    out = h.new_zeros(len(h), h.shape[1])
+    for part in (h.new_zeros(len(h)) > 0, h.new_zeros(len(h)) < 1):
+        rows = part.nonzero().flatten()
+        out.index_copy_(0, rows, h[rows])
+    return summed(out, OWNERS)
+
+
+# Constant rows belong to the sample whose rows they are combined with.
+CONSTANT_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "added to rows of samples": lambda h: summed(with_constant_rows(h), LONGER),
+    "multiplied": lambda h: summed(with_constant_rows(h) * h.tanh()[[*range(7), 2, 3]], LONGER),
+    "activated, then added": lambda h: summed(with_constant_rows(h).tanh() * 2, LONGER),
+    "cut off again": lambda h: summed(with_constant_rows(h)[:7].square(), OWNERS),
+    "joined again": lambda h: summed(
+        torch.cat([with_constant_rows(h)[2:], h[:2]]), LONGER.roll(-2)
+    ),
+    "no rows": written_last,
+}
+
+
+@pytest.mark.parametrize("name", CONSTANT_ROWS)
+def test_constant_rows_belong_to_what_they_meet(name: str) -> None:
+    model, x = of_rows(CONSTANT_ROWS[name]), numbers(7, 3)
+    losses = model(x).square().sum(1)
+    expected = [torch.autograd.grad(loss, model.w, retain_graph=True)[0] for loss in losses]
+    found = pergrad.grads(model, lambda m, x: m(x).square().sum(1), x, owners={"x": OWNERS})
+    assert_near(found["w"], torch.stack(expected))
+
+
+JOINED: dict[str, Callable[[Tensor], Tensor]] = {
+    "added to others": lambda h: summed(with_constant_rows(h), LONGER.roll(1)),
+    "multiplied by others": lambda h: summed(
+        with_constant_rows(h) * h.tanh()[[*range(6), 3, 2, 3]], LONGER
+    ),
+    "shifted": lambda h: summed(with_constant_rows(h)[1:8] * h.tanh(), OWNERS),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_constant_rows_do_not_hide_samples_that_meet(name: str) -> None:
+    model, x = of_rows(JOINED[name]), numbers(7, 3)
+    with pytest.raises(MixedSamplesError):
+        pergrad.grads(model, lambda m, x: m(x).square().sum(1), x, owners={"x": OWNERS})
 
 
 def test_record_takes_owners_of_the_arguments_of_the_module() -> None:

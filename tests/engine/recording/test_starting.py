@@ -125,6 +125,28 @@ def test_losses_that_depend_on_weights_alone_are_those_of_the_samples(model: Cod
         assert_near(found[n], 2 * (n + 1) * model.w.detach())
 
 
+@pytest.mark.parametrize("size", [4, 3])
+def test_matrix_that_a_weight_makes_is_no_sample_s(size: int) -> None:
+    """A matrix is put together from entries, as in flows, before anything tells where the samples are."""
+
+    class Triangular(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.entries = nn.Parameter(torch.randn(6, dtype=torch.float64))
+
+        def transformed(self, x: Tensor) -> Tensor:
+            upper = self.entries.new_zeros(4, 4)
+            upper[tuple(torch.triu_indices(4, 4, 1))] = self.entries
+            return F.linear(x, upper)
+
+    def loss(model: Any, x: Tensor) -> Tensor:
+        return model.transformed(x).square().sum(1)
+
+    model, x = Triangular(), torch.randn(size, 4, dtype=torch.float64)
+    found, expected = pergrad.grads(model, loss, x), loop_grads(model, loss, x)
+    assert_near(found["entries"], expected["entries"])
+
+
 def test_tensors_before_the_recording_are_not_held(model: Coder) -> None:
     x = torch.randn(3, 3).double()
     with pergrad.record(model, pergrad.Norms()):

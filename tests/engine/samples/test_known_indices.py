@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import pergrad
 from pergrad.engine.samples.known_indices import KnownIndices, known_index
+from pergrad.errors import MixedSamplesError
 from pergrad.runtime import internals
 from pergrad.testing import assert_near, loop_grads
 
@@ -20,6 +21,10 @@ MADE: dict[str, Callable[[Tensor], Tensor]] = {
     "moved": lambda x: torch.arange(6).view(2, 3).t()[:, None].expand(3, 4, 2).flatten(1),
     "computed": lambda x: (torch.arange(5) * 3 + 1) % 4,
     "joined": lambda x: torch.cat([torch.zeros(2, dtype=torch.long), torch.tensor([3, 1])]),
+    "compared": lambda x: (torch.arange(5) == 3) | ~(torch.arange(5) < 2),
+    "numbers": lambda x: -torch.arange(5.0)[1:] + 1,
+    "a range between others": lambda x: torch.arange(torch.arange(7.0)[4] + 1),
+    "selected by a mask": lambda x: torch.arange(5)[torch.arange(5) > 2],
     "rolled": lambda x: torch.arange(4).roll(1).flip(0).to(torch.int32),
 }
 UNKNOWN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -27,7 +32,8 @@ UNKNOWN: dict[str, Callable[[Tensor], Tensor]] = {
     "picked from data": lambda x: x.long()[torch.arange(3)],
     "sorted data": lambda x: x.argsort(0),
     "added to data": lambda x: torch.arange(5) + x.long(),
-    "numbers": lambda x: torch.arange(5.0),
+    "many numbers": lambda x: torch.arange(5000.0),
+    "compared with data": lambda x: torch.arange(5) == x.long(),
 }
 
 
@@ -103,15 +109,19 @@ def test_a_step_that_picks_rows_by_position_is_traced(count: int) -> None:
     assert step.graphs == 1
 
 
-def test_a_step_that_picks_rows_by_values_of_its_input_stays_uncompiled() -> None:
+def test_a_step_that_picks_rows_by_values_of_its_input_looks_whose_they_were() -> None:
     torch.manual_seed(0)
     model, norms = _Pooled().double(), pergrad.Norms()
     ids, order = torch.randint(0, 9, (4, 5)), torch.arange(4)
     step = pergrad.compiled(model, _losses, norms, backend="eager")
-    step(ids, order)
-    with pytest.warns(UserWarning, match="cannot be traced"):
+    for _ in range(3):
         step(ids, order)
-    assert step.graphs == 0
+        with pergrad.record(model, pergrad.Norms()) as wanted:
+            _losses(model, ids, order).sum().backward()
+        assert_near(norms.result, wanted.result)
+    assert step.graphs == 1
+    with pytest.raises(MixedSamplesError, match="row n of the losses"):
+        step(ids, order.flip(0))
 
 
 class _Cube(torch.autograd.Function):

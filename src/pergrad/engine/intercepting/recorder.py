@@ -28,7 +28,7 @@ from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weight_calls import WeightCalls
 from pergrad.engine.intercepting.weights import Root
 from pergrad.engine.samples.layouts import Owners, Samples
-from pergrad.engine.samples.propagation import tensors_in
+from pergrad.engine.samples.propagation import name_of, tensors_in
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
 from pergrad.rules.samples import DECLARED
@@ -41,6 +41,7 @@ _PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
 _SET_DATA, _HOOK, _TRANSPARENT = Kind.SET_DATA, Kind.HOOK, Kind.TRANSPARENT
 _BACKWARD, _ORDINARY, _WRITING = Kind.BACKWARD, Kind.ORDINARY, Kind.WRITING
 _FOLLOWED = frozenset([_ORDINARY, _WRITING, _TRANSPARENT])
+_HARMLESS = Kind.HARMLESS
 _MOST_EARLIER = 64  # functions; a recording holds their tensors until it begins
 
 Earlier: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
@@ -105,10 +106,14 @@ class Recorder(WeightCalls):
         """Runs a function before the recording has begun; begins it if the function uses a weight."""
         if self._of_empty_batch is not None and kind is _BACKWARD:
             return run_passes_of_empty_batch(func, args, kwargs, self._of_empty_batch)
-        is_followed = kind in _FOLLOWED and self.start is not None and torch.is_grad_enabled()
-        if not is_followed:
+        # `weight.new_zeros(d, d)` is constant, whatever the number of samples.
+        is_made_of_weight = (
+            kind is _HARMLESS and name_of(func).startswith("new_") and args[0].is_leaf
+        )
+        is_followed = kind in _FOLLOWED or (is_made_of_weight and args[0].requires_grad)
+        if not is_followed or self.start is None or not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        if self._begins(args, kwargs):
+        if not is_made_of_weight and self._begins(args, kwargs):
             return self.__torch_function__(func, (), args, kwargs)
         output = func(*args, **kwargs)
         self.earlier.append((func, args, kwargs, output))
@@ -272,10 +277,5 @@ class Recorder(WeightCalls):
         if dim is None:  # the number of rows or of elements
             layout = self.tracker.layout(args[0])
             is_first = isinstance(layout, Samples) and layout.dim == 0 and layout.pre == 1
-            is_in_loss = not self.tracker.untagged_are_constant
-            if (
-                is_first and is_in_loss and func is Tensor.__len__
-            ):  # Python makes a plain number of it
-                self.tracker.scope.length_was_read = True
             return BatchSize(size) if is_first else size
         return self.tracker.tagged(args[0], args[0].shape)[dim]

@@ -32,6 +32,7 @@ from pergrad.engine.samples.propagation import (
     handler_of,
     is_by_value,
     is_trusted,
+    layout_of_write,
     layouts_of_outputs,
     name_of,
     refuse_lost,
@@ -39,8 +40,7 @@ from pergrad.engine.samples.propagation import (
 )
 from pergrad.engine.samples.propagation.elementwise import aligned
 from pergrad.engine.samples.propagation.in_place import writes_in_place
-from pergrad.engine.samples.propagation.totals import SCALING
-from pergrad.engine.samples.propagation.writing import layout_after_write
+from pergrad.engine.samples.shares import PASSING
 from pergrad.engine.samples.signatures import PLAIN, Signature, describe
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.errors import UnsupportedFunctionError
@@ -91,6 +91,7 @@ class Tracker:
 
     def __init__(self, scope: Scope, batch_dim: int, own: Iterable[Tensor] = ()) -> None:
         self.scope = scope
+        self._count = scope.count
         self.batch_dim = batch_dim
         self.constant = Constant(scope)
         self.untagged_are_constant = False  # while the module's own forward runs
@@ -216,7 +217,7 @@ class Tracker:
         """Returns the tensors among a call's arguments, their tags, and the call's signature or None."""
         tensors: list[Tensor] = []
         tags: list[Layout | Weight] = []
-        parts: list[Any] = [func, self.scope.count]
+        parts: list[Any] = [func, self._count]
         has_signature = self._read(args, tensors, tags, parts)
         if kwargs:
             parts += dict, *kwargs
@@ -323,6 +324,14 @@ class Tracker:
         known = _LAYOUTS.get(signature)
         if known is None:
             return False
+        if type(output) is Tensor and torch.is_grad_enabled():  # most calls: one output with a key
+            layout = self.layouts.get(known[0])
+            if layout is not None and layout.key is not None:
+                setattr(output, TAG, layout)  # as `mark`, inlined
+                version = internals.version_of(output)
+                if version:
+                    setattr(output, VERSION, version)
+                return True
         outputs = (output,) if isinstance(output, Tensor) else output
         assert len(outputs) == len(known)
         if known[0] is not None and known[0][0] is _TOTAL and flows is None:
@@ -330,7 +339,7 @@ class Tracker:
             if node is None:
                 return False  # of data, which may count something
             before = node.next_functions[0][0] if node.next_functions else None
-            if type(before).__name__ in SCALING:
+            if type(before).__name__ in PASSING:
                 return False  # what was divided before may be a mean
         has_gradients = torch.is_grad_enabled()
         for t, key in zip(outputs, known):  # noqa: B905  # `strict` takes as long as the loop
@@ -368,7 +377,7 @@ class Tracker:
             if func is Tensor.__setitem__ and not tags[0].is_weight:
                 call = Call(self.scope, func, args, kwargs, [args[0]], tensors, layouts)
                 is_tensor = isinstance(args[2], Tensor)
-                found = [layout_after_write(call) if is_tensor else layouts[0]]
+                found = [layout_of_write(call) if is_tensor else layouts[0]]
                 self._mark_all(call, found)
             return
         outputs = [output] if isinstance(output, Tensor) else tensors_in(output)

@@ -11,8 +11,9 @@ from torch import Tensor
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.recording.options import Options
 from pergrad.engine.samples.layouts import Lost
-from pergrad.engine.samples.origins import SUM, UNEVEN, Origin, joined
-from pergrad.errors import PergradError
+from pergrad.engine.samples.origins import SUM, UNEVEN, Origin, joined, untold
+from pergrad.engine.samples.shares import divided, share_of_weights, shares_of_terms
+from pergrad.errors import PergradError, UntoldLossError
 from pergrad.quantities import Batch, Quantity
 from pergrad.quantities.base import LossUnits
 from pergrad.reductions import SampleGradients
@@ -55,13 +56,28 @@ class LossReader:
         layout = self._tracker.layout(t)
         is_told = not isinstance(layout, Lost) or layout.why != "total"
         if t.dim() or is_told:
-            return SUM  # a gradient that the caller gives is taken as it is, and so is one sample's loss
+            return self._origin_of_losses(t, gradient)
         origin = layout.origin or Origin(None, layout.reason)  # type: ignore[union-attr]
         if gradient is None or self._options.loss_reduction != "auto":
             return origin
         if is_traced(gradient) or gradient.device.type != "cpu":
             return origin.times_unknown("the gradient that backward() got")
         return origin.times(float(gradient))
+
+    def _origin_of_losses(self, t: Tensor, gradient: Tensor | None) -> Origin:
+        """Returns the origin of Σ_n l_n w_n for the weights that backward() got, and of one sample's loss.
+
+        Weights are taken as they are, unless they make a mean of the losses.
+        """
+        scope = self._tracker.scope
+        if gradient is None or not t.dim() or not scope.tells_reduction:
+            return SUM
+        weights = share_of_weights(gradient, scope)
+        if weights is not None and weights.is_of_weights:
+            return untold("the weights of the samples that backward() got add up to one")
+        shares = [*shares_of_terms(t, scope), *([] if weights is None else [weights])]
+        numbers = [share for share in shares if share.counted is None]
+        return divided(numbers, "backward() adds up terms that are") if numbers else SUM
 
     def _told(self, origin: Origin) -> tuple[Any, tuple[float | Tensor, ...]]:
         """Returns whether the loss is a sum or a mean, and the factors on all of it to undo."""
@@ -76,6 +92,8 @@ class LossReader:
             raise untold_error(origin.why_not)
         is_plain = not origin.unknown and isclose(origin.factor, 1.0, rel_tol=1e-12)
         if options.loss_scale is None and not is_plain:
+            if origin.why_not and isclose(origin.factor, origin.share or 1.0):
+                raise untold_error(origin.why_not, " (write `losses.mean()` for a mean)")
             raise _whole_factor(origin)
         return origin.how, self._factors(origin)
 
@@ -103,10 +121,10 @@ class LossReader:
         )
 
 
-def untold_error(reason: str) -> PergradError:
+def untold_error(reason: str, hint: str = "") -> UntoldLossError:
     """Returns the error for a loss of which it is not known how it sums over the samples."""
-    return PergradError(
-        f"the loss cannot be told to be a sum or a mean over the samples, because {reason}: "
+    return UntoldLossError(
+        f"the loss cannot be told to be a sum or a mean over the samples{hint}, because {reason}: "
         'pass loss_reduction="sum" or loss_reduction="mean", or backpropagate losses of shape (B,)'
     )
 
@@ -121,10 +139,10 @@ def _numbers(factors: Iterable[float | Tensor]) -> list[float] | None:
     return found
 
 
-def _whole_factor(origin: Origin) -> PergradError:
+def _whole_factor(origin: Origin) -> UntoldLossError:
     how = "by a factor" if origin.unknown else f"by {origin.factor:.6g}"
     scale = "..." if origin.unknown else f"{origin.factor:.6g}"
-    return PergradError(
+    return UntoldLossError(
         f"the loss, a {origin.how} over the samples, is multiplied {how} as a whole: pass loss_scale={scale} "
         f'to undo it, as for accumulation, or loss_reduction="{origin.how}" to make it part of each '
         "sample's loss"
@@ -148,18 +166,28 @@ class UnitsOfLoss(Quantity):
 
 
 class EvenSamples(Quantity):
-    """Holds whether samples have different numbers of valid positions; compiled steps look at it later."""
+    """Holds whether samples have different numbers of valid positions, or rows of other samples.
+
+    Compiled steps look at it when they have run.
+    """
 
     is_linear = True
+    traced_alone = ("misplaced",)  # what steps that are not traced see at once
 
     def begin(self, batch: Batch) -> None:
         self.uneven: list[Tensor] = []
+        self.misplaced: list[Tensor] = []
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
         pass
 
     def end(self) -> None:
         pass
+
+    @property
+    def is_misplaced(self) -> bool:
+        """Whether a sample got rows of another one where the trace has taken that not to be so."""
+        return any(map(bool, self.misplaced))
 
     def check(self) -> None:
         """Raises an error if a mean over valid positions was taken for one over the samples."""

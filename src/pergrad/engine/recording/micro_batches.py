@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pergrad.distributed.pipelines import PIPELINES, Pipeline, running_stage
+from pergrad.distributed.pipelines import PIPELINES, Pipeline, RunningStage, running_stage
 from pergrad.engine.collecting.journal import Journal
 from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import TAG, Tracker
 from pergrad.engine.recording.options import Options
-from pergrad.engine.recording.recording import Recording
+from pergrad.engine.recording.recording import Recording, holds_stages
 from pergrad.engine.samples.layouts import Scope
 from pergrad.engine.samples.propagation import tensors_in
 from pergrad.errors import MixedSamplesError, PergradError, ScopeError
@@ -113,7 +113,11 @@ class MicroBatches(Recording):
         self._parts: list[Recording] = []
         self._filled: list[list[Quantity]] = []  # of each call
         self._is_inside = False
+        self._inner: Recording | None = None  # of the call that runs, or the last one
         self._pipeline: Pipeline | None = None  # whose stage the module is
+        self._of_microbatch: dict[int | None, Recording] = {}
+        self._calls: dict[Recording, int] = {}
+        self._stages = 1  # of the pipeline on this rank
 
     def begin(self, size: int) -> None:
         """Does nothing: each call begins a recording."""
@@ -123,17 +127,28 @@ class MicroBatches(Recording):
 
     def enter_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stage = running_stage() if self._is_spread else None
-        is_tried_out = stage is not None and not stage[1]
+        is_tried_out = stage is not None and stage.microbatch is None
         self._is_inside = torch.is_grad_enabled() and not is_tried_out
         if not self._is_inside:
             return
+        if stage is not None:
+            self._check_stages(stage)
+            known = self._of_microbatch.get(stage.microbatch)
+            if known is not None and self._calls[known] % self._stages:  # for its next stage here
+                self._calls[known] += 1
+                self._inner = known
+                known.enter_forward(args, kwargs)
+                self._dispatcher.current = known.recorder
+                return
         fresh = [copy.copy(quantity) for quantity in self._quantities]
-        options = replace(self._options, calls=None, params=None)
+        options = replace(self._options, calls="same" if self._stages > 1 else None, params=None)
         part = Recording(
             self._module, fresh, options, self._journal, is_block=True, kept=self._kept
         )
         if stage is not None:
-            self._enter_stage(part, stage[0])
+            self._enter_stage(part, stage.pipeline)
+            self._of_microbatch[stage.microbatch] = part
+        self._calls[part], self._inner = 1, part
         part.start_collecting()
         if self._options.batch_size is not None:
             part.begin(self._options.batch_size)
@@ -146,27 +161,42 @@ class MicroBatches(Recording):
             )
         self._dispatcher.add(part.recorder)
 
+    def _check_stages(self, stage: RunningStage) -> None:
+        """Refuses to record some of a rank's stages alone: the norms of the others would be missing."""
+        held = len(list(self._module.children())) if holds_stages(self._module) else 1
+        self._stages = stage.stages
+        if held != stage.stages:
+            raise PergradError(
+                f"{PIPELINES} runs {stage.stages} stages on this rank, and {held} of them are recorded: "
+                "record an nn.ModuleList of the modules of all stages of the rank"
+            )
+
     def _enter_stage(self, part: Recording, pipeline: Pipeline) -> None:
         for quantity in self._quantities:
             if not quantity.spans_stages:
                 raise PergradError(
                     f"{type(quantity).__name__} needs the gradients of all parameters, and no stage of "
-                    f"{PIPELINES} has those of the others: use quantities of single parameters, Norms or "
-                    "ClippedSum, or record the whole model without a pipeline"
+                    f"{PIPELINES} has those of the others: set spans_stages = True in a class that is right "
+                    "for the parameters of one stage, or adds up its results by batch.spread.over_stages"
                 )
         self._pipeline = pipeline
         self._dispatcher.merges = True
         part.in_pipeline(pipeline)
 
-    def leave_forward(self) -> None:
-        if self._is_inside and self._parts:
-            self._parts[-1].leave_forward()
+    def leave_forward(self, output: Any = None) -> None:
+        if self._is_inside and self._inner is not None:
+            self._inner.leave_forward(output)
         self._is_inside = False
 
     def check_complete(self) -> None:
         if not self._parts:
             raise ScopeError("the recorded module was not called inside the `record` block")
         for number, part in enumerate(self._parts, start=1):
+            if self._calls[part] % self._stages:
+                raise ScopeError(
+                    f"microbatch {number} of {PIPELINES} has run through {self._calls[part]} of the "
+                    f"{self._stages} stages of this rank: record an nn.ModuleList of all of them"
+                )
             if not part.has_arrived:
                 raise ScopeError(
                     f"call {number} of the module was not backpropagated: call backward() on a loss of each "

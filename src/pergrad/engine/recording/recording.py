@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -40,9 +40,11 @@ from pergrad.engine.recording.owning import named_leaves, ownership_in
 from pergrad.engine.recording.starting import batch_of_part, batch_of_step
 from pergrad.engine.samples.layouts import ROWS, Lost, Owners, Samples, Scope
 from pergrad.engine.samples.proving import APART, keeps_apart, sources_of
+from pergrad.engine.samples.shares import note_output
 from pergrad.errors import BatchSizeError, MixedSamplesError, PergradError, ScopeError
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals, is_traced
+from pergrad.runtime.containers import parts_of
 from pergrad.runtime.eagerness import running_eagerly
 
 __all__ = ["Recording", "check_module", "check_quantities", "is_recording", "recorded"]
@@ -277,9 +279,24 @@ class Recording:
             self._tracker.mark(found, self._tracker.scope.samples(0))
         return found
 
-    def leave_forward(self) -> None:
-        if self._tracker is not None:
-            self._tracker.untagged_are_constant = False
+    def leave_forward(self, output: Any = None) -> None:
+        if self._tracker is None:
+            return
+        self._tracker.untagged_are_constant = False
+        if self._tracker.scope.tells_reduction:
+            for t in (output,) if isinstance(output, Tensor) else parts_of(output):
+                if isinstance(t, Tensor):
+                    note_output(t)
+
+    @contextmanager
+    def taking_losses(self) -> Iterator[None]:
+        """Takes the numbers on losses, (B,), as they are while they are added up."""
+        scope = Scope(0) if self._tracker is None else self._tracker.scope
+        scope.takes_losses = True
+        try:
+            yield
+        finally:
+            scope.takes_losses = False
 
     def separated(self, losses: Any) -> Any:
         """Returns losses, (B,), that depend on weights and constants alone as losses of the samples."""
@@ -324,6 +341,10 @@ class Recording:
             device = losses.device
             if torch.equal(layout.owner_of_each(device), wanted.owner_of_each(device)):
                 return
+        if isinstance(layout, Owners) and layout.dim == 0 and is_traced(layout.owner):
+            wrong = layout.owner != wanted.owner_of_each(losses.device)
+            scope.misplaced.append(wrong.any())  # looked at when the graph has run
+            return
         if isinstance(layout, Lost) and layout.why in ("mixed", "unknown"):
             return  # the backward raises with the reason
         sources, is_packed = sources_of(losses, scope)
@@ -347,6 +368,11 @@ class Recording:
     def uneven(self) -> list[Tensor]:
         """Returns whether samples have different numbers of valid positions, for every mean over these."""
         return [] if self._tracker is None else self._tracker.scope.uneven
+
+    @property
+    def misplaced(self) -> list[Tensor]:
+        """Returns whether samples got rows of others, for every call of which a trace cannot tell."""
+        return [] if self._tracker is None else self._tracker.scope.misplaced
 
     def check_complete(self) -> None:
         """Raises an error if nothing was recorded."""
@@ -404,6 +430,7 @@ class Recording:
             without_gradient_reduction(self._module, self._weights, self._spread, keeps=keeps),
             nullcontext() if shards is None else shards.watching(self._leave),
             nullcontext() if shards is None else shards.dropping_gradients(self._has_unwanted),
+            nullcontext() if shards is None else shards.gathering_unseen(),
             nullcontext() if shards is None else shards.adopting(self._adopt),
         ):
             try:
@@ -505,6 +532,11 @@ class Recording:
             self._kept.restore()
 
 
+def holds_stages(module: nn.Module) -> bool:
+    """Whether a module is a list of others, such as the stages of a pipeline, and is never called itself."""
+    return isinstance(module, nn.ModuleList | nn.ModuleDict)
+
+
 @contextmanager
 def recorded(
     module: nn.Module,
@@ -528,11 +560,16 @@ def recorded(
     def before_forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         recording.enter_forward(args, kwargs)
 
-    def after_forward(*_: Any) -> None:
-        recording.leave_forward()
+    def after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        recording.leave_forward(output)
 
-    before = module.register_forward_pre_hook(before_forward, with_kwargs=True, prepend=True)
-    after = module.register_forward_hook(after_forward, always_call=True)
+    hooks = ExitStack()
+    for called in (
+        module.children() if options.calls == "more" and holds_stages(module) else [module]
+    ):
+        before = called.register_forward_pre_hook(before_forward, with_kwargs=True, prepend=True)
+        hooks.callback(before.remove)
+        hooks.callback(called.register_forward_hook(after_forward, always_call=True).remove)
     try:
         with recording.collecting(), recording.intercepting():
             if options.batch_size is not None:
@@ -542,6 +579,5 @@ def recorded(
             yield recording
             recording.check_complete()
     finally:
-        before.remove()
-        after.remove()
+        hooks.close()
         recording.clean_up()

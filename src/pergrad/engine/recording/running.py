@@ -31,12 +31,14 @@ def run_recorded(
     with recorded(model, quantities, options, journal=journal, batch=batch) as recording:
         recording.mark_batch(loss_fn, batch)
         losses = recording.separated(recording.by_sample(loss_fn(model, *batch)))
-        total = reduced(losses, options.loss_reduction)
+        with recording.taking_losses():
+            total = reduced(losses, options.loss_reduction)
         recording.check_losses(losses)
         total.backward()
         for quantity in quantities:
             if isinstance(quantity, EvenSamples):
                 quantity.uneven = list(recording.uneven)
+                quantity.misplaced = list(recording.misplaced)
     return losses.detach()
 
 

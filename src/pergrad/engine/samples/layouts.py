@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.samples.origins import How, Origin
+from pergrad.runtime import is_traced
 
 __all__ = [
     "ROWS",
@@ -60,9 +61,11 @@ class Scope:
         default_factory=set
     )  # calls that the present backward pass has reached
     tells_reduction: bool = True  # whether somebody asks if a loss is a sum or a mean
-    length_was_read: bool = False  # whether a loss asks for `len` of the batch
+    takes_losses: bool = False  # while losses that are given for each sample, (B,), are added up
     # Of means over valid positions: whether samples have different numbers of them. Traced steps look later.
     uneven: list[Tensor] = field(default_factory=list)
+    # Of rows that a traced step moves by value: whether a sample gets those of another. Looked at later, too.
+    misplaced: list[Tensor] = field(default_factory=list)
 
     @contextmanager
     def pulling_back(self, *, may_reach_weights: bool = False) -> Iterator[None]:
@@ -79,6 +82,8 @@ class Scope:
         return Samples(self, dim, pre, post)
 
     def owners(self, dim: int, owner: Tensor) -> Samples | Owners:
+        if is_traced(owner):
+            return Owners(self, dim, owner)
         if len(owner) == self.count and torch.equal(
             owner, torch.arange(self.count, device=owner.device)
         ):
@@ -295,6 +300,9 @@ def _owners_after_reshape(layout: Owners, old: torch.Size, new: torch.Size) -> L
             return Owners(layout.scope, dim, layout.owner.repeat_interleave(n // size))
         if left == before and 1 < n < size and size % n == 0:
             rows = layout.owner.view(n, -1)
+            if is_traced(rows):
+                layout.scope.misplaced.append((rows != rows[:, :1]).any())
+                return Owners(layout.scope, dim, rows[:, 0])
             if bool((rows == rows[:, :1]).all()):
                 return Owners(layout.scope, dim, rows[:, 0])
             if bool((rows == rows[:1]).all()):

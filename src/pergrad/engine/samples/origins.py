@@ -17,12 +17,16 @@ How: TypeAlias = Literal["sum", "mean"]
 class Origin:
     """How a tensor sums over the samples; None if that cannot be told, with the reason.
 
-    Factors on one of several terms are part of the loss, and not listed here.
+    Factors on one of several terms are part of the loss, and not listed here. `why_not` also says where a
+    share was found that is on each term of a sum.
     """
 
     how: How | None
     why_not: str = ""
     factor: float = 1.0  # numbers on all of it
+    # The one among them that divides by the number of samples; 1.0 if that is ambiguous, because each sample
+    # has as many positions.
+    share: float | None = None
     unknown: tuple[str, ...] = ()  # factors on all of it whose values are not known
     found: tuple[float | Tensor, ...] = ()  # factors of gradient scalers and trainers, on all of it
     scalers: tuple[Tensor, ...] = ()  # those of gradient scalers, which the scaler's step will undo
@@ -30,6 +34,10 @@ class Origin:
     def times(self, number: float) -> Origin:
         """Returns the origin of a product with a number; a sign is part of the loss."""
         return self if abs(number) == 1 else replace(self, factor=self.factor * abs(number))
+
+    def divided(self, number: float, why_not: str = "") -> Origin:
+        """Returns the origin of a sum that was divided by the number of samples, or a multiple of it."""
+        return replace(self.times(1 / number), share=1 / number, why_not=why_not or self.why_not)
 
     def times_unknown(self, what: str) -> Origin:
         return replace(self, unknown=(*self.unknown, what))
@@ -54,7 +62,10 @@ def untold(reason: str) -> Origin:
 
 
 def joined(origins: Sequence[Origin]) -> Origin:
-    """Returns the origin of a sum of terms: all must be sums, or all means."""
+    """Returns the origin of a sum of terms: all must be sums, or all means.
+
+    A factor on some terms is part of the loss, but one over the number of samples on all of them is not.
+    """
     first = origins[0]
     if len(origins) == 1:
         return first
@@ -65,4 +76,10 @@ def joined(origins: Sequence[Origin]) -> Origin:
         return untold("one term of it is a sum over the samples, and another one is a mean")
     if any(list(map(id, o.found)) != list(map(id, first.found)) for o in origins):
         return untold("a gradient scaler or a trainer multiplies only some of its terms")
-    return Origin(first.how, found=first.found, scalers=first.scalers)
+    shares = [origin.share for origin in origins if origin.share is not None]
+    share = None
+    if len(shares) == len(origins):
+        share = max((s for s in shares if s != 1), default=1.0)
+    factor = 1.0 if share is None else share
+    why_not = next((o.why_not for o in origins if o.why_not and o.share == share), "")
+    return Origin(first.how, why_not, factor, share, found=first.found, scalers=first.scalers)

@@ -27,6 +27,7 @@ from pergrad.runtime.tolerances import largest, tolerance_of_rerun
 __all__ = [
     "Source",
     "candidates",
+    "is_source",
     "is_total",
     "keeps_apart",
     "note",
@@ -41,6 +42,7 @@ Source: TypeAlias = tuple[Tensor | GradientEdge, Samples | Owners]
 Verdict: TypeAlias = Literal["apart", "thin", "mixed", "unknown"]
 
 APART: tuple[Verdict, ...] = ("apart", "thin")
+_Pulled: TypeAlias = tuple[Tensor, Sequence[Tensor | None]]
 _KEY = "pergrad"  # in the metadata of an autograd node
 
 
@@ -104,6 +106,12 @@ def sources_of(t: Tensor, scope: Scope) -> tuple[list[Source] | None, bool]:
     return found, any_packed
 
 
+def is_source(node: Any, place: int, scope: Scope) -> bool:
+    """Whether an output of an autograd node is the result of a use of a weight."""
+    noted = node.metadata.get((_KEY, place))
+    return noted is not None and noted[0].scope is scope
+
+
 def candidates(t: Tensor, layouts: Sequence[Samples | Owners], scope: Scope) -> list[Layout]:
     """Lists the layouts that the shape of a result allows, those of the tensors behind it first."""
     found: list[Layout] = []
@@ -124,14 +132,15 @@ def proved(
 
     `hint` is tried first, and taken if it holds; of other layouts exactly one must hold.
     """
+    pulled = _pulled_back(t, sources, scope)  # the same for all layouts
     if hint is not None:
-        verdict = keeps_apart(t, hint, sources)
+        verdict = keeps_apart(t, hint, sources, pulled)
         if verdict in APART:
             return hint, verdict
     found: list[tuple[Layout, Verdict]] = []
     verdicts: set[Verdict] = set()
     for allowed in candidates(t, [layout for _, layout in sources], scope):
-        verdict = keeps_apart(t, allowed, sources)
+        verdict = keeps_apart(t, allowed, sources, pulled)
         verdicts.add(verdict)
         if verdict in APART:
             found.append((allowed, verdict))
@@ -140,10 +149,25 @@ def proved(
     return None, "mixed" if verdicts == {"mixed"} else "unknown"
 
 
-def keeps_apart(t: Tensor, layout: Layout, sources: Sequence[Source]) -> Verdict:
+def _pulled_back(t: Tensor, sources: Sequence[Source], scope: Scope) -> _Pulled | None:
+    """Returns a random output gradient of `t`, and what it gives at the tensors behind; None without any."""
+    if not sources:
+        return None
+    behind: Any = [edge for edge, _ in sources]
+    with _undisturbed(t, scope):
+        direction = torch.randn_like(t.detach())
+        return direction, torch.autograd.grad(
+            t, behind, direction, retain_graph=True, allow_unused=True
+        )
+
+
+def keeps_apart(
+    t: Tensor, layout: Layout, sources: Sequence[Source], pulled: _Pulled | None = None
+) -> Verdict:
     """Says whether the rows of `t`, by this layout, depend on no row of another sample.
 
     The backward must be linear, too: `g / g.norm()` keeps rows of zeros, and still mixes the samples.
+    `pulled`: see `_pulled_back`.
     """
     if not isinstance(layout, Samples | Owners):
         return "unknown"
@@ -153,12 +177,11 @@ def keeps_apart(t: Tensor, layout: Layout, sources: Sequence[Source]) -> Verdict
     owners = [la.owner_of_each(t.device) for _, la in sources]
     reached = [torch.zeros(layout.scope.count, dtype=torch.bool, device=t.device) for _ in sources]
     mine = _spread(layout.owner_of_each(t.device), layout.dim, t.dim())
+    pulled = pulled or _pulled_back(t, sources, layout.scope)
+    assert pulled is not None
+    direction, whole = pulled
     with _undisturbed(t, layout.scope):
-        direction = torch.randn_like(t.detach())
         masks = subsets(layout.scope.count).to(t.device)
-        whole: Sequence[Tensor | None] = torch.autograd.grad(
-            t, behind, direction, retain_graph=True, allow_unused=True
-        )
         parts: list[Tensor | None] = [None] * len(whole)
         is_certain = True
         for mask in masks:

@@ -32,6 +32,8 @@ PLAIN: frozenset[type] = frozenset(
 )
 
 
+_ENDS = frozenset([int, type(None)])  # of most slices
+
 Describe: TypeAlias = Callable[[Any, list[Any]], bool]  # a function such as `describe`
 
 
@@ -43,9 +45,11 @@ def describe(value: Any, parts: list[Any]) -> bool:
     elif kind is bool or kind is BatchSize:
         parts += kind, value
     elif kind is slice:
-        ends = value.start, value.stop, value.step
-        parts += slice, *ends
-        return all(end is None or isinstance(end, int) for end in ends)
+        start, stop, step = value.start, value.stop, value.step
+        parts += slice, start, stop, step
+        if type(start) in _ENDS and type(stop) in _ENDS and type(step) in _ENDS:
+            return True
+        return all(end is None or isinstance(end, int) for end in (start, stop, step))
     elif value is Ellipsis:
         parts.append(value)
     else:

@@ -268,7 +268,7 @@ CONTRACTING: dict[str, tuple[Any, Answer]] = {
         ROW,
         lambda: answer(torch.einsum, "ni,->ni", rows(3, 4), C(()).double()),
     ),
-    "einsum over samples": ("mixed", lambda: answer(torch.einsum, "ni->i", rows(3, 4))),
+    "einsum over samples": ("total", lambda: answer(torch.einsum, "ni->i", rows(3, 4))),
     "einsum of sublists": (None, lambda: answer(torch.einsum, rows(3, 4), [0, 1], [0])),
     "attention": (
         ROW,

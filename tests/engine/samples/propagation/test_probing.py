@@ -1,14 +1,17 @@
 """Layouts of functions that no table lists: found by a probe with one sample more."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+import pergrad
 from pergrad.engine.samples.propagation import probing
 from pergrad.runtime.caches import Cache
+from pergrad.testing import assert_near
 from tests.engine.samples.propagation.dependence import Batched, assert_followed
 
 
@@ -98,3 +101,47 @@ def test_answers_kept_from_probes_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     for size in range(2, 9):
         assert_followed(3, lambda t: torch.diag_embed(t), Batched((3, size)))
         assert 0 < len(probing._ANSWERS) <= 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
+def test_results_are_equal_but_for_rounding(dtype: torch.dtype) -> None:
+    a = torch.tensor([1.0, -2.0, float("nan"), 1e-30, float("inf")]).to(dtype)
+    eps = torch.finfo(dtype).eps
+    rounded = torch.where(a.abs() < 1.5, a * (1 + eps), a)
+    changed = torch.where(a.abs() < 1.5, a * 1.02, a)
+    assert not torch.equal(rounded[:1], a[:1])
+    assert probing._are_equal(a, rounded)
+    assert not probing._are_equal(a, changed)
+    assert not probing._are_equal(a, a.nan_to_num())
+    assert not probing._are_equal(torch.tensor([1, 2]), torch.tensor([1, 3]))
+
+
+def test_other_values_have_the_strides_of_the_argument() -> None:
+    found = []
+
+    def of_columns(x: Tensor) -> Tensor:
+        if has_torch_function((x,)):
+            return handle_torch_function(of_columns, (x,), x)  # type: ignore[no-any-return]
+        found.append(x.stride())
+        return x * 2.0
+
+    assert_followed(3, lambda x: of_columns(x.transpose(0, 1)), Batched((3, 2, 5)), exact=True)
+    assert {*found} == {(5, 10, 1)}
+
+
+def test_private_operators_are_not_run_on_other_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may trust their values: indices that are out of range would spoil the memory."""
+    model, ids = nn.Linear(2, 3).double(), torch.tensor([0, 1, 1, 2])
+
+    def loss(model: nn.Module, x: Tensor, index: Tensor) -> Tensor:
+        ends = getattr(torch, "_convert_indices_from_coo_to_csr")(index, 5)  # noqa: B009
+        return model(x).square().sum(1) * ends[-1]
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("it runs on numbers of elements")
+
+    monkeypatch.setattr(probing, "layout_after_moves", fail)
+    x, index = torch.randn(4, 2, dtype=torch.float64), torch.tensor([0, 0, 1, 3])
+    found = pergrad.norms(model, loss, x, index, owners=ids)
+    plain = pergrad.norms(model, lambda m, x: 4 * m(x).square().sum(1), x, owners=ids)
+    assert_near(found, plain)

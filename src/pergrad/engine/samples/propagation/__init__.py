@@ -8,7 +8,15 @@ from typing import Any
 from torch import Tensor
 
 from pergrad.engine.samples.known_indices import known_index
-from pergrad.engine.samples.layouts import Constant, Counted, Layout, Lost, Owners, Samples
+from pergrad.engine.samples.layouts import (
+    Constant,
+    Counted,
+    Layout,
+    Lost,
+    Owners,
+    Samples,
+    Unfinished,
+)
 from pergrad.engine.samples.origins import SUM
 from pergrad.engine.samples.propagation import (
     batchwise,
@@ -48,6 +56,7 @@ from pergrad.engine.samples.propagation.totals import (
     origin_after,
     origin_of_mean,
 )
+from pergrad.engine.samples.propagation.writing import layout_after_unfinished, layout_after_write
 from pergrad.rules.samples import DECLARED
 from pergrad.runtime import internals, is_traced
 from pergrad.runtime.containers import map_parts
@@ -65,6 +74,7 @@ __all__ = [
     "is_own",
     "is_trusted",
     "joining",
+    "layout_of_write",
     "layouts_of_outputs",
     "mixed_samples",
     "name_of",
@@ -103,6 +113,10 @@ def _found(call: Call) -> list[Layout]:
             call = call.without_scalars()
     for t, layout in zip(call.tensors, call.layouts, strict=True):
         if isinstance(layout, Lost) and t.requires_grad:
+            if isinstance(layout, Unfinished):
+                finished = layout_after_unfinished(call)
+                if finished is not None:
+                    return [finished] * len(call.outputs)
             if layout.is_fatal:
                 return [layout] * len(call.outputs)
             if not _may_mix_samples(call, layout):
@@ -148,22 +162,39 @@ _MOVING = frozenset(module.__name__ for module in (indexing, joining, shaping))
 def _handled_in_trace(handler: Handler, call: Call) -> Any:
     """Runs a handler outside of the trace: owners of rows have values there, and known indices, too."""
     known = {id(t): values for t in call.tensors if (values := known_index(t)) is not None}
+    if any(map(_is_traced_layout, call.layouts)):
+        return handler(call)
+    copy = call
     with internals.outside_of_trace():
-        if not known:
-            return handler(call)
+        if known:
 
-        def valued(value: Any) -> Any:
-            return known.get(id(value), value) if isinstance(value, Tensor) else value
+            def valued(value: Any) -> Any:
+                return known.get(id(value), value) if isinstance(value, Tensor) else value
 
-        args, kwargs, tensors = map_parts(valued, (call.args, call.kwargs, call.tensors))
-        copy = Call(
-            *(call.scope, call.func, args, kwargs, call.outputs, tensors, call.layouts),
-            flows=call.flows,
-            hints=call.hints,
-        )
+            args, kwargs, tensors = map_parts(valued, (call.args, call.kwargs, call.tensors))
+            copy = Call(
+                *(call.scope, call.func, args, kwargs, call.outputs, tensors, call.layouts),
+                flows=call.flows,
+                hints=call.hints,
+            )
         found = handler(copy)
+    if any(map(_is_traced_layout, found if isinstance(found, list | tuple) else [found])):
+        return handler(call)  # whose rows they are depends on the inputs, and is part of the graph
+    if copy is not call:
         call.take_answer_of(copy)
-        return found
+    return found
+
+
+def layout_of_write(call: Call) -> Layout:
+    """Returns the layout of a tensor after a write to a part of it."""
+    if not is_traced(call.output):
+        return layout_after_write(call)
+    found: Layout = _handled_in_trace(layout_after_write, call)
+    return found
+
+
+def _is_traced_layout(layout: Any) -> bool:
+    return isinstance(layout, Owners) and is_traced(layout.owner)
 
 
 def _after_linear(call: Call, lost: Lost) -> Layout:
@@ -171,7 +202,8 @@ def _after_linear(call: Call, lost: Lost) -> Layout:
     if lost.why == "total":
         return call.scope.total(lost.reason, origin_after(call)) if call.flows else lost
     if call.name not in _SUMS:
-        return lost
+        # Its rows have moved, and their owners are not those of these rows any more.
+        return call.scope.lost(lost.reason) if isinstance(lost, Unfinished) else lost
     return call.total(SUM if call.name == "sum" else origin_of_mean(call, call.output, lost))
 
 

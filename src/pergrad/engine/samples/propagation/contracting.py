@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.samples.layouts import Layout, Owners, Samples
-from pergrad.engine.samples.origins import SUM
 from pergrad.engine.samples.propagation.pairing import attends_to_own, paired
 from pergrad.engine.samples.propagation.table import Call, moves_declared, moves_samples
-from pergrad.engine.samples.propagation.totals import average_by_hand
+from pergrad.engine.samples.propagation.totals import origin_of_terms
 from pergrad.rules.contraction import letters_of, terms_of
 from pergrad.rules.samples import RowsTimesWeight
 
@@ -33,24 +32,26 @@ def _combined(call: Call, places: Sequence[tuple[Tensor, int | None]]) -> Layout
         if place is None:
             return None
         if place == SUMMED:
-            return _total(call) or call.mixed()
+            is_vector = all(t.dim() == 1 for t in call.tensors)
+            return (_total(call) if is_vector and not call.output.dim() else None) or call.mixed()
         seen.append(layout.at(place))
     return call.agreed(seen)
 
 
 def _total(call: Call) -> Layout | None:
-    """Returns the layout of a product that adds up numbers of the samples, (B,), with or without weights."""
-    if not call.flows or call.output.dim() or any(t.dim() != 1 for t in call.tensors):
-        return None
+    """Returns the layout of a product that adds up terms of the samples, whose dimension all factors share.
+
+    Each term has factors of one sample, and data: the product is a sum over the samples.
+    """
     has_own = all(
         la.has_samples or not t.requires_grad
         for t, la in zip(call.tensors, call.layouts, strict=True)
     )
-    is_common = call.agreed([la for _, la in call.with_samples]).has_samples
-    if not has_own or not is_common:
+    is_common = call.agreed([la.at(0) for _, la in call.with_samples]).has_samples
+    if not call.flows or not has_own or not is_common:
         return None
-    data = [t for t in call.tensors if not t.requires_grad]
-    return call.total((data and average_by_hand(call, data[0])) or SUM)
+    call.reads_values = True  # of weights
+    return call.total(origin_of_terms(call, *call.tensors))
 
 
 def _place(call: Call, t: Tensor) -> int:
@@ -75,12 +76,14 @@ def _matmul_places(call: Call, a: Tensor, b: Tensor) -> list[tuple[Tensor, int |
     return places
 
 
-@moves_samples("matmul", "mm", "bmm", "mv", "dot")
+@moves_samples("matmul", "mm", "bmm", "mv", "dot", "vdot", "inner")
 def _matmul(call: Call) -> Layout | None:
     a = call.argument(0, "input", "self")
     b = call.argument(1, "other", "mat2", "vec", "tensor")
     if call.func.__name__ == "__rmatmul__":
         a, b = b, a
+    if call.name == "inner" and (a.dim() != 1 or b.dim() != 1):
+        return None
     pairs = paired(call, a, b)
     if pairs is not None:
         return pairs
@@ -139,10 +142,30 @@ def _einsum(call: Call) -> Layout | None:
     terms, right = terms_of(equation)
     places: list[tuple[Tensor, int | None]] = []
     output = letters_of(right, call.output.dim())
+    of_samples = set()
     for term, t in zip(terms, operands, strict=True):
         letter = letters_of(term, t.dim())[_place(call, t)] if t.dim() else None
         places.append((t, output.index(letter) if letter in output else SUMMED))
+        if isinstance(call.layout(t), Samples | Owners):
+            of_samples.add(letter)
+    if len(of_samples) == 1 and not of_samples & set(output):
+        return _total(call) or call.mixed()
     return _combined(call, places)
+
+
+@moves_samples("tensordot")
+def _tensordot(call: Call) -> Layout | None:
+    """Adds up terms of the samples, if their dimensions are contracted with each other; else unknown."""
+    a, b, dims = call.argument(0, "a"), call.argument(1, "b"), call.argument(2, "dims", default=2)
+    if isinstance(dims, int):
+        dims = range(a.dim() - dims, a.dim()), range(dims)
+    if isinstance(dims, Tensor):
+        return None
+    pairs = [(i % a.dim(), k % b.dim()) for i, k in zip(*dims, strict=True)]
+    own = {k for t, k in ((a, 0), (b, 1)) if isinstance(call.layout(t), Samples | Owners)}
+    wanted = _place(call, a), _place(call, b)
+    is_contracted = any(all(pair[k] == wanted[k] for k in own) for pair in pairs)
+    return _total(call) if own and is_contracted else None
 
 
 @moves_samples("scaled_dot_product_attention")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from torch import Tensor
 
-from pergrad.engine.samples.layouts import Layout, Owners, Samples
+from pergrad.engine.samples.layouts import Counted, Layout, Owners, Samples
 from pergrad.engine.samples.propagation.table import Call, moves_samples
+from pergrad.engine.samples.shares import AVERAGED, metadata_of
 from pergrad.engine.samples.sizes import BatchSize
 
-__all__ = ["AVERAGED", "ELEMENTWISE", "aligned", "metadata_of"]
+__all__ = ["ELEMENTWISE", "aligned"]
 
-AVERAGED = "pergrad: divided by the number of samples"  # in the metadata of an autograd node
 _QUOTIENTS = frozenset("div divide truediv true_divide".split())
 
 ELEMENTWISE = frozenset(
@@ -36,20 +36,16 @@ ELEMENTWISE = frozenset(
 )
 
 
-def metadata_of(node: Any) -> dict[str, Any]:
-    """Returns the notes of an autograd node."""
-    found: dict[str, Any] = node.metadata  # typed as a method
-    return found
-
-
 @moves_samples(*ELEMENTWISE)
 def aligned(call: Call) -> Layout | None:
     """Aligns arguments at their last dimensions, as broadcasting does; their samples must coincide."""
     out = call.output
-    if call.name in _QUOTIENTS and isinstance(call.argument(1, "other"), BatchSize):
-        call.reads_values = True  # nothing remembers the note
-        if call.flows and out.grad_fn is not None:
-            metadata_of(out.grad_fn)[AVERAGED] = True
+    if call.name in _QUOTIENTS and call.flows and out.grad_fn is not None:
+        other = call.argument(1, "other")
+        by = call.layout(other) if isinstance(other, Tensor) else other
+        if isinstance(by, Counted | BatchSize):
+            call.reads_values = True  # nothing remembers the note
+            metadata_of(out.grad_fn)[AVERAGED] = by
     seen: list[Samples | Owners] = []
     for t, layout in call.with_samples:
         if out.dim() < t.dim():

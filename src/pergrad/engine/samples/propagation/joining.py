@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from pergrad.engine.samples.layouts import Layout, Owners, Samples
+from pergrad.engine.samples.layouts import Constant, Layout, Owners, Samples, Unfinished
 from pergrad.engine.samples.propagation.table import Call, moves_samples
 
 __all__: list[str] = []
@@ -21,16 +21,32 @@ def _cat(call: Call) -> Layout:
     seen = [layout for _, layout in call.with_samples]
     if any(layout.dim != dim for layout in seen):
         return call.agreed(seen)
-    layouts = [call.layout(p) for p in parts if p.numel() or (p.dim() > 1 and p.shape[dim])]
+    kept = [p for p in parts if p.numel() or (p.dim() > 1 and p.shape[dim])]
+    layouts = [call.layout(p) for p in kept]
     if not layouts:
         return seen[0]
     if all(isinstance(la, Samples) and la.post == 1 for la in layouts):
         return call.scope.samples(dim, call.output.shape[dim] // call.scope.count)
-    if not all(isinstance(la, Samples | Owners) for la in layouts):
-        return call.lost("appends rows without a sample to the sample dimension")
     device = call.output.device
-    owners = [la.owner_of_each(device) for la in layouts if isinstance(la, Samples | Owners)]
-    return call.scope.owners(dim, torch.cat(owners))
+    owners = [
+        la.owner_of_each(device)
+        if isinstance(la, Samples | Owners)
+        else torch.full((p.shape[dim],), -1, device=device)
+        for p, la in zip(kept, layouts, strict=True)
+    ]
+    if all(isinstance(la, Samples | Owners) for la in layouts):
+        return call.scope.owners(dim, torch.cat(owners))
+    reason = "appends rows without a sample to the sample dimension"
+    if not call.flows or call.scope.count == 1 or not all(map(_is_data, kept, layouts)):
+        return call.lost(reason)
+    return Unfinished(call.scope, f"`{call.name}` {reason}", "cut", dim, torch.cat(owners))
+
+
+def _is_data(t: Tensor, layout: Layout) -> bool:
+    """Whether a part has samples, or is constant and needs no gradient."""
+    return isinstance(layout, Samples | Owners) or (
+        isinstance(layout, Constant) and not t.requires_grad
+    )
 
 
 @moves_samples("stack")

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.samples.layouts import Layout, Lost, Owners, Samples, Scope, Why
-from pergrad.engine.samples.origins import SUM, Origin
+from pergrad.engine.samples.origins import Origin
+from pergrad.engine.samples.shares import origin_of_one
 from pergrad.errors import MixedSamplesError
 from pergrad.rules import RULES
 from pergrad.rules.samples import DECLARED, LikeFunction, Movement
-from pergrad.runtime import internals
+from pergrad.runtime import internals, is_traced
 from pergrad.runtime.caches import cached
 
 __all__ = [
@@ -220,7 +221,7 @@ class Call:
         layouts = [
             layout
             if t.dim() or not layout.has_samples
-            else self.scope.total(reason, SUM)
+            else self.scope.total(reason, origin_of_one(t, self.scope))
             if t.requires_grad
             else self.scope.constant()
             for t, layout in zip(self.tensors, self.layouts, strict=True)
@@ -306,7 +307,11 @@ class Call:
         if isinstance(a, Samples) and isinstance(b, Samples):  # which are not equal here
             return self.scope.count == 1
         device = self.output.device
-        return torch.equal(a.owner_of_each(device), b.owner_of_each(device))
+        of_a, of_b = a.owner_of_each(device), b.owner_of_each(device)
+        if is_traced(of_a) or is_traced(of_b):
+            self.scope.misplaced.append((of_a != of_b).any())
+            return True
+        return torch.equal(of_a, of_b)
 
     def total(self, origin: Origin | None = None) -> Layout:
         """Returns the layout of a sum over the samples, such as a loss: each term has its own gradient."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isclose
 from typing import Any
@@ -14,22 +14,27 @@ from torch import Tensor
 
 from pergrad.engine.samples.layouts import Counted, Layout, Lost, Owners, Samples, samples_first
 from pergrad.engine.samples.origins import MEAN, SUM, UNEVEN, Origin, joined, untold
-from pergrad.engine.samples.propagation.elementwise import AVERAGED, metadata_of
 from pergrad.engine.samples.propagation.table import Call
+from pergrad.engine.samples.shares import (
+    PASSING,
+    Share,
+    divided,
+    share_of_weights,
+    shares_of_terms,
+)
 from pergrad.engine.samples.sizes import BatchSize
-from pergrad.runtime import internals, is_traced
+from pergrad.runtime import is_traced
 from pergrad.runtime.caches import cached
 from pergrad.runtime.trainers import scaling_trainer
 
 __all__ = [
-    "SCALING",
     "after_counted",
-    "average_by_hand",
     "counted",
     "divides_by_total",
     "origin_after",
     "origin_of",
     "origin_of_mean",
+    "origin_of_terms",
     "parts_of",
 ]
 
@@ -41,9 +46,6 @@ _SCALES = frozenset("mul multiply div divide truediv true_divide".split())
 _SAME = frozenset(
     "to type type_as float double half bfloat16 clone detach clamp clamp_min clip".split()
 )
-# Nodes of the graph whose result may be a mean once it is summed.
-DIVIDING = "DivBackward0"
-SCALING = frozenset([DIVIDING, "MulBackward0"])
 _CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
 
 
@@ -52,7 +54,7 @@ def origin_of(call: Call) -> Origin:
     if call.scope.count == 1:
         return SUM  # a mean over the samples is the same
     if call.name in ("sum", "nansum"):
-        return _origin_of_sum(call, call.argument(0, "input", "self"))
+        return origin_of_terms(call, call.argument(0, "input", "self"))
     if call.name in ("mean", "nanmean"):
         t = call.argument(0, "input", "self")
         layout = call.layout(t)
@@ -65,58 +67,31 @@ def origin_of(call: Call) -> Origin:
     return untold(f"`{call.name}` reduces over the samples in a way of its own")
 
 
-def _origin_of_sum(call: Call, t: Tensor) -> Origin:
-    """Returns the origin of a sum, unless each term was divided by the number of all."""
-    kind = type(t.grad_fn).__name__
-    if kind not in SCALING:
-        return SUM
-    call.reads_values = True
-    is_packed = internals.top_saved_tensors_hooks(False) is not None
-    if is_packed or is_traced(t):
-        return SUM
-    found = [getattr(t.grad_fn, name, None) for name in internals.OPERANDS]
-    given = [other for other in found if other is not None]
-    if kind == DIVIDING:
-        return _unless_divided(call, t, given[-1]) if given else SUM
-    return average_by_hand(call, given[0]) or SUM if len(given) == 1 else SUM
+def origin_of_terms(call: Call, *parts: Tensor) -> Origin:
+    """Returns the origin of a sum over the elements of tensors that are multiplied by each other.
 
-
-def _unless_divided(call: Call, t: Tensor, divisor: Tensor) -> Origin:
-    """Returns the origin of a sum of terms that were divided by a number.
-
-    A size that counts samples is known as such. `len(x)` is not, but the recorder sees that the loss asks for
-    it; a sum over as many positions may be divided by them, though.
+    Each term may have been divided before by the number of samples, or by another count over the batch.
     """
-    node = t.grad_fn
-    if (
-        divisor.dim()
-        or divisor.device.type != "cpu"
-        or not call.scope.tells_reduction
-        or node is None
-    ):
-        return SUM
-    number, count = float(divisor), call.scope.count
-    numerator = node.next_functions[0][0]
-    is_mean_of_each = type(numerator).__name__.startswith("SumBackward")
-    is_by_length = (
-        call.scope.length_was_read and number == count == t.numel() and not is_mean_of_each
-    )
-    if count == 1 or not (AVERAGED in metadata_of(node) or is_by_length):
-        return SUM
-    return untold(f"`{call.name}` adds up terms that are each divided by {number:g} before")
+    found: list[Share] = []
+    for t in parts:
+        if not t.requires_grad:
+            weights = share_of_weights(t, call.scope)
+            call.reads_values = True
+            found += [] if weights is None else [weights]
+        elif type(t.grad_fn).__name__ in PASSING:
+            call.reads_values = True
+            found += shares_of_terms(t, call.scope)
+    return _origin_of_shares(call, found)
 
 
-def average_by_hand(call: Call, weights: Tensor) -> Origin | None:
-    """Returns the origin of a sum whose terms have weights that add up to one; None for any other weights."""
-    count = call.scope.count
-    if weights.numel() != count or is_traced(weights) or not call.scope.tells_reduction:
-        return None
-    call.reads_values = True
-    values = weights.detach()
-    is_mask = bool(((values == 0) | (values == 1)).all())  # of one sample, whose loss is no mean
-    if count == 1 or is_mask or not isclose(float(values.double().sum()), 1.0, rel_tol=1e-6):
-        return None
-    return untold(f"`{call.name}` adds up the samples with weights of sum one")
+def _origin_of_shares(call: Call, shares: Sequence[Share]) -> Origin:
+    if any(share.is_of_weights for share in shares):
+        return untold(f"`{call.name}` adds up the samples with weights of sum one")
+    by_count = [_over_count(call, SUM, s.counted) or SUM for s in shares if s.counted is not None]
+    by_number = [share for share in shares if share.counted is None]
+    if by_number:
+        by_count.append(divided(by_number, f"`{call.name}` adds up terms that are"))
+    return joined(by_count) if by_count else SUM
 
 
 def origin_of_mean(call: Call, t: Tensor, layout: Layout) -> Origin:
@@ -128,7 +103,7 @@ def origin_of_mean(call: Call, t: Tensor, layout: Layout) -> Origin:
             return untold(f"`{call.name}` averages over rows that were picked by value")
         call.reads_values = True
         counts = torch.bincount(layout.owner, minlength=call.scope.count)
-        return _mean_of(call, counts, f"`{call.name}` {UNEVEN}")
+        return _mean_of_positions(call, counts)
     return untold(f"`{call.name}` averages over elements whose samples are not in one dimension")
 
 
@@ -142,7 +117,17 @@ def _origin_over_valid(call: Call, valid: Tensor, layout: Samples | Owners) -> O
     if isinstance(layout, Samples) and not is_traced(valid) and bool(valid.all()):
         call.scope.uneven.append(torch.zeros((), dtype=torch.bool))  # is known at once
         return MEAN
-    return _mean_of(call, parts_of_each(valid, layout), f"`{call.name}` {UNEVEN}")
+    return _mean_of_positions(call, parts_of_each(valid, layout))
+
+
+def _mean_of_positions(call: Call, counts: Tensor) -> Origin:
+    """Returns the origin of a mean over positions, given how many each sample has, (B,).
+
+    If one sample has all of them, as in a loop over slices, the mean is that sample's own loss.
+    """
+    if not is_traced(counts) and int((counts > 0).sum()) == 1:
+        return SUM
+    return _mean_of(call, counts, f"`{call.name}` {UNEVEN}")
 
 
 def _mean_of(call: Call, parts: Tensor, what: str) -> Origin:
@@ -172,7 +157,8 @@ def _origin_of_loss(call: Call, places: dict[str, int]) -> Origin:
     if averaged is not None or is_reduced is not None:  # the old names of the reduction
         reduction = "sum" if averaged is False else "mean"
     if reduction in ("sum", "none"):
-        return SUM
+        weight = argument("weight") if call.func not in _CLASS_LOSSES else None
+        return SUM if weight is None else origin_of_terms(call, weight)
     first = call.argument(0, *(name for name, place in places.items() if place == 0))
     layout = call.layout(first)
     if reduction == "batchmean":  # divides by the size of the first dimension
@@ -232,6 +218,11 @@ def origin_after(call: Call) -> Origin:
     origin = joined(origins)
     if call.name in _PRODUCTS or call.name in _QUOTIENTS:
         return _scaled(call, origin)
+    if call.name == "mean" and origin.how == "sum" and call.output.numel():
+        # Of as many sums as samples, as of a list of their losses; other numbers are those of features.
+        divisor = call.tensors[0].numel() // call.output.numel()
+        if divisor == call.scope.count > 1 and call.scope.tells_reduction:
+            return origin.divided(divisor)
     if call.name == "expand" and call.output.numel() != call.tensors[0].numel():
         return untold("`expand` repeats it")
     return origin
@@ -251,6 +242,8 @@ def _scaled(call: Call, origin: Origin) -> Origin:
         if origin.how == "sum" and call.scope.count > 1:
             return replace(origin, how="mean")
         return origin if call.scope.count == 1 else origin.times(1 / other)
+    if isinstance(other, BatchSize) and other == call.scope.count and origin.how == "mean":
+        return replace(origin, how="sum")  # a mean times the number of samples
     if isinstance(other, Tensor):
         count = call.layout(other)
         if isinstance(count, Counted) and is_quotient and trainer is None:
@@ -272,6 +265,11 @@ def _scaled(call: Call, origin: Origin) -> Origin:
     factor_of_it = (1 / number if number else float("inf")) if is_quotient else number
     if trainer is not None:
         return origin.times_found(factor_of_it, is_scaler=False)
+    if origin.how == "sum" and call.scope.count > 1 and call.scope.tells_reduction:
+        is_share = isclose(abs(factor_of_it) * call.scope.count, 1.0, rel_tol=1e-6)
+        is_multiple = is_quotient and number != 0 and number % call.scope.count == 0
+        if is_share or is_multiple:
+            return origin.divided(1 / abs(factor_of_it))
     return origin.times(factor_of_it)
 
 

@@ -12,15 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pergrad.engine.samples.layouts import Constant, Layout, Owners, Samples, Unfinished
+from pergrad.engine.samples.layouts import Constant, Layout, Owners, Samples, Scope, Unfinished
+from pergrad.engine.samples.propagation.elementwise import ELEMENTWISE
 from pergrad.engine.samples.propagation.indexing import Indexing, width
-from pergrad.engine.samples.propagation.table import Call, moves_samples
+from pergrad.engine.samples.propagation.table import Call, handler_of, moves_samples
+from pergrad.runtime import internals, is_traced
+from pergrad.runtime.containers import tensors_in
 
-__all__ = ["layout_after_write"]
+__all__ = ["layout_after_unfinished", "layout_after_write"]
 
 _NOBODY = -1  # the owner of an element that no sample has written
 # Scatters that combine the values with what the target had before.
 _COMBINING = frozenset(["scatter_add", "scatter_reduce", "index_add", "index_reduce"])
+# Functions that keep rows without an owner apart from all others.
+_JOINING = frozenset(["cat", "concat", "concatenate"])
+_BY_ROWS = frozenset(
+    "getitem view view_as reshape flatten unflatten squeeze unsqueeze narrow contiguous".split()
+)
 
 
 def _elements(layout: Layout, rank: int, device: torch.device) -> Tensor:
@@ -91,7 +99,9 @@ def _scatter(call: Call) -> Layout | None:
     if own.dim != dim and isinstance(layout, Samples | Owners) and layout.dim == own.dim:
         return call.agreed([layout, own])
     if not index.numel():
-        return layout
+        return _after_nothing(call, t, layout, dim)
+    if by_rows and is_traced(index) and own.dim == dim and not _had_gradient(t, call.output):
+        return _rows_in_trace(call, index, own, t.shape[dim])
     shape = list(t.shape)
     if by_rows:
         shape[dim] = index.numel()
@@ -114,6 +124,26 @@ def _scatter(call: Call) -> Layout | None:
         return call.mixed("adds up values of several samples")
     combines = call.name in _COMBINING
     return _after(call, t, layout, written, [own.dim, dim], combines=combines)
+
+
+def _after_nothing(call: Call, t: Tensor, layout: Layout, dim: int) -> Layout:
+    """Returns the layout after a write of no rows: autograd makes it part of the graph, but no sample's."""
+    if not isinstance(layout, Constant) or not call.flows:
+        return layout
+    owner = torch.full((t.shape[dim],), _NOBODY, device=t.device)
+    return Unfinished(call.scope, f"`{call.name}` writes no rows", "cut", dim, owner)
+
+
+def _rows_in_trace(call: Call, index: Tensor, own: Samples | Owners, size: int) -> Layout:
+    """Returns the layout of rows that those of samples are added to, by an index that a trace does not know.
+
+    Every row must get those of one sample. The graph computes whether that is so.
+    """
+    call.layout(index)
+    givers = own.owner_of_each(index.device)
+    owner = torch.full((size,), _NOBODY, device=index.device).scatter(0, index.long(), givers)
+    call.scope.misplaced.append((owner[index] != givers).any() | (owner == _NOBODY).any())
+    return Owners(call.scope, own.dim, owner)
 
 
 def _same_rows(call: Call, layout: Layout, index: Layout) -> Layout | None:
@@ -170,7 +200,7 @@ def _claims(before: Layout, t: Tensor, written: Tensor) -> Tensor:
     return owner.expand(written.shape)
 
 
-def _unfinished(call: Call, dim: int, owner: Tensor) -> Layout:
+def _unfinished(call: Call, dim: int, owner: Tensor, reason: str | None = None) -> Layout:
     """Returns the layout of a tensor of which some rows have no owner yet.
 
     If row n can be sample n's, it is presumed to be: a sample that writes nothing has constant rows.
@@ -181,7 +211,7 @@ def _unfinished(call: Call, dim: int, owner: Tensor) -> Layout:
         natural = call.scope.samples(dim, 1, size // count).owner_of_each(owner.device)
         if bool((is_free | (owner == natural)).all()):
             return Owners(call.scope, dim, natural, presumed=is_free)
-    reason = f"`{call.name}` writes samples into part of a constant"
+    reason = reason or f"`{call.name}` writes samples into part of a constant"
     return Unfinished(call.scope, reason, "cut", dim, owner)
 
 
@@ -195,18 +225,26 @@ def _had_gradient(t: Tensor, output: Tensor) -> bool:
     return node.next_functions[0][0] is not None
 
 
+def _like(t: Tensor, index: Any) -> Tensor:
+    """Returns a tensor to index like `t`; of a traced one, with known indices, one without memory."""
+    is_known = is_traced(t) and not any(map(is_traced, tensors_in(index)))
+    return torch.empty(()).expand(t.shape) if is_known else t.detach()
+
+
 @moves_samples("written")
 def layout_after_write(call: Call) -> Layout:
     """Returns the layout of `t` after `t[index] = value`."""
     t, index, value = call.args[:3]
     layout = call.layout(t)
     own = call.layout(value) if isinstance(value, Tensor) else call.scope.constant()
-    if not isinstance(own, Samples | Owners) or not t.numel() or not value.numel():
+    if not isinstance(own, Samples | Owners) or not t.numel():
         return layout
+    if not value.numel():
+        return _after_nothing(call, t, layout, 0)
     if any(isinstance(i, bool) for i in (index if isinstance(index, tuple) else (index,))):
         return call.mixed("indexes with Python bools")
     where = Indexing(t, index)
-    region = t.detach()[index]
+    region = _like(t, index)[index]
     place = region.dim() - value.dim() + own.dim  # of the value's samples in the region
     fixed = {layout.dim} if isinstance(layout, Samples | Owners | Unfinished) else set()
     alike: list[int] = []  # dimensions of t that are written as a whole, and alike for all samples
@@ -271,6 +309,90 @@ def _index_put(call: Call) -> Layout | None:
     return _after(call, t, layout, written, [0], combines=True)
 
 
+# -- rows without an owner, which are constant
+
+
+def layout_after_unfinished(call: Call) -> Layout | None:
+    """Returns the layout after a function of a tensor with constant rows; None if it may mix samples.
+
+    Constant rows may belong to any sample: to that whose rows they are combined with, or added to.
+    """
+    found = [k for k, la in enumerate(call.layouts) if isinstance(la, Unfinished)]
+    if len(found) != 1 or not call.flows:
+        return None
+    t, layout = call.tensors[found[0]], call.layouts[found[0]]
+    assert isinstance(layout, Unfinished)
+    owner = layout.owner
+    if owner is None or not t.dim() or t.shape[layout.dim] != len(owner):
+        return None
+    if call.name in _COMBINING and t is call.argument(3, "src", "source"):
+        owner = _owners_of_targets(call, owner, layout.dim)
+    elif call.name in ELEMENTWISE:
+        owner = _owners_of_others(call, t, owner, layout.dim)
+    elif call.name not in _JOINING and (call.name not in _BY_ROWS or t is not call.args[0]):
+        return None
+    handler = handler_of(call.func)
+    if owner is None or handler is None:
+        return None
+    own = Owners(call.scope, layout.dim, owner)
+    layouts = [own if k == found[0] else la for k, la in enumerate(call.layouts)]
+    inner = Call(
+        *(call.scope, call.func, call.args, call.kwargs, call.outputs, call.tensors, layouts),
+        call.flows,
+        call.hints,
+    )
+    after = handler(inner)
+    call.reads_values = True
+    if isinstance(after, Owners) and bool((after.owner == _NOBODY).any()):
+        return _unfinished(call, after.dim, after.owner, layout.reason)
+    return after if isinstance(after, Samples | Owners | Unfinished) else None
+
+
+def _owners_of_others(call: Call, t: Tensor, owner: Tensor, dim: int) -> Tensor | None:
+    """Gives rows without an owner those of the arguments that they are combined with; None if some differ."""
+    rank = call.output.dim()
+    for other, layout in call.with_samples:
+        if rank - other.dim() + layout.dim != rank - t.dim() + dim or layout.size != len(owner):
+            return None
+        given = layout.owner_of_each(owner.device)
+        if not bool(((owner == _NOBODY) | (owner == given)).all()):
+            return None
+        owner = given
+    return owner
+
+
+def _owners_of_targets(call: Call, owner: Tensor, dim: int) -> Tensor | None:
+    """Gives rows without an owner those of other rows that are added to the same target."""
+    index = call.argument(2, "index")
+    if call.argument(1, "dim") % call.output.dim() != dim or not index.numel():
+        return None
+    rows = index.reshape(-1, 1) if index.dim() == 1 else index.movedim(dim, 0).flatten(1)
+    if len(rows) != len(owner) or not bool((rows == rows[:, :1]).all()):
+        return None
+    to, is_free = rows[:, 0], owner == _NOBODY
+    targets = torch.full((call.output.shape[dim],), _NOBODY, device=owner.device)
+    targets[to[~is_free]] = owner[~is_free]
+    return torch.where(is_free, targets[to], owner)
+
+
+def _elements_in_order(scope: Scope, own: Samples | Owners, t: Tensor) -> list[int] | None:
+    """Returns how many elements each sample has, if they come one sample after the other; else None."""
+    if own.dim != 0 or scope.count < 2:
+        return None
+    if isinstance(own, Samples):
+        return [t.numel() // scope.count] * scope.count if own.pre == 1 else None
+    if is_traced(own.owner):
+        return None
+    with internals.outside_of_trace():
+        owner = own.owner.cpu()
+        rows = torch.bincount(owner, minlength=scope.count).tolist()
+        return (
+            [n * (t.numel() // len(owner)) for n in rows]
+            if bool((owner.diff() >= 0).all())
+            else None
+        )
+
+
 @moves_samples("masked_scatter", by_value=True)
 def _masked_scatter(call: Call) -> Layout | None:
     t, mask, source = (call.argument(k, name) for k, name in enumerate(("input", "mask", "source")))
@@ -281,6 +403,13 @@ def _masked_scatter(call: Call) -> Layout | None:
     if not isinstance(own, Samples | Owners):
         return layout
     places = mask.expand(t.shape)
+    is_in_order = isinstance(layout, Samples) and layout.dim == 0 and layout.pre == 1
+    if is_traced(places) and is_in_order:
+        elements = _elements_in_order(call.scope, own, source)
+        if elements is not None:  # each sample must have as many places
+            each = places.reshape(len(elements), -1).sum(1)
+            call.scope.misplaced.append((each != torch.tensor(elements, device=each.device)).any())
+            return layout
     written = torch.full(t.shape, _NOBODY, device=t.device)
     givers = _elements(own, source.dim(), t.device).expand(source.shape).flatten()
     written[places] = givers[: int(places.sum())]
