@@ -76,6 +76,24 @@ def test_a_sample_that_is_not_a_number_reaches_no_other(model: Experts) -> None:
     torch.testing.assert_close(spoilt[others], clean[others])
 
 
+@pytest.mark.parametrize("n", [2, 4, EXPERTS])
+def test_a_traced_step_goes_by_grouped_products(model: Experts, n: int) -> None:
+    norms, clipped, grads = pergrad.Norms(), pergrad.ClippedSum(5.0), pergrad.Grads()
+    dots = pergrad.Dots({"weight": torch.ones_like(model.weight)})
+    step = pergrad.compiled(model, losses, norms, clipped, grads, dots, backend="eager")
+    for _ in range(3):
+        x = torch.randn(n, 6, IN)
+        step(x)
+        (exact,) = loop_grads(model, losses, x).values()
+        torch.testing.assert_close(grads.result["weight"], exact, rtol=1e-4, atol=1e-4)
+        size = exact.flatten(1).norm(dim=1)
+        torch.testing.assert_close(norms.result, size)
+        scaled = exact * (5 / size).clamp(max=1).view(-1, 1, 1, 1)
+        torch.testing.assert_close(clipped.result["weight"], scaled.sum(0), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(dots.result, exact.flatten(1).sum(1), rtol=1e-4, atol=1e-3)
+    assert step.graphs == 1
+
+
 @pytest.mark.gpu
 def test_halves_on_a_gpu_are_those_of_the_loop(model: Experts) -> None:
     x = torch.randn(4, 30, IN, device="cuda", dtype=torch.bfloat16)

@@ -7,6 +7,7 @@ import torch
 
 from pergrad.runtime.tolerances import (
     largest,
+    largest_difference,
     noise_floor,
     relative_error,
     tolerance_of_model,
@@ -53,6 +54,26 @@ def test_zeros_and_nothing_are_without_error(shape: tuple[int, ...]) -> None:
     zeros = torch.zeros(shape)
     assert relative_error(zeros, zeros, 0.0) == 0.0
     assert largest(zeros) == 0.0
+
+
+@pytest.mark.parametrize("place", [0, 2**18 - 1, 2**18, 3 * 2**18 + 2])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_difference_is_found_in_every_piece(place: int, is_transposed: bool) -> None:
+    a = torch.randn(5, 3 * 2**18 // 5 + 1)
+    b = a.clone().double()
+    b.view(-1)[place] += 3.0
+    if is_transposed:
+        a, b = a.T, b.T
+    assert largest_difference(a, b) == pytest.approx(3.0, rel=1e-6)
+    assert largest_difference(b, a) == pytest.approx(3.0, rel=1e-6)
+    b[-1, -1] = float("nan")
+    assert math.isnan(largest_difference(a, b))
+    b[-1, -1] = float("inf")
+    assert largest_difference(a, b) == math.inf
+
+
+def test_difference_without_elements_is_zero() -> None:
+    assert largest_difference(torch.zeros(0, 3), torch.zeros(0, 3)) == 0.0
 
 
 def test_floor_is_relative_to_the_models_largest_gradient() -> None:

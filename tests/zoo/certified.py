@@ -1,8 +1,8 @@
 """Certifies steps of every model of the zoo and of the benchmark, with dropout on, and counts the alarms.
 
-Run as ``python -m tests.zoo.certified --workers 16 --json PATH``. The zoo compares the gradients of these
-models with the loop over the samples, so each alarm is false. The JSON has the counts by precision, the text
-of each alarm, and the versions.
+Run as ``python -m tests.zoo.certified --workers 16 --json tests/zoo/CERTIFIED.json``. The zoo compares the
+gradients of these models with the loop over the samples, so each alarm is false. The JSON has the counts by
+precision, the text of each alarm, and the versions.
 """
 
 from __future__ import annotations

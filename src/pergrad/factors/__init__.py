@@ -11,6 +11,7 @@ from pergrad.factors.products import (
     sums_by_groups,
 )
 from pergrad.factors.rearranging import Rearranged, in_any_order
+from pergrad.factors.routed import Routed
 from pergrad.factors.rows import ByOwner, RowSum, Stacked, owned
 from pergrad.factors.scaling import Scaled
 
@@ -25,6 +26,7 @@ __all__ = [
     "OuterProduct",
     "PositionSum",
     "Rearranged",
+    "Routed",
     "RowSum",
     "Scaled",
     "Stacked",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,9 +16,10 @@ from pergrad.factors.products import (
     OuterProduct,
     PositionSum,
 )
+from pergrad.runtime import internals
 from pergrad.runtime.allocation import is_large, zeros
 from pergrad.runtime.precision import wide
-from pergrad.runtime.tracing import operation
+from pergrad.runtime.tracing import is_traced, operation
 
 __all__ = ["ByOwner", "RowSum", "Stacked", "Wrapper", "owned"]
 
@@ -126,11 +128,14 @@ class ByOwner(Wrapper):
             rows = self.each.materialize(dtype)
             total = rows.new_zeros(self.samples, *rows.shape[1:])
             return Dense(total.index_add_(0, self.owner, rows))
-        counts = torch.bincount(self.owner, minlength=self.samples)
-        order = self.owner.argsort(stable=True)
-        owner = self.owner[order]
-        slot = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
-        longest = int(counts.max()) if len(owner) else 0
+        # In a trace, owners that depend on no input have values outside of it.
+        with nullcontext() if is_traced(self.owner) else internals.outside_of_trace():
+            counts = torch.bincount(self.owner, minlength=self.samples)
+            order = self.owner.argsort(stable=True)
+            owner = self.owner[order]
+            first = (counts.cumsum(0) - counts)[owner]
+            slot = torch.arange(len(owner), device=owner.device) - first
+            longest = int(counts.max()) if len(owner) else 0
 
         def pad(x: Tensor) -> Tensor:  # (r, t, ...) -> (n, longest * t, ...)
             padded = x.new_zeros(self.samples, longest, *x.shape[1:])
@@ -193,6 +198,9 @@ class Stacked(Wrapper):
 def owned(factor: Factor, owner: Tensor, samples: int) -> Factor:
     """Converts a factor over rows into one over samples; `owner` gives the sample of each row."""
     if not isinstance(factor, Stacked):
+        if isinstance(factor, Wrapper) and not isinstance(factor, ByOwner):
+            # It arranges or scales the entries of each row; a stack inside has several matrices for each.
+            return replace(factor, each=owned(factor.each, owner, samples))
         return ByOwner(factor, owner, samples)
     rows, count = factor.each, factor.count
     if not isinstance(rows, ByOwner):

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from pergrad.factors import Dense, ElementProduct, Factor, PositionSum
-from pergrad.rules.registry import Gradients, implements_per_sample_grads
+from pergrad.rules.registry import Gradients, by_shape, implements_per_sample_grads
 
 __all__: list[str] = []
 
 
+@by_shape
 def _weight_is_broadcast(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> bool:
     """Whether one argument carries samples and the other, a tensor, is broadcast over them."""
     a, b = arguments["input"], arguments["other"]

@@ -18,7 +18,7 @@ from pergrad.factors import (
     Rearranged,
     Stacked,
 )
-from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
+from pergrad.rules.registry import Gradients, by_shape, decomposes, implements_per_sample_grads
 
 __all__ = ["letters_of", "terms_of"]
 
@@ -41,6 +41,7 @@ def matmul(input: Tensor, other: Any = None, *, mat2: Any = None) -> Any:
     )
 
 
+@by_shape
 def _is_affine(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> bool:
     """Whether the call is b + x @ W with the samples in the rows of x."""
     scales = arguments.get("beta", 1), arguments.get("alpha", 1)
@@ -87,6 +88,7 @@ def letters_of(term: str, rank: int) -> list[str]:
     return [*before, *(f".{k}" for k in range(hidden, 0, -1)), *after]
 
 
+@by_shape
 def _is_product_with_weight(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> bool:
     """Whether one of two operands carries samples, in a dimension that the other lacks."""
     equation, a, b = (arguments.get(name) for name in ("equation", "input", "other"))

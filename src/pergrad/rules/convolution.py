@@ -10,12 +10,12 @@ from torch import Tensor
 
 from pergrad.errors import PergradError
 from pergrad.factors import Convolution, PositionSum
-from pergrad.rules.registry import Gradients, implements_per_sample_grads
+from pergrad.rules.registry import Gradients, by_shape, implements_per_sample_grads
 
 __all__: list[str] = []
 
 
-def _input_is_batched(function: Callable[..., Tensor], rank: int) -> Callable[..., None]:
+def _input_is_batched(function: Callable[..., Tensor], rank: int) -> Callable[..., bool | None]:
     def check(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> None:
         input: Tensor = arguments["input"]
         if input.dim() != rank or dims["input"] != 0:
@@ -24,7 +24,7 @@ def _input_is_batched(function: Callable[..., Tensor], rank: int) -> Callable[..
                 f"unbatched input of dim {input.dim()}, expected input of dim {rank}"
             )
 
-    return check
+    return by_shape(check)
 
 
 def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from pergrad.factors import ByOwner, OuterProduct, Stacked
-from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
+from pergrad.factors import ByOwner, OuterProduct, Routed, Stacked
+from pergrad.rules.registry import Gradients, by_shape, decomposes, implements_per_sample_grads
 from pergrad.rules.samples import RowsTimesWeight, carry_samples, moves
-from pergrad.runtime import internals
+from pergrad.runtime import internals, is_traced, operation
 
 __all__: list[str] = []
 
@@ -43,7 +43,31 @@ def rows_by_group(input: Tensor, weight: Tensor, group: Tensor) -> Tensor:
         return handle_torch_function(rows_by_group, given, *given)
     groups = torch.arange(len(weight), device=group.device)
     ends = torch.searchsorted(group, groups, right=True).to(torch.int32)
+    if is_traced(input) and input.dtype != torch.bfloat16:
+        found: Tensor = _Grouped.apply(input, weight, ends)
+        return found
     return F.grouped_mm(input, weight, offs=ends)
+
+
+@operation("grouped_product", lambda rows, weight, ends: rows.new_empty(len(rows), weight.shape[2]))
+def _grouped_product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Computes F.grouped_mm, whose fake kernel takes bfloat16 alone."""
+    with internals.DisableTorchFunction():
+        return F.grouped_mm(rows.contiguous(), weight, offs=ends)
+
+
+class _Grouped(torch.autograd.Function):
+    """Products of rows with the matrix of their group, in a trace; the weight gets no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, ends)
+        return _grouped_product(rows, weight, ends)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        weight, ends = ctx.saved_tensors
+        return _grouped_product(gradients[0], weight.mT, ends), None, None
 
 
 @implements_per_sample_grads(rows_by_group, weights={"weight": ("input", "group")})
@@ -57,12 +81,16 @@ def rows_by_group_rule(
     n, count = len(group), weight.shape[0]
     is_in_one = (group < count).unsqueeze(-1)
     g, x = (torch.where(is_in_one, rows, 0).flatten(0, 1) for rows in (grad_output, input))
+    if is_traced(group):  # the size of a group is unknown
+        x, g = (t.unflatten(0, (n, -1)) for t in (x, g))
+        return {"weight": Routed(x, g, group.clamp(max=count - 1), count)}
     sample = torch.arange(n, device=group.device).unsqueeze(1)
     owner = (sample * count + group.clamp(max=count - 1)).flatten()
-    rows = OuterProduct(x.unsqueeze(1), g.unsqueeze(1))
-    return {"weight": Stacked(ByOwner(rows, owner, n * count), count)}
+    products = OuterProduct(x.unsqueeze(1), g.unsqueeze(1))
+    return {"weight": Stacked(ByOwner(products, owner, n * count), count)}
 
 
+@by_shape
 def _samples_are_rows(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> bool:
     return dims.get("input") == 1
 

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from pergrad.errors import PergradError
 from pergrad.factors import OuterProduct, PositionSum
-from pergrad.rules.registry import Gradients, implements_per_sample_grads
+from pergrad.rules.registry import Gradients, by_shape, implements_per_sample_grads
 
 __all__: list[str] = []
 
 
+@by_shape
 def _samples_are_not_features(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> None:
     input: Tensor = arguments["input"]
     if dims["input"] >= input.dim() - 1:

@@ -14,13 +14,14 @@ from torch.overrides import handle_torch_function, has_torch_function
 from pergrad.errors import MixedSamplesError
 from pergrad.factors import Dense, ElementProduct, NormalizedProduct, PositionSum, sums_by_groups
 from pergrad.factors.choosing import chooser_of
-from pergrad.rules.registry import Gradients, decomposes, implements_per_sample_grads
+from pergrad.rules.registry import Gradients, by_shape, decomposes, implements_per_sample_grads
 from pergrad.rules.samples import LikeFunction, moves
 from pergrad.runtime import internals
 
 __all__ = ["channel_affine"]
 
 
+@by_shape
 def _samples_are_not_normalized(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> None:
     normalized_shape = tuple(arguments["normalized_shape"])
     if dims["input"] >= arguments["input"].dim() - len(normalized_shape):
@@ -234,6 +235,7 @@ def instance_norm(
     return channel_affine(normalized, weight, bias)
 
 
+@by_shape
 def _statistics_are_not_of_the_batch(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> None:
     if arguments.get("training", False):
         raise MixedSamplesError(

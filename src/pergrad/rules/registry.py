@@ -24,6 +24,7 @@ __all__ = [
     "RULES",
     "Rule",
     "ShapeOnly",
+    "by_shape",
     "decomposes",
     "implements_per_sample_grads",
 ]
@@ -45,6 +46,11 @@ class Rule:
     merges_rows: bool
     results: Mapping[str, str]
 
+    @property
+    def checks_shapes(self) -> bool:
+        """Whether its check passes for all calls of a signature if it passes for one."""
+        return self.check is None or self.check in _BY_SHAPE
+
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self.names, args, strict=False)), **kwargs}
 
@@ -61,7 +67,20 @@ class ShapeOnly(NamedTuple):
     shape: torch.Size
 
 
+Check: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, int]], bool | None]
 RULES: dict[Callable[..., Any], Rule] = {}
+_BY_SHAPE: set[Check] = set()
+
+
+def by_shape(check: Check) -> Check:
+    """Marks the check of a rule: it reads shapes, dtypes and plain arguments, and no values of tensors.
+
+    It runs once for each signature; other checks run for every call.
+    """
+    _BY_SHAPE.add(check)
+    return check
+
+
 DECOMPOSITIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 DECLARING: set[Callable[..., Any]] = set()
 

@@ -20,15 +20,30 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pergrad.runtime import boundary
 from pergrad.runtime.boundary import Entry, find, resolver
 
-__all__ = ["ENGINE", "ENTRIES", "OPERANDS", "OWN_OPERATORS", "STATISTICS", "present"]
+__all__ = [
+    "ALPHA",
+    "DIMS",
+    "ENGINE",
+    "ENTRIES",
+    "EXPONENT",
+    "OPERANDS",
+    "OWN_OPERATORS",
+    "SIZES",
+    "STATISTICS",
+    "WEIGHT",
+    "present",
+]
 
 # Attributes in which the autograd nodes of layer and group norms keep the mean and 1 / std. If a node lacks
 # them, the rule computes both.
 STATISTICS = {"mean": "_saved_result1", "inverse": "_saved_result2"}
 
-# Attributes in which the autograd nodes of products and quotients keep their operands. Without them, terms
-# that are averaged by hand before they are added up are not refused.
+# Attributes in which autograd nodes keep the operands of products and quotients, the factor on the second
+# term of a sum, the weights of a loss, the exponent of a power, and the shape and dimensions that a sum runs
+# over. Without them, terms that are averaged by hand before they are added up are not refused.
 OPERANDS = ("_saved_self", "_saved_other")
+ALPHA, WEIGHT, EXPONENT = "_saved_alpha", "_saved_weight", "_saved_exponent"
+SIZES, DIMS = "_saved_self_sym_sizes", "_saved_dim"
 
 # The global of `torch.autograd.backward` and `grad` that runs the autograd engine. Without it the recorder
 # also intercepts their Python code, which takes longer.
@@ -401,7 +416,7 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "fsdp_groups_of": Entry(
         "torch.distributed.fsdp.FSDPModule._get_fsdp_state (its groups of parameters)",
-        "to keep a sharded module from communicating while its parameters are whole",
+        "to gather shards unseen, and to keep a module from communicating while its parameters are whole",
         _ERROR,
         make=_by_fsdp(_groups_of_fsdp),
     ),

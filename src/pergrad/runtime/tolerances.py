@@ -7,6 +7,7 @@ terms, in every element.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isnan
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 __all__ = [
     "largest",
+    "largest_difference",
     "noise_floor",
     "relative_error",
     "tolerance_of_model",
@@ -66,6 +68,26 @@ def largest(t: Tensor) -> float:
         return float(t.abs().max().item())
     low, high = torch.aminmax(t.detach())  # one pass, and nothing is written
     return abs(float(torch.maximum(high, -low).item()))
+
+
+_PIECE = 2**18  # elements: their difference stays in the processor's cache
+
+
+def largest_difference(a: Tensor, b: Tensor) -> float:
+    """Returns max |a - b| of two tensors of one shape; NaN if any element is.
+
+    Pieces of large tensors on a CPU are compared one after another, since a difference of full size would
+    be written to fresh memory and read again.
+
+    >>> largest_difference(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 3.0]))
+    2.0
+    """
+    a, b = a.detach(), b.detach()
+    if a.numel() <= _PIECE or not a.is_cpu or not (a.is_contiguous() and b.is_contiguous()):
+        return largest(a - b)
+    pieces = zip(a.view(-1).split(_PIECE), b.view(-1).split(_PIECE), strict=True)
+    found = [largest(of_a - of_b) for of_a, of_b in pieces]
+    return sum(found) if any(map(isnan, found)) else max(found)
 
 
 def noise_floor(grads: Mapping[str, Tensor]) -> float:

@@ -171,7 +171,7 @@ def test_a_quantity_may_hold_its_results_in_any_container(backend: str) -> None:
     assert list(nested.found) == ["weight", "bias"]
     norms, kinds = nested.found["bias"]
     assert isinstance(nested.found["bias"], Pair)
-    assert_near(norms, (2 * model.bias).norm().expand(4).double())
+    assert_near(norms, (2 * model.bias.double()).norm().expand(4))
     square, name = kinds["square"]
     assert name == "bias"
     assert_near(square, norms.square())

@@ -14,6 +14,7 @@ from pergrad.engine.intercepting import rule_calls
 from pergrad.engine.intercepting.rule_calls import cached_plan, qualified_name, unsupported
 from pergrad.errors import PergradError, UnsupportedFunctionError
 from pergrad.rules import DECOMPOSITIONS, RULES
+from pergrad.rules.registry import by_shape
 from pergrad.testing import assert_near, loop_grads
 from tests.engine.exactness import Formula, numbers
 from tests.engine.samples.propagation.calls import named
@@ -150,6 +151,33 @@ def test_the_check_is_asked_in_every_call_and_sees_arguments_and_dimensions(time
     for _ in range(2):
         assert_as_the_loop(model, numbers(3, 2, D))
     assert seen == [(["power", "scale", "w", "x"], {"x": 1}, 3, 2.0)] * 2
+
+
+def test_a_check_of_shapes_is_asked_once_for_each_signature(times: Any) -> None:
+    seen: list[Any] = []
+
+    @by_shape
+    def check(arguments: Any, dims: Any) -> None:
+        seen.append((arguments["x"].shape[0], arguments["power"]))
+
+    registered(times, check=check)
+    model = Formula(lambda m, x: times(x, m.w, m.power), w=numbers(D))
+    for model.power, count in ((1, 3), (1, 3), (2, 3), (2, 5), (1, 3), (2, 5)):
+        assert_as_the_loop(model, numbers(count, D))
+    assert seen == [(3, 1), (3, 2), (5, 2)]
+
+
+def test_a_check_of_shapes_is_asked_in_every_call_under_autocast(times: Any) -> None:
+    seen: list[torch.dtype] = []
+    check = by_shape(lambda arguments, dims: seen.append(arguments["x"].dtype))
+    registered(times, check=check, casts_under_autocast=True)
+    model = Formula(lambda m, x: times(x, m.w.to(x.dtype)), w=numbers(D).float())
+    x = numbers(3, D).float()
+    for is_on in (True, True, False, True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+            pergrad.norms(model, squares, x)
+    half, single = torch.bfloat16, torch.float32
+    assert seen == [half, half, single, half, single]  # its first plan was made under autocast
 
 
 def test_a_check_that_says_no_to_a_known_plan_leaves_the_call_to_a_general_way(times: Any) -> None:

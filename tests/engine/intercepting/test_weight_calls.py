@@ -338,3 +338,18 @@ def test_rows_of_a_parameter_that_share_their_memory_keep_their_own_gradients() 
     x = numbers(3, 2)
     found = pergrad.grads(Shared(), lambda m, x: (m(x) ** 2).sum(1), x)["rows"]
     assert_near(found, 2 * torch.eye(3, dtype=x.dtype).unsqueeze(2).expand(3, 3, 2))
+
+
+def test_a_module_that_runs_one_sample_after_the_other_is_told_to_give_the_batch_size() -> None:
+    model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    with (
+        pytest.raises(
+            UnsupportedFunctionError, match="one sample after the other, pass batch_size="
+        ),
+        pergrad.record(model, pergrad.Norms()),
+    ):
+        sum(model(x[n : n + 1]).sum() for n in range(4)).backward()
+    norms = pergrad.Norms()
+    with pergrad.record(model, norms, batch_size=4):
+        sum(model(x[n : n + 1]).sum() for n in range(4)).backward()
+    assert norms.result.shape == (4,)

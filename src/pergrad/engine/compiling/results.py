@@ -72,7 +72,11 @@ def take_apart(
         }
         slots = {name: internals.pytree.tree_map(slot, value) for name, value in changed.items()}
         for name, value in changed.items():
-            is_repeated = skeletons is None or skeleton(value) == skeletons[k].get(name, _MISSING)
+            is_repeated = (
+                skeletons is None
+                or name in getattr(new, "traced_alone", ())
+                or skeleton(value) == skeletons[k].get(name, _MISSING)
+            )
             if not is_repeated or holds_traced(slots[name]):
                 raise UnrepeatableError(
                     f"the attribute {name!r} of {type(old).__name__} accumulates over several steps, or "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from pergrad.rules.attention import shares_of_attention
 from pergrad.runtime import internals
 
 __all__ = ["spell_out_short_attention"]
@@ -60,11 +60,7 @@ def attention(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """softmax(q kᵀ · scale) v, and the softmax itself, which the backward gets instead of logsumexp."""
-    scores = query @ key.mT * _scale(query, scale)
-    if is_causal:
-        t, s = (torch.arange(size, device=query.device) for size in scores.shape[2:])
-        scores = scores.masked_fill(s > t.unsqueeze(1), -math.inf)
-    shares = scores.softmax(-1)
+    shares = shares_of_attention(query, key, is_causal=is_causal, scale=scale)
     return _heads_side_by_side(shares @ value), shares
 
 
@@ -83,13 +79,10 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """∂q, ∂k and ∂v."""
     mean = (grad_output * output).sum(-1, keepdim=True)
-    scores = shares * (grad_output @ value.mT - mean) * _scale(query, scale)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = shares * (grad_output @ value.mT - mean) * factor
     found = scores @ key, scores.mT @ query, shares.mT @ grad_output
     return tuple(map(_heads_side_by_side, found))  # type: ignore[return-value]
-
-
-def _scale(query: Tensor, scale: float | None) -> float:
-    return query.shape[-1] ** -0.5 if scale is None else scale
 
 
 def _heads_side_by_side(x: Tensor) -> Tensor:

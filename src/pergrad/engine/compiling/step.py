@@ -40,6 +40,7 @@ from pergrad.quantities.base import counted, public_names
 from pergrad.runtime import internals, without_compiler
 from pergrad.runtime.containers import skeleton
 from pergrad.runtime.eagerness import uncompiled
+from pergrad.runtime.tolerances import largest, tolerance_of_model
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -207,19 +208,45 @@ class CompiledStep:
         if self._why_not is not None or self._runner.loops(key) or not self._wants_graph(key):
             return self._uncompiled(key, batch)
         graph = self._graphs[key]
+        is_first = graph is None
         if graph is None:
             graph = self._made(state, flat, spec, self._skeletons.pop(key, None))
             if graph is None:
                 return self._uncompiled(key, batch)
-            found = self._first_run(graph, state, flat, batch)
-            self._graphs[key] = graph
-            return found
-        if not all(map(Guard.holds, graph.guards)):
+        elif not all(map(Guard.holds, graph.guards)):
             self._stay_uncompiled(
                 "a tensor that is an attribute of a module was replaced by another"
             )
             return self._uncompiled(key, batch)
-        return graph.run(state, flat, self._filled)
+        before = Snapshot(self._model) if graph.assumes else None
+        if is_first:
+            found = self._first_run(graph, state, flat, batch)
+            self._graphs[key] = graph
+        else:
+            found = graph.run(state, flat, self._filled)
+        if before is not None:
+            why_not = "which rows belong to a sample is known by their values alone"
+            is_right = not self._even.is_misplaced
+            if is_right and is_first and not self._certify:
+                is_right = self._repeats(found, before, batch)
+                why_not = "the model computes other losses when it is traced"
+            if not is_right:
+                before.restore()
+                if is_first:
+                    self._graphs[key] = None
+                    self._stay_uncompiled(why_not)
+                return self._uncompiled(key, batch)
+        return found
+
+    def _repeats(self, losses: Tensor, before: Snapshot, batch: tuple[Any, ...]) -> bool:
+        """Whether an uncompiled run gives the losses of the graph, as far as it draws no random numbers."""
+        with undisturbed(self._model):
+            before.restore()
+            expected = self._run(copies_of(self._filled), batch)
+            if not before.draws_as(Snapshot(self._model)):
+                return True
+        close = tolerance_of_model(expected.dtype, torch.float32) * max(largest(expected), 1e-30)
+        return largest(losses - expected) <= close or not bool(expected.isfinite().all())
 
     def _is_empty(self, flat: Sequence[Any]) -> bool:
         """Whether the batch has no samples: there is nothing to compile."""
@@ -263,6 +290,8 @@ class CompiledStep:
             return graph.run(state, flat, self._filled)
         snapshot, copies = Snapshot(self._model), copies_of(self._filled)
         losses = graph.run(state, flat, self._filled)
+        if graph.assumes and self._even.is_misplaced:  # the step runs again, uncompiled
+            return losses
         with undisturbed(self._model):
             snapshot.restore()
             expected, report = certified_run(
@@ -336,7 +365,8 @@ class CompiledStep:
         if self._cuda_graphs:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             call = Replayed(call, len(state), self._pool)
-        return _CompiledGraph(call, trace.template, trace.guards)
+        assumes = bool(trace.template.attributes[-1].get("misplaced"))
+        return _CompiledGraph(call, trace.template, trace.guards, assumes)
 
 
 @dataclass(frozen=True)
@@ -346,6 +376,7 @@ class _CompiledGraph:
     call: Callable[..., Any]
     template: Template
     guards: list[Guard]
+    assumes: bool  # whether to look afterwards if samples got rows of others
 
     def run(self, state: list[Tensor], flat: list[Any], quantities: Sequence[Quantity]) -> Tensor:
         clear(quantities, self.template)

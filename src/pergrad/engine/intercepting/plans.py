@@ -38,6 +38,7 @@ class Plan:
     makes_its_output: bool  # each call makes a new output, as torch's own functions do
     output: Key = None  # the layout of the only output, if the signature determines it
     is_all_in_front: bool = False  # the output has its rows in front too
+    is_checked: bool = False  # the rule's check has passed, and depends on the signature only
 
     def with_output(self, key: Key, dims: int) -> Plan:
         """Returns the plan for calls with one output, given its layout and number of dimensions."""

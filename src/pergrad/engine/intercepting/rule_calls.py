@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -51,6 +52,8 @@ def call_with_rule(
         known = tracker.known(signature)
         if known is not None and isinstance(output, Tensor):
             plan = plan.with_output(known[0], output.dim())
+        if rule.checks_shapes and not internals.is_any_autocast_enabled():
+            plan = replace(plan, is_checked=True)  # autocast shows the check other dtypes
         _PLANS.put(signature, plan)
     return output
 
@@ -63,7 +66,7 @@ def call_by_plan(
     tags: list[Any],
     signature: Signature | None,
 ) -> Any:
-    """Runs a call by its cached plan; the rule's `check` still runs, since it may read values."""
+    """Runs a call by its cached plan; a `check` that may read values still runs."""
     rule, func = plan.rule, plan.function
     given = [*args, *kwargs.values()] if kwargs else [*args]
     weights: list[Weight] = []
@@ -73,10 +76,11 @@ def call_by_plan(
         weights.append(weight)
         flows_on = flows_on or not weight.may_hook
         given[place] = weight.operand
-    if rule.casts_under_autocast and internals.is_any_autocast_enabled():
+    has_autocast = internals.is_any_autocast_enabled()
+    if has_autocast and rule.casts_under_autocast:
         for place in plan.kept.values():
             given[place] = cast_as_autocast(given[place])
-    if rule.check is not None:
+    if rule.check is not None and (has_autocast or not plan.is_checked):
         arguments = dict(zip(plan.names, given, strict=True))
         if rule.check(arguments, plan.dims) is False:
             return NotImplemented

@@ -14,11 +14,11 @@ from torch import Tensor
 from pergrad.distributed.placing import Cutter, is_sharded
 from pergrad.engine.intercepting.plans import Plan
 from pergrad.engine.intercepting.weights import Root, Weight
-from pergrad.engine.samples.layouts import ROWS, Layout, Owners, samples_first
+from pergrad.engine.samples.layouts import ROWS, Layout, Owners, Samples, samples_first
 from pergrad.engine.samples.proving import note
 from pergrad.errors import PergradError, ScopeError, UnsupportedFunctionError
 from pergrad.factors import Dense, Factor, owned
-from pergrad.runtime import internals, without_autocast
+from pergrad.runtime import internals, is_traced, without_autocast
 
 __all__ = ["Use", "tap"]
 
@@ -91,7 +91,7 @@ class Use:
                 for argument, weight in zip(plan.weights, self.weights, strict=True)
             ]
         arguments = {**plan.arguments, **results} if results else {**plan.arguments}
-        by_owner: Owners | None = None
+        by_owner: Owners | _Sorted | None = None
         outputs: Sequence[Tensor | None] = grads
         # `zip(strict=True)` takes as long as the loops here; plans have one name for each tensor.
         if plan.is_all_in_front or (
@@ -150,11 +150,14 @@ class Use:
             raise self._missing_gradient(argument, weight.name, gradients)
         return weight.take(cutter.finish(_factor_of(gradients[argument], by_owner)))
 
-    def _owners(self) -> Owners | None:
+    def _owners(self) -> Owners | _Sorted | None:
         """Returns the owners of the rows if an argument or output has them; None for a single sample."""
         for layout in (self.plan.by_owner, *self.output_layouts):
             if isinstance(layout, Owners):
-                return layout if layout.scope.count > 1 else None
+                if layout.scope.count == 1:
+                    return None
+                known = None if not is_traced(layout.owner) else _Sorted.of(layout)
+                return layout if known is None else known
         return None
 
     def _outputs_have_rows_in_front(self, grads: tuple[Tensor | None, ...]) -> bool:
@@ -174,18 +177,46 @@ class Use:
         )
 
 
-def _factor_of(found: Any, by_owner: Owners | None) -> Factor:
+@dataclass(frozen=True)
+class _Sorted:
+    """Owners of rows that a trace does not know: the order that brings those of a sample together.
+
+    Each sample is taken to have as many rows; the graph computes whether that is so.
+    """
+
+    order: Tensor
+    each: int  # rows of a sample
+
+    @classmethod
+    def of(cls, owners: Owners) -> _Sorted | None:
+        scope, rows = owners.scope, owners.owner.shape[0]
+        if type(rows) is not int or rows % scope.count:
+            return None
+        order = owners.owner.argsort(stable=True)
+        numbers = torch.arange(scope.count, device=order.device)
+        wanted = numbers.repeat_interleave(rows // scope.count)
+        scope.misplaced.append((owners.owner[order] != wanted).any())
+        return cls(order, rows // scope.count)
+
+
+def _factor_of(found: Any, by_owner: Owners | _Sorted | None) -> Factor:
     """Returns what a rule gives for one weight as a factor by sample."""
     if callable(found):
         found = found()
     factor: Factor = Dense(found) if isinstance(found, Tensor) else found
-    return factor if by_owner is None else owned(factor, by_owner.owner, by_owner.scope.count)
+    if not isinstance(by_owner, Owners):
+        return factor
+    return owned(factor, by_owner.owner, by_owner.scope.count)
 
 
-def _rows(t: Tensor, layout: Layout | None, by_owner: Owners | None) -> Tensor:
+def _rows(t: Tensor, layout: Layout | None, by_owner: Owners | _Sorted | None) -> Tensor:
     """Moves the sample axis to the front; with owners, each row counts as a sample."""
     if layout is None or not layout.has_samples:
         return t
+    if isinstance(by_owner, _Sorted):
+        assert isinstance(layout, Samples | Owners)
+        together = layout.scope.samples(layout.dim, 1, by_owner.each)
+        return samples_first(t.index_select(layout.dim, by_owner.order), together)
     if layout.scope.count == 1:  # all rows of all dimensions belong to the one sample
         return t.unsqueeze(0)
     if layout.key == ROWS and by_owner is None:  # the common case of `samples_first`, inlined

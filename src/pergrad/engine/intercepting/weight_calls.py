@@ -427,10 +427,12 @@ class WeightCalls(TorchFunctionMode):
         elif lost.why == "unknown":
             error = unknown_samples(lost.reason)
         elif lost.why == "total" and not any(la.has_samples for la in call.inputs.values()):
+            names = " and ".join(w.name for w in weights)
+            one = "; if the module runs for one sample after the other, pass batch_size="
             error = UnsupportedFunctionError(
-                f"a term of the loss depends only on parameter {' and '.join(w.name for w in weights)}, as "
-                "a weight penalty does, and belongs to no sample; leave it out of this loss and add its "
-                "gradient yourself"
+                f"a term of the loss depends only on parameter {names}, as a weight penalty does, and "
+                "belongs to no sample; leave it out of this loss and add its gradient yourself"
+                + (one if self.tracker.scope.count == 1 else "")
             )
         else:
             error = unsupported(func, weights, lost.reason)

@@ -26,6 +26,7 @@ from pergrad.errors import (
     PergradError,
     UnseenUseError,
     UnsupportedFunctionError,
+    UntoldLossError,
 )
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals
@@ -107,6 +108,8 @@ class Runner:
         versions = [internals.version_of(t) for t in given]
         try:
             return run_recorded(model, loss_fn, batch, quantities, options, journal=journal)
+        except UntoldLossError:
+            raise  # the losses of single samples would not say more
         except Exception as error:
             if is_out_of_memory(error):
                 raise
