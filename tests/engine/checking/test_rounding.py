@@ -77,3 +77,18 @@ def test_an_error_in_the_middle_leaves_the_parameters_as_they_were() -> None:
     with pytest.raises(ValueError, match="in the middle"):
         noise(model, torch.rand(SIZE, D), fails_in_the_third_run, forwards=True)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+
+
+def test_the_noise_of_a_model_that_uses_transforms_of_torch_func_is_found() -> None:
+    slope = torch.vmap(torch.func.grad(lambda row: row.sin().sum()))
+    model = Formula(lambda m, x: slope(m.a(x)), a=nn.Linear(D, D)).double()
+    found = noise(model, numbers(SIZE, D))
+    assert all(1e-18 < error < 1e-12 for error in found.values())
+
+
+def test_errors_of_the_model_itself_are_not_hidden() -> None:
+    def fails(m: nn.Module, x: Tensor) -> Tensor:
+        raise RuntimeError("of the model")
+
+    with pytest.raises(RuntimeError, match="of the model"):
+        noise(nn.Linear(D, D), torch.rand(SIZE, D), fails)

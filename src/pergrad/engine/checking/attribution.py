@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pergrad.quantities.base import Batch, Reduction, or_zeros
 from pergrad.reductions import SampleGradients
-from pergrad.runtime.tolerances import largest
+from pergrad.runtime.tolerances import largest, largest_difference
 
 __all__ = ["Attribution", "Judge", "coarsest", "random_weights"]
 
@@ -97,7 +97,7 @@ class Judge:
 def _distance(found: Tensor, wanted: Tensor, scale: float) -> float:
     if found.shape != wanted.shape:
         return float("inf")
-    apart = largest(found.to(wanted.device) - wanted)
+    apart = largest_difference(found.to(wanted.device), wanted)
     return apart / scale if scale else apart
 
 

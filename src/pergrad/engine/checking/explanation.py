@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pergrad.engine.checking.reports import text_table
+from pergrad.engine.checking.reports import shown_parameters, text_table
 from pergrad.engine.collecting.journal import Journal, Rung
 from pergrad.engine.recording.options import LossReduction, Options
 from pergrad.engine.recording.running import run_recorded
 from pergrad.quantities import Batch, Quantity
+from pergrad.quantities.base import counted
 from pergrad.reductions import SampleGradients
 from pergrad.runtime.eagerness import uncompiled
 
@@ -49,6 +50,11 @@ class ExplainReport:
 
     rows: tuple[Explanation, ...]
     batch_size: int
+
+    def __repr__(self) -> str:
+        """Shows the parameters and the number of samples; print it for the table."""
+        samples = counted(self.batch_size, "sample")
+        return f"<ExplainReport: {shown_parameters(self.rows)}, {samples}>"
 
     def __str__(self) -> str:
         header = ["parameter", "shape", "functions", "rung", "factors", "cost", "memory"]

@@ -4,12 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from pergrad.errors import PergradError
+from pergrad.quantities.base import counted
 
-__all__ = ["Certified", "CertifyReport", "Verification", "VerifyReport", "text_table"]
+__all__ = [
+    "Certified",
+    "CertifyReport",
+    "Verification",
+    "VerifyReport",
+    "shown_parameters",
+    "text_table",
+]
+
+_SHOWN = 3  # parameters in a repr
+
+
+class _Row(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def shown_parameters(rows: Sequence[_Row]) -> str:
+    """Counts parameters and shows the first of them with their shapes."""
+    names = [f"{row.name} {row.shape}" for row in rows[:_SHOWN]]
+    more = ["..."] if len(rows) > _SHOWN else []
+    return f"{counted(len(rows), 'parameter')} ({', '.join([*names, *more])})"
 
 
 @dataclass(frozen=True)
@@ -40,20 +65,30 @@ class VerifyReport:
     def untouched(self) -> tuple[str, ...]:
         return tuple(row.name for row in self.rows if row.verdict == "untouched")
 
+    @property
+    def _verdict(self) -> str:
+        wrong = sum(row.verdict == "wrong" for row in self.rows)
+        return "all right" if self.ok else f"{wrong} parameters wrong" if wrong else "not right"
+
+    def __repr__(self) -> str:
+        """Shows the verdict, the parameters and how many samples were compared; print it for the table."""
+        samples = f"{counted(len(self.samples), 'sample')} compared"
+        return f"<VerifyReport: {self._verdict}, {shown_parameters(self.rows)}, {samples}>"
+
     def __str__(self) -> str:
         table = text_table(
             ["parameter", "shape", "how", "error", "verdict"],
             [[r.name, str(r.shape), r.how, f"{r.error:.1e}", r.verdict] for r in self.rows],
         )
-        wrong = sum(row.verdict == "wrong" for row in self.rows)
-        verdict = "all right" if self.ok else f"{wrong} parameters wrong" if wrong else "not right"
         samples = ", ".join(map(str, self.samples))
         lines = [
             table,
             *(f"problem: {p}" for p in self.problems),
             *(f"note: {n}" for n in self.notes),
         ]
-        return "\n".join([*lines, f"{verdict}: {len(self.rows)} parameters, samples {samples}"])
+        return "\n".join(
+            [*lines, f"{self._verdict}: {len(self.rows)} parameters, samples {samples}"]
+        )
 
 
 @dataclass(frozen=True)
@@ -99,6 +134,17 @@ class CertifyReport:
         if not self.ok:
             raise PergradError(f"the per-sample gradients of this step are wrong:\n{self}")
 
+    @property
+    def _verdict(self) -> str:
+        wrong = sum(row.verdict == "wrong" for row in self.rows)
+        return "certified" if self.ok else f"{wrong} parameters wrong" if wrong else "not right"
+
+    def __repr__(self) -> str:
+        """Shows the verdict, the parameters and the number of samples; print it for the table."""
+        samples, why = counted(self.batch_size, "sample"), "".join(self.problems[:1])
+        verdict = f"{self._verdict} ({why})" if why else self._verdict
+        return f"<CertifyReport: {verdict}, {shown_parameters(self.rows)}, {samples}>"
+
     def __str__(self) -> str:
         table = text_table(
             ["parameter", "shape", "how", "error", "proved in", "verdict"],
@@ -110,15 +156,13 @@ class CertifyReport:
                 for row in self.rows
             ],
         )
-        wrong = sum(row.verdict == "wrong" for row in self.rows)
-        verdict = "certified" if self.ok else f"{wrong} parameters wrong" if wrong else "not right"
         cost = f"{self.forwards} forward and {self.backwards} backward passes"
         return "\n".join(
             [
                 table,
                 *(f"problem: {problem}" for problem in self.problems),
                 *(f"note: {note}" for note in self.notes),
-                f"{verdict}: {len(self.rows)} parameters, {self.batch_size} samples; "
+                f"{self._verdict}: {len(self.rows)} parameters, {self.batch_size} samples; "
                 f"{cost}, {self.seconds:.2f} s",
             ]
         )

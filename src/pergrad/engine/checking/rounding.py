@@ -34,9 +34,7 @@ def noise_of_sums(
     terms. `forwards=True` also repeats the forward pass, with parameters and inputs off by their rounding.
     """
     part = weights * torch.rand_like(weights)
-    with torch.autograd.graph.saved_tensors_hooks(_kept, _Jitter()):
-        outputs = replay.outputs()
-    jittered = replay.ordinary(outputs, weights, parameters)
+    jittered = _jittered(replay, weights, parameters)
     outputs = replay.outputs()
     whole, one, other = (
         replay.ordinary(outputs, w, parameters, retain_graph=True)
@@ -49,6 +47,28 @@ def noise_of_sums(
             found.append(replay.ordinary(replay.outputs(), weights, parameters))
     errors = [judge.errors(sums, whole, scales) for sums in found]
     return {name: max(of_each[name] for of_each in errors) for name in whole}
+
+
+def _jittered(
+    replay: Replay, weights: Tensor, parameters: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Computes the ordinary sums from saved tensors that are off by their rounding.
+
+    Transforms of torch.func refuse hooks of saved tensors: there parameters and inputs are off instead.
+    """
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(_kept, _Jitter()):
+            outputs = replay.outputs()
+    except RuntimeError as error:
+        if _NO_HOOKS not in str(error):
+            raise
+    else:
+        return replay.ordinary(outputs, weights, parameters)
+    with replay.jittered(_Jitter()):
+        return replay.ordinary(replay.outputs(), weights, parameters)
+
+
+_NO_HOOKS = "saved tensor hooks"  # in the words of torch's error
 
 
 class _Jitter:
