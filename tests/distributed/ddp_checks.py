@@ -26,6 +26,8 @@ from tests.distributed.models import (
     norms_of,
     oracle,
     own,
+    plain_step,
+    recorded,
     refusal,
 )
 
@@ -42,22 +44,12 @@ def wrapped(**options: Any) -> DistributedDataParallel:
     return DistributedDataParallel(made(), **options)
 
 
-def recorded(recorded: nn.Module, called: nn.Module, x: Tensor, *quantities: Any) -> None:
-    with pergrad.record(recorded, *quantities):
-        losses(called, x).sum().backward()
-
-
-def plain_step(model: nn.Module, x: Tensor) -> None:
-    model.zero_grad()
-    losses(model, x).sum().backward()
-
-
 def sums_over_ranks(find: Callable[[dict[str, Tensor]], Any], quantity: Any) -> Iterator[Any]:
     """Returns quantities over all ranks, and what one process computes from all samples."""
     model, x = made(), batch()
     for split in SPLITS:
         found = copy.copy(quantity)
-        recorded(model, model, own(x, split), found)
+        recorded(model, own(x, split), found)
         yield found.all_reduce(), find(oracle(model, x)), split
 
 
@@ -97,8 +89,8 @@ def check_noise_scales_are_those_of_one_process() -> None:
     whole, parts = pergrad.NoiseScale(), pergrad.NoiseScale()
     for seed, split in enumerate(SPLITS):
         x = batch(seed=seed)
-        recorded(model, model, x, whole)
-        recorded(model, model, own(x, split), parts)
+        recorded(model, x, whole)
+        recorded(model, own(x, split), parts)
         parts.all_reduce()
     for name in ("trace", "squared_mean", "result", "running"):
         found, wanted = getattr(parts, name), getattr(whole, name)
@@ -110,7 +102,7 @@ def check_gathered_norms_are_in_the_order_of_the_ranks() -> None:
     grads = oracle(model, x)
     for split in SPLITS:
         norms = pergrad.Norms()
-        recorded(model, model, own(x, split), norms)
+        recorded(model, own(x, split), norms)
         norms.all_gather()
         near(norms.result, norms_of(grads))
         all_near(norms.per_param, {name: g.flatten(1).norm(dim=1) for name, g in grads.items()})
@@ -120,7 +112,7 @@ def check_a_group_of_some_ranks_reduces_over_them_alone() -> None:
     model, x = made(), batch()
     group = dist.new_group([0])
     quantity = pergrad.ClippedSum(1.0)
-    recorded(model, model, own(x), quantity)
+    recorded(model, own(x), quantity)
     if dist.get_rank() == 0:
         all_near(quantity.all_reduce(group).result, clipped_of(oracle(model, own(x)), 1.0))
     else:
@@ -130,8 +122,8 @@ def check_a_group_of_some_ranks_reduces_over_them_alone() -> None:
 def check_a_second_reduction_is_an_error() -> None:
     model, x = made(), batch()
     quantity, other = pergrad.ClippedSum(1.0), pergrad.ClippedSum(1.0)
-    recorded(model, model, own(x), quantity)
-    recorded(model, model, own(x), other)
+    recorded(model, own(x), quantity)
+    recorded(model, own(x), other)
     quantity.all_reduce()
     assert "already" in refusal(quantity.all_reduce)
     assert "add them first" in refusal(lambda: quantity.__iadd__(other))
@@ -152,11 +144,11 @@ def check_recorded_steps_leave_plain_steps_as_they_were() -> None:
     for name, options in OPTIONS.items():
         want, found = wrapped(**options), wrapped(**options)
         for called in (found, found.module):
-            recorded(called, found, x, pergrad.Norms())
+            recorded(called, x, pergrad.Norms(), called=found)
         for _ in range(3):
             plain_step(want, x)
             plain_step(found, x)
-            recorded(found, found, x, pergrad.Norms())
+            recorded(found, x, pergrad.Norms())
             for (n, p), q in zip(want.named_parameters(), found.parameters(), strict=True):
                 assert torch.equal(p.grad, q.grad), (name, n)
         assert found.static_graph == want.static_graph
@@ -171,7 +163,7 @@ def check_training_is_that_of_one_process_and_bit_equal_across_ranks() -> None:
         for step in range(5):
             x = batch(seed=step)
             clipped = pergrad.ClippedSum(1.0)
-            recorded(model, model, own(x, SPLITS[step % 2]), clipped)
+            recorded(model, own(x, SPLITS[step % 2]), clipped)
             clipped.assign(reduce=True)
             for p, g in zip(
                 one.parameters(), clipped_of(oracle(one, x), 1.0).values(), strict=True
@@ -193,7 +185,7 @@ def check_a_sum_of_one_rank_is_not_assigned() -> None:
         if runs is model.module and dist.get_world_size() == 1:
             continue  # its wrapper is looked for where there are other ranks
         clipped = pergrad.ClippedSum(1.0)
-        recorded(called, runs, x, clipped)
+        recorded(called, x, clipped, called=runs)
         message = refusal(clipped.assign)
         assert "DistributedDataParallel" in message
         assert "reduce=True" in message
@@ -203,7 +195,7 @@ def check_a_sum_of_one_rank_is_not_assigned() -> None:
 def check_a_module_without_a_wrapper_may_keep_its_sums() -> None:
     model, x = made(), own(batch())
     clipped = pergrad.ClippedSum(1.0)
-    recorded(model, model, x, clipped)
+    recorded(model, x, clipped)
     clipped.assign()
     all_near({name: p.grad for name, p in model.named_parameters()}, clipped.result)
 
@@ -226,7 +218,7 @@ def check_no_sync_and_communication_hooks_are_left_alone() -> None:
     for ddp in (model, want):
         ddp.register_comm_hook(None, default_hooks.allreduce_hook)
     with model.no_sync(), want.no_sync():
-        recorded(model, model, x, pergrad.Norms())
+        recorded(model, x, pergrad.Norms())
         plain_step(model, x)
         plain_step(want, x)
     for step in range(2):
@@ -253,7 +245,7 @@ def check_buffers_are_those_of_a_plain_step() -> None:
         own(batch()),
     )
     for _ in range(2):
-        recorded(model, model, x, pergrad.Norms())
+        recorded(model, x, pergrad.Norms())
         plain_step(want, x)
     assert model.module.seen == want.module.seen
 
@@ -278,7 +270,7 @@ def check_join_is_refused_where_ranks_may_have_left() -> None:
     model, x = wrapped(), batch(2)
     clipped = pergrad.ClippedSum(1.0)
     with Join([model]):
-        recorded(model, model, x, clipped)
+        recorded(model, x, clipped)
         near(clipped.norms, norms_of(oracle(made(), x)))
         message = refusal(clipped.all_reduce)
         assert "Join" in message

@@ -16,11 +16,13 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     fully_shard,
 )
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import pergrad
 from pergrad.engine.recording.recording import is_recording
 from pergrad.errors import FallbackWarning, MixedSamplesError
+from pergrad.runtime import internals
 from tests.distributed.models import (
     SPLITS,
     Block,
@@ -34,6 +36,8 @@ from tests.distributed.models import (
     norms_of,
     oracle,
     own,
+    plain_step,
+    recorded,
     refusal,
 )
 
@@ -104,19 +108,6 @@ def sharded(model: nn.Module, **options: Any) -> Any:
 
 def whole(found: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.full_tensor() for name, t in found.items()}
-
-
-def recorded(model: nn.Module, x: Tensor, *quantities: Any, **options: Any) -> None:
-    with pergrad.record(model, *quantities, **options):
-        losses(model, x).sum().backward()
-
-
-def plain_step(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    model.zero_grad()
-    losses(model, x).sum().backward()
-    return {
-        name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None
-    }
 
 
 def every_quantity_is_that_of_one_process(
@@ -464,3 +455,25 @@ def check_optimizers_that_write_past_versions_do_not_matter() -> None:
         recorded(model, x, total)
         total.assign(reduce=True)
         optimizer.step()
+
+
+def check_parameters_are_gathered_out_of_sight() -> None:
+    class Seen(TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: set[str] = set()
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.names.add(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    x, model = own(batch()), sharded(made())
+    with Seen() as seen, pergrad.record(model, pergrad.Norms()):
+        losses(model, x).sum().backward()
+    assert "copy_" not in seen.names  # of the shards
+    assert "linear" in seen.names
+    for unit in (*model.blocks, model):
+        for group in internals.fsdp_groups_of(unit):
+            assert "unshard" not in vars(group)

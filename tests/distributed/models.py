@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -70,6 +71,22 @@ def own(rows: Tensor, split: str = "uneven") -> Tensor:
 
 def losses(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().sum(-1)
+
+
+def recorded(
+    model: nn.Module, x: Tensor, *quantities: Any, called: nn.Module | None = None, **options: Any
+) -> None:
+    """Records a step of a model; `called` is its wrapper, if that is what runs."""
+    with pergrad.record(model, *quantities, **options):
+        losses(model if called is None else called, x).sum().backward()
+
+
+def plain_step(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Runs a step without pergrad; returns the gradients, gathered where they are sharded."""
+    model.zero_grad()
+    losses(model, x).sum().backward()
+    found: dict[str, Any] = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in found.items()}
 
 
 def oracle(model: nn.Module, x: Tensor) -> dict[str, Tensor]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -17,14 +23,19 @@ from torch.distributed.tensor.parallel import (
 )
 
 import pergrad
+from pergrad.distributed.pipelines import Pipeline
 from pergrad.testing import loop_grads
-from tests.distributed.models import all_near, batch, clipped_of, made, near, norms_of, refusal
+from tests.distributed.models import Net, all_near, batch, clipped_of, made, near, norms_of, refusal
 
 LAYERS = {1: (4,), 2: (1, 3), 4: (1, 1, 1, 1)}  # in each stage
 
 
 def summed(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().sum()
+
+
+def losses(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
+    return (model(x) - target).square().sum(-1)
 
 
 def averaged(output: Tensor, target: Tensor) -> Tensor:
@@ -41,21 +52,20 @@ class Piped:
         loss: Callable[..., Tensor] = summed,
         microbatches: int = 4,
         size: int = 8,
+        by_name: bool = False,
     ) -> None:
         rank, world = dist.get_rank(), dist.get_world_size()
-        whole = made()
-        layers = iter([whole.first, *whole.blocks, whole.last])
-        stages = [nn.Sequential(*(next(layers) for _ in range(n))) for n in LAYERS[world]]
-        self.stage = stages[rank]
+        self.whole = whole = made()
+        paths = iter(["first", *(f"blocks.{n}" for n in range(len(whole.blocks))), "last"])
+        stages = [[next(paths) for _ in range(n)] for n in LAYERS[world]]
+        layers = [whole.get_submodule(path) for path in stages[rank]]
+        self.stage = named(whole, stages[rank]) if by_name else nn.Sequential(*layers)
         self._place = PipelineStage(self.stage, rank, world, torch.device("cpu"))
         self._schedule = schedule(self._place, n_microbatches=microbatches, loss_fn=loss)
         names = {id(p): name for name, p in whole.named_parameters()}
         self.names = {name: names[id(p)] for name, p in self.stage.named_parameters()}
         self.x = batch(size)
         self.target = batch(size, seed=7)[:, :2]
-
-        def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            return (model(x) - y).square().sum(-1)
 
         self.grads = loop_grads(whole, losses, self.x, self.target)
 
@@ -94,6 +104,56 @@ def every_quantity_is_that_of_one_process(piped: Piped, **options: Any) -> None:
     kept.assign(reduce=True)
     found = {name: p.grad for name, p in piped.stage.named_parameters()}
     all_near(found, piped.own(clipped_of(grads, 1.0)))
+
+
+def named(whole: nn.Module, layers: Sequence[str]) -> nn.Sequential:
+    """Returns layers as a stage whose parameters have the names of the whole model."""
+    stage = nn.Sequential()
+    for path in layers:
+        at: nn.Module = stage
+        *parents, last = path.split(".")
+        for parent in parents:
+            if parent not in dict(at.named_children()):
+                at.add_module(parent, nn.Sequential())
+            at = at.get_submodule(parent)
+        at.add_module(last, whole.get_submodule(path))
+    return stage
+
+
+def check_inner_products_are_those_of_the_whole_model() -> None:
+    piped = Piped(Schedule1F1B)
+    grads = piped.grads
+    flat = torch.cat([g.flatten(1) for g in grads.values()], 1)
+    dots = pergrad.Dots({name: p.detach() for name, p in piped.stage.named_parameters()})
+    stored = {name: g[:3] for name, g in piped.own(grads).items()}
+    gram, noise = pergrad.Gram(against=stored), pergrad.NoiseScale()
+    piped.record(dots, gram, noise)
+    direction = torch.cat([p.detach().flatten() for p in made().parameters()])
+    near(dots.result, flat @ direction)
+    near(gram.result, flat @ flat[:3].T)
+    trace = flat.var(0).sum()
+    found = torch.tensor([noise.trace, noise.squared_mean], dtype=torch.float64)
+    near(found, torch.stack([trace, flat.mean(0).square().sum() - trace / len(flat)]))
+    alone = Piped(microbatches=1)
+    products = pergrad.Gram()
+    alone.record(products)
+    near(products.result, flat @ flat.T)
+
+
+def check_sketches_are_those_of_the_whole_model() -> None:
+    for method in ("count", "two_sided"):
+        piped = Piped(by_name=True)
+        sketch, whole = (pergrad.Projection(16, 3, method=method) for _ in range(2))
+        piped.record(sketch)
+        with pergrad.record(piped.whole, whole):
+            (piped.whole(piped.x) - piped.target).square().sum().backward()
+        near(sketch.result, whole.result)
+    if dist.get_world_size() > 1:
+        own = ["all", f"of {dist.get_rank()}"]
+        message = refusal(lambda: Pipeline(None).refuse_shared_names(own, "Projection"))
+        assert "parameter 'all'" in message
+        assert "Projection tells parameters apart by their names" in message
+        assert "as in the whole model" in message
 
 
 def check_gpipe() -> None:
@@ -155,9 +215,6 @@ def check_stages_are_not_summed_over() -> None:
 def check_training_is_that_of_one_process() -> None:
     piped, one = Piped(Schedule1F1B), made()
 
-    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return (model(x) - y).square().sum(-1)
-
     for _ in range(3):
         clipped = pergrad.ClippedSum(1.0)
         piped.record(clipped)
@@ -170,6 +227,50 @@ def check_training_is_that_of_one_process() -> None:
             trained.zero_grad()
     own = {name: p.detach() for name, p in one.named_parameters()}
     all_near({name: p.detach() for name, p in piped.stage.named_parameters()}, piped.own(own))
+
+
+class Interleaved(Piped):
+    """Two stages on each rank, in the order of the layers."""
+
+    def __init__(self, schedule: Any = ScheduleInterleaved1F1B, **options: Any) -> None:
+        rank, world = dist.get_rank(), dist.get_world_size()
+        loss = options.get("loss", summed)
+        torch.manual_seed(0)
+        self.whole = whole = Net(blocks=2 * world - 2).double()
+        layers = [whole.first, *whole.blocks, whole.last]
+        numbers = [rank, rank + world]
+        self.stage = nn.ModuleList(layers[number] for number in numbers)
+        device = torch.device("cpu")
+        places = [PipelineStage(layers[n], n, 2 * world, device) for n in numbers]
+        self._schedule = schedule(places, n_microbatches=4, loss_fn=loss)
+        self._is_first, self._is_last = rank == 0, rank == world - 1
+        names = {id(p): name for name, p in whole.named_parameters()}
+        self.names = {name: names[id(p)] for name, p in self.stage.named_parameters()}
+        self.x, self.target = batch(8), batch(8, seed=7)[:, :2]
+        self.grads = loop_grads(whole, losses, self.x, self.target)
+
+    def step(self) -> None:
+        given = (self.x,) if self._is_first else ()
+        named = {"target": self.target, "losses": []} if self._is_last else {}
+        self._schedule.step(*given, **named)
+
+
+def check_several_stages_on_a_rank() -> None:
+    if dist.get_world_size() == 1:
+        return
+    every_quantity_is_that_of_one_process(Interleaved())
+    every_quantity_is_that_of_one_process(Interleaved(ScheduleLoopedBFS))
+    every_quantity_is_that_of_one_process(Interleaved(loss=averaged), loss_reduction="mean")
+
+
+def check_two_steps_of_several_stages_in_a_block() -> None:
+    if dist.get_world_size() == 1:
+        return
+    piped, norms = Interleaved(), pergrad.Norms()
+    with pergrad.record(piped.stage, norms, calls="more"):
+        piped.step()
+        piped.step()
+    near(norms.result, norms_of(piped.grads).repeat(2))
 
 
 def check_stages_that_are_tensor_parallel() -> None:
@@ -185,9 +286,6 @@ def check_stages_that_are_tensor_parallel() -> None:
     names = {id(p): name for name, p in one.named_parameters()}
     own = {name: names[id(p)] for name, p in stage.named_parameters()}
     x, target = batch(), batch(seed=7)[:, :2]
-
-    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return (model(x) - y).square().sum(-1)
 
     grads = loop_grads(made(), losses, x, target)
     styles = {f"{block}.wide": ColwiseParallel(), f"{block}.narrow": RowwiseParallel()}

@@ -11,40 +11,30 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    ScheduleGPipe,
+    ScheduleInterleavedZeroBubble,
+)
 
 import pergrad
 from pergrad.distributed.pipelines import running_stage
 from pergrad.errors import PergradError
-from tests.distributed import ranks
+from tests.distributed.sessions import checks_on_ranks
 
-MODULE = "tests.distributed.pipeline_checks"
 QUICK = (
     "check_gpipe",
     "check_1f1b",
+    "check_inner_products_are_those_of_the_whole_model",
+    "check_sketches_are_those_of_the_whole_model",
+    "check_several_stages_on_a_rank",
+    "check_two_steps_of_several_stages_in_a_block",
     "check_a_mean_is_undone_by_all_stages_or_refused",
     "check_plain_steps_are_what_they_were",
 )
 
 
-@pytest.fixture(scope="module")
-def session() -> dict[str, dict[str, str]]:
-    return ranks.run(MODULE, 2, QUICK)
-
-
-def test_all_ranks_finish(session: dict[str, dict[str, str]]) -> None:
-    assert session["session"] == {}
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_two_ranks(session: dict[str, dict[str, str]], name: str) -> None:
-    assert session[name] == {}, "\n".join(session[name].values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_all_checks(world: int) -> None:
-    failed = {name: errors for name, errors in ranks.run(MODULE, world).items() if errors}
-    assert failed == {}
+TestOnRanks = checks_on_ranks("tests.distributed.pipeline_checks", quick=QUICK, worlds=(1, 2, 4))
 
 
 @pytest.fixture
@@ -87,20 +77,66 @@ def test_without_a_pipeline_no_stage_runs() -> None:
     assert running_stage() is None
 
 
-def test_several_stages_on_one_rank_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def microbatch(of: Any, run: Callable[[], Any], schedule: Any = None) -> Any:
+    """Calls `run` as a stage does in its second microbatch."""
     name = "torch.distributed.pipelining"
-    monkeypatch.setitem(sys.modules, name, sys.modules.get(name, ModuleType(name)))
-    names: dict[str, Any] = {"__name__": f"{name}.stage"}
-    exec("def forward_one_chunk(self, run):\n    return run()\n", names)
-    two = SimpleNamespace(num_stages=4, group_size=2, group=None)
-    with pytest.raises(PergradError, match=r"several stages .* Schedule1F1B"):
-        names["forward_one_chunk"](two, running_stage)
-    one = SimpleNamespace(num_stages=2, group_size=2, group=None)
-    found = names["forward_one_chunk"](one, running_stage)
+    stages: dict[str, Any] = {"__name__": f"{name}.stage"}
+    exec("def forward_one_chunk(self, fwd_chunk_id, run):\n    return run()\n", stages)
+    schedules: dict[str, Any] = {"__name__": f"{name}.schedules"}
+    exec("def step(self, run):\n    return run()\n", schedules)
+    return schedules["step"](schedule, lambda: stages["forward_one_chunk"](of, 1, run))
+
+
+def test_a_stage_tells_its_microbatch_and_how_many_there_are_on_the_rank() -> None:
+    several = SimpleNamespace(num_stages=4, group_size=2, group=None)
+    found = microbatch(several, running_stage)
     assert found is not None
-    assert found[1]
+    assert (found.microbatch, found.stages) == (1, 2)
 
 
-@pytest.mark.parametrize("quantity", [pergrad.Projection(4), pergrad.NoiseScale()])
-def test_quantities_of_all_parameters_are_refused_on_a_stage(quantity: Any) -> None:
-    assert not quantity.spans_stages
+def test_schedules_with_split_backward_passes_are_refused() -> None:
+    several = SimpleNamespace(num_stages=4, group_size=2, group=None)
+    schedule = ScheduleInterleavedZeroBubble.__new__(ScheduleInterleavedZeroBubble)
+    with pytest.raises(PergradError, match=r"ScheduleInterleavedZeroBubble .* Schedule1F1B"):
+        microbatch(several, running_stage, schedule)
+
+
+@pytest.mark.usefixtures("_job")
+def test_some_of_the_stages_of_a_rank_are_not_recorded_alone() -> None:
+    model, two = nn.Linear(2, 1), SimpleNamespace(num_stages=2, group_size=1, group=None)
+    with (
+        pytest.raises(PergradError, match=r"runs 2 stages .* 1 of them .* nn\.ModuleList"),
+        pergrad.record(model, pergrad.Norms(), calls="more"),
+    ):
+        microbatch(two, lambda: model(torch.ones(3, 2)))
+
+
+@pytest.mark.usefixtures("_job")
+def test_a_microbatch_that_misses_a_stage_of_its_rank_is_an_error() -> None:
+    stages = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])
+    two = SimpleNamespace(num_stages=2, group_size=1, group=None)
+    with (
+        pytest.raises(PergradError, match="has run through 1 of the 2 stages"),
+        pergrad.record(stages, pergrad.Norms(), calls="more"),
+    ):
+        microbatch(two, lambda: stages[0](torch.ones(3, 2))).sum().backward()
+
+
+class Largest(pergrad.Quantity):
+    """The largest entry over all parameters, which is not that of one stage."""
+
+    def begin(self, batch: Any) -> None: ...
+    def consume(self, name: str, gradients: Any) -> None: ...
+    def end(self) -> None: ...
+
+
+@pytest.mark.usefixtures("_job")
+def test_quantities_that_do_not_say_that_they_span_stages_are_refused() -> None:
+    model = nn.Linear(2, 1)
+    place = PipelineStage(model, 0, 1, torch.device("cpu"))
+    schedule = ScheduleGPipe(place, n_microbatches=1, loss_fn=lambda out, target: out.sum())
+    with (
+        pytest.raises(PergradError, match="Largest needs the gradients of all parameters"),
+        pergrad.record(model, Largest(), calls="more"),
+    ):
+        schedule.step(torch.ones(3, 2), target=torch.ones(3))

@@ -58,7 +58,9 @@ def test_quantities_are_those_of_the_loop(reshards: bool, memory: Any) -> None:
     all_near(whole(total.result), {name: g.sum(0) for name, g in wanted.items()})
     all_near(whole(clipped.result), clipped_of(wanted, 1.0))
     clipped.assign(reduce=True)
-    all_near({name: p.grad.full_tensor() for name, p in model.named_parameters()}, clipped.result)
+    all_near(
+        {name: p.grad.full_tensor() for name, p in model.named_parameters()}, whole(clipped.result)
+    )
     model.zero_grad()
     losses(model, x).sum().backward()
     plain = {name: p.grad.full_tensor() for name, p in model.named_parameters()}

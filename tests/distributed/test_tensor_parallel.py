@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from pergrad.distributed.tensor_parallel import len_of_chunk, pieces_of
-from tests.distributed import ranks
+from tests.distributed.sessions import checks_on_ranks
 
-MODULE = "tests.distributed.tensor_parallel_checks"
 QUICK = (
     "check_columns_and_rows",
     "check_sequences",
@@ -19,25 +17,9 @@ QUICK = (
 )
 
 
-@pytest.fixture(scope="module")
-def session() -> dict[str, dict[str, str]]:
-    return ranks.run(MODULE, 2, QUICK)
-
-
-def test_all_ranks_finish(session: dict[str, dict[str, str]]) -> None:
-    assert session["session"] == {}
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_two_ranks(session: dict[str, dict[str, str]], name: str) -> None:
-    assert session[name] == {}, "\n".join(session[name].values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_all_checks(world: int) -> None:
-    failed = {name: errors for name, errors in ranks.run(MODULE, world).items() if errors}
-    assert failed == {}
+TestOnRanks = checks_on_ranks(
+    "tests.distributed.tensor_parallel_checks", quick=QUICK, worlds=(1, 2, 4)
+)
 
 
 def test_chunks_are_those_of_torch() -> None:

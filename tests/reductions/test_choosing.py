@@ -66,6 +66,7 @@ def letters(ways: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **named: str)
 
 
 BY_TORCH = "rrrrrrGGGIGIGGGIGIGGGGGIrrrrrrGIIIIIGGGIGIGGGGGI"
+SMALL = [6, 7, 8, 10, 12, 30]  # fewer than a million multiplications
 NORMS = {
     (False, torch.float32): BY_TORCH,
     (False, torch.bfloat16): BY_TORCH,
@@ -80,10 +81,14 @@ def test_norms_of_outer_products(
 ) -> None:
     names = {"r": "rank one", "I": "inner products", "G": "gradients", "T": "tile kernel"}
     letters(norms.OUTER_PRODUCT_WAYS, monkeypatch, R="rank one kernel", **names)
+    letters(norms.OUTER_PRODUCT_WAYS, monkeypatch, g="small gradients")
     for (has_kernels, dtype), expected in NORMS.items():
         on(machine, has_kernels)
-        found = [norms.squared_norms_of(outer(dtype, *sizes), 2**25) for sizes in SIZES]
-        assert "".join(map(str, found)) == expected
+        ways = [norms.squared_norms_of(outer(dtype, *sizes), 2**25) for sizes in SIZES]
+        found = "".join(map(str, ways))
+        assert found.replace("g", "G") == expected
+        is_small = machine is CPU and dtype is torch.float32
+        assert [k for k, way in enumerate(found) if way == "g"] == (SMALL if is_small else [])
 
 
 LAUNCHES = {  # (s)hared or (a)lone, by type and bits of the bound
@@ -156,12 +161,13 @@ BY_MACHINE = {
     + "multiplied and summed|" * 5
     + "multiplied and summed",
     "check of a gram": "computed again" + "|left as found" * 8,
-    "scaled samples": "in torch|" * 3 + "in torch, rounded|" * 3 + "in torch|in torch|in torch",
+    "scaled samples": "in torch, dropped ones looked for|in torch|in torch|"
+    + "in torch, rounded|" * 3
+    + "in torch|in torch|in torch",
     "dropped samples": "looked for" + "|zeroed" * 8,
     "weighted rows": "one product|scaled and summed unless large|scaled and summed unless large"
     + "|one product|scaled and summed|scaled and summed" * 2,
     "buckets": "by row|" * 3 + "by column|" * 5 + "by column",
-    "norms of a table": "rows added up" + "|rows added up" * 8,
     "sums of small gradients": "one by one" + "|one by one" * 8,
 }
 WITH_KERNELS = {  # the same on a GPU
@@ -242,6 +248,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "joint sums of outer products": sums.JOINT_SUM_WAYS,
     "sketch of an outer product": sketches.SKETCH_WAYS,
     "buckets": sketches.BUCKET_WAYS,
+    "products of transforms": sketches.PRODUCT_WAYS,
     "gradient of an outer product": GRADIENT_WAYS,
     "step of an LSTM": LSTM_WAYS,
 }
@@ -270,9 +277,34 @@ def test_inner_products_begin_where_calls_no_longer_dominate() -> None:
         return chooser_for(CPU, False).pick("norms of an outer product", sizes)
 
     assert way(1, 10, 100, 1000) == "inner products"
-    assert way(1, 10, 100, 999) == "gradients"
+    assert way(1, 10, 100, 999) == "small gradients"
     assert way(100, 20, 40, 40) == "gradients"  # as many multiplications either way
     assert way(100, 19, 40, 40) == "inner products"
+
+
+def test_small_gradients_are_in_one_wide_type() -> None:
+    single, double, half = torch.float32, torch.float64, torch.bfloat16
+    for types, is_small in (
+        ((single, single), True),
+        ((double, double), True),
+        ((single, double), False),
+        ((half, half), False),
+    ):
+        sizes = ((2, 3, 4), (2, 3, 5), *types)
+        way = chooser_for(CPU, False).pick("norms of an outer product", sizes)
+        assert (way == "small gradients") is is_small
+
+
+def test_small_tables_are_written_out_on_a_cpu() -> None:
+    def way(machine: Machine, n: int, rows: int, i: int, t: int) -> str:
+        return chooser_for(machine, False).pick("norms of a table", ((n, rows, i), t))
+
+    for machine in MACHINES.values():
+        assert way(machine, 4, 64, 32, 16) == ("whole table" if machine is CPU else "rows added up")
+        assert way(machine, 4, 10**6, 32, 16) == "rows added up"
+    assert way(CPU, 10, 1000, 10, 9999) == "whole table"
+    assert way(CPU, 10, 1001, 10, 9999) == "rows added up"
+    assert way(CPU, 0, 64, 32, 16) == "whole table"
 
 
 def test_tile_kernels_read_two_halves_only() -> None:
@@ -353,11 +385,15 @@ def test_sketches_of_entries_and_transforms_meet_where_they_cost_the_same() -> N
         assert (way == "transforms") is is_cheaper
 
 
-def test_runs_of_columns_are_written_where_there_are_any_on_an_eager_cpu() -> None:
+def test_buckets_are_read_on_a_gpu_and_compiled_and_written_by_runs_on_a_cpu() -> None:
     for machine in MACHINES.values():
-        found = [chooser_for(machine, False).pick("sketch of columns", (r,)) for r in (False, True)]
-        has_runs = machine.device == "cpu" and machine.mode != "compiled"
-        assert found == ["single entries", "runs" if has_runs else "single entries"]
+        chooser = chooser_for(machine, False)
+        found = [chooser.pick("sketch of columns", (r,)) for r in (False, True)]
+        is_gathered = machine.device == "cuda" or machine.mode == "compiled"
+        by_runs = "runs" if machine.device == "cpu" else "single entries"
+        assert found == ["single entries", "gathered" if is_gathered else by_runs]
+        rows = "gathered" if is_gathered else "single entries"
+        assert chooser.pick("sketch of rows") == rows
 
 
 def test_halves_of_32_positions_are_summed_together_up_to_the_bound() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pergrad.factors import Factor, OuterProduct, PositionSum, Stacked, owned
+from pergrad.factors import Factor, OuterProduct, PositionSum, RowSum, Stacked, owned
 from pergrad.factors import products as outer_products
 from pergrad.reductions import SampleGradients, gram, norms, sketches, sums
 from pergrad.testing import assert_near
@@ -28,6 +28,25 @@ def test_ways_to_scatter_into_buckets(way: str) -> None:
     assert_near(sketches.BUCKET_WAYS[way](flat, buckets, signs, 4), expected)
 
 
+@pytest.mark.parametrize("positions", [1, 4])
+def test_ways_to_multiply_transforms(positions: int) -> None:
+    g, x = torch.fft.rfft(random(3, positions, 6)), torch.fft.rfft(random(3, positions, 6) + 1)
+    expected = torch.stack([sum(g[n] * x[n]) for n in range(3)])
+    for way in sketches.PRODUCT_WAYS.values():
+        assert_near(torch.view_as_real(way(g, x)), torch.view_as_real(expected))
+
+
+@pytest.mark.parametrize("is_any_dropped", [False, True])
+@pytest.mark.parametrize("shape", [(3,), (3, 5), (3, 2, 5)])
+@pytest.mark.parametrize("way", sorted({*sums.SCALING_WAYS} - {"kernel"}))
+def test_ways_to_scale_samples(way: str, shape: tuple[int, ...], is_any_dropped: bool) -> None:
+    x, scale = random(*shape), torch.tensor([0.5, -3.0, 2.0], dtype=torch.float64)
+    expected = torch.stack([s * row for s, row in zip(scale, x, strict=True)])
+    if is_any_dropped:
+        scale[1], expected[1], x[1] = 0.0, 0.0, float("nan")
+    assert_near(sums.SCALING_WAYS[way](x, scale), expected)
+
+
 WITHOUT_KERNELS = sorted({*sums.WEIGHTED_ROWS_WAYS} - {"kernel"})
 
 
@@ -41,6 +60,37 @@ def test_ways_to_sum_weighted_rows(
     expected = scale @ rows
     rows[1] = float("nan")  # its scale is zero
     assert_near(sums.WEIGHTED_ROWS_WAYS[way](rows, scale), expected)
+
+
+@pytest.mark.parametrize("bound", [1, 2**20])
+@pytest.mark.parametrize("way", ["inner products", "gradients", "small gradients"])
+@pytest.mark.parametrize("shape", [(3, 4, 2, 5), (1, 4, 4, 4), (3, 0, 2, 5)])
+def test_ways_to_compute_norms_of_an_outer_product(
+    way: str, bound: int, shape: tuple[int, ...]
+) -> None:
+    n, t, o, i = shape
+    factor = OuterProduct(random(n, t, o), random(n, t, i))
+    exact = torch.einsum("nto,nti->noi", factor.grad_output, factor.input).square().sum((1, 2))
+    assert_near(norms.OUTER_PRODUCT_WAYS[way](factor, bound), exact)
+
+
+@pytest.mark.parametrize("bound", [1, 2**20])
+@pytest.mark.parametrize("way", ["rows added up", "whole table"])
+def test_ways_to_compute_norms_of_a_table(way: str, bound: int) -> None:
+    index = torch.tensor([[1, 1, 4, 0], [2, 2, 2, 2], [0, 1, 2, 3]])
+    table = RowSum(index, random(3, 4, 2), 5)
+    exact = torch.zeros(3, 5, 2, dtype=torch.float64)
+    for n in range(3):
+        for t in range(4):
+            exact[n, index[n, t]] += table.grad_output[n, t]
+    assert_near(norms.TABLE_WAYS[way](table, bound), exact.square().sum((1, 2)))
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 4), (3, 1, 2, 4), (3, 1), (3, 1, 2**13), (0, 1, 4)])
+def test_norms_of_one_position_are_those_of_the_gradient(shape: tuple[int, ...]) -> None:
+    g = random(*shape)
+    found = norms.squared_norms([PositionSum(g)], 2**20)
+    assert_near(found, g.reshape(shape[0], -1 if shape[0] else 4).square().sum(1))
 
 
 @pytest.mark.parametrize("way", sorted({*norms.MENDING_WAYS} - {"kernel"}))

@@ -43,6 +43,9 @@ def whole_of(t: Tensor) -> Tensor:
     if not is_sharded(t):
         return t
     spread: Any = t
+    kind = spread.device_mesh.device_type
+    if spread.device.type != kind:  # shards that are offloaded
+        spread = spread.to(kind)
     with together():
         found: Tensor = spread.full_tensor()
     return found

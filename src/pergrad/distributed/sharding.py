@@ -19,7 +19,17 @@ from pergrad.distributed.placing import is_sharded
 from pergrad.distributed.tensor_parallel import Piece, data_dims_of
 from pergrad.runtime import internals
 
-__all__ = ["Shards", "grad_of", "is_sharded", "length_over_ranks", "reshard", "sharding_modules"]
+__all__ = [
+    "Shards",
+    "device_of_steps",
+    "grad_of",
+    "is_sharded",
+    "length_over_ranks",
+    "policies_of",
+    "precision_of",
+    "reshard",
+    "sharding_modules",
+]
 
 
 GATHERED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # those within `gathering.gathered`
@@ -48,6 +58,29 @@ def sharding_modules(module: nn.Module, *, are_gathered: bool = False) -> list[A
     return [m for m in found if (m in GATHERED) == are_gathered]
 
 
+def device_of_steps(module: nn.Module) -> torch.device:
+    """Returns the device that a sharded module runs on; its shards may be offloaded from there."""
+    reshard(module)
+    spread: list[Any] = [p for p in module.parameters() if is_sharded(p)]
+    return _device_of(spread[0].device_mesh) or torch.device("cpu")
+
+
+def precision_of(module: nn.Module) -> torch.dtype:
+    """Returns the coarsest dtype that a sharded module computes its parameters' gradients in."""
+    states = [internals.fsdp_state_of(unit) for unit in sharding_modules(module)]
+    dtypes = {p.dtype for p in module.parameters() if p.requires_grad}
+    given = {state._mp_policy.param_dtype for state in states} - {None}
+    return max(dtypes | given, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def policies_of(units: Iterable[nn.Module]) -> list[str]:
+    """Describes the mixed-precision policies of modules that shard, each once, but for those of no effect."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    policies = [internals.fsdp_state_of(unit)._mp_policy for unit in units]
+    plain = None if fsdp is None else fsdp.MixedPrecisionPolicy()
+    return sorted({repr(policy) for policy in policies if policy != plain})
+
+
 def grad_of(parameter: Tensor, total: Tensor) -> Tensor:
     """Returns a sum of gradients as a new tensor that may be the parameter's `.grad`."""
     if not is_sharded(parameter):
@@ -56,6 +89,24 @@ def grad_of(parameter: Tensor, total: Tensor) -> Tensor:
     with torch.no_grad():
         made.to_local().copy_(cast(Any, total).to_local())
     return cast(Tensor, made)
+
+
+def _unseen(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the call without modes that intercept functions of torch."""
+
+    def unseen(*args: Any, **kwargs: Any) -> Any:
+        with internals.DisableTorchFunction():
+            return call(*args, **kwargs)
+
+    return unseen
+
+
+def _restore(group: Any, name: str, own: Any) -> None:
+    """Gives a group its own attribute back, or that of its class."""
+    if own is None:
+        delattr(group, name)
+    else:
+        setattr(group, name, own)
 
 
 @dataclass(eq=False)
@@ -156,6 +207,17 @@ class Shards:
             for unit in self._units:
                 hook = unit.module.register_forward_pre_hook(drop_those_of_unsharded)
                 hooks.callback(hook.remove)
+            yield
+
+    @contextmanager
+    def gathering_unseen(self) -> Iterator[None]:
+        """Gathers parameters out of sight of the recorder within: samples have no part in that."""
+        with ExitStack() as undo:
+            for unit in self._units:
+                for group in internals.fsdp_groups_of(unit.module):
+                    for name in ("unshard", "wait_for_unshard"):
+                        undo.callback(_restore, group, name, vars(group).get(name))
+                        setattr(group, name, _unseen(getattr(group, name)))
             yield
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -82,9 +82,14 @@ class Spread:
         """Whether norms of this rank's parameters are parts of those of the whole model."""
         return self.tensor_parallel is not None or self.pipeline is not None
 
-    def over_stages(self, squares: Tensor) -> Tensor:
-        """Returns squared norms of samples, (..., n), with those of the other stages of a pipeline."""
-        return squares if self.pipeline is None else self.pipeline.total(squares)
+    def over_stages(self, sums: Tensor) -> Tensor:
+        """Returns sums over parameters, such as squared norms of samples, with those of the other stages."""
+        return sums if self.pipeline is None else self.pipeline.total(sums)
+
+    def refuse_shared_names(self, names: Iterable[str], what: str) -> None:
+        """Refuses what depends on the names of parameters if several stages of a pipeline share one."""
+        if self.pipeline is not None:
+            self.pipeline.refuse_shared_names(names, what)
 
     def local_shape(self, name: str, parameter: Tensor) -> tuple[int, ...]:
         """Returns the shape of this rank's shard of a tensor-parallel parameter, or that of all of it."""

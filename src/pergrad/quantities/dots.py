@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class Dots(Reduction[Tensor]):
     """
 
     is_linear = True
+    spans_stages: ClassVar[bool] = True
 
     def __init__(self, direction: Mapping[str, Tensor], *, accumulate: bool = False) -> None:
         super().__init__(accumulate=accumulate)
@@ -64,7 +65,8 @@ class Dots(Reduction[Tensor]):
             self._total = self._total + gradients.dots(direction)
 
     def finish(self) -> Tensor:
-        return self.batch.stored(self._total.to(self.batch.dtype))
+        total = self.batch.spread.over_stages(self._total)
+        return self.batch.stored(total.to(self.batch.dtype))
 
     def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
         named = {name: gradient[name] for name in self._direction if name in gradient}
@@ -97,6 +99,8 @@ class Gram(Reduction[Tensor]):
     tensor([[25.,  3.],
             [ 3.,  1.]])
     """
+
+    spans_stages: ClassVar[bool] = True
 
     def __init__(
         self, against: Mapping[str, Tensor] | None = None, *, accumulate: bool = False
@@ -142,7 +146,8 @@ class Gram(Reduction[Tensor]):
             self._total = self._total + gradients.gram_against(self._against[name])
 
     def finish(self) -> Tensor:
-        return self.batch.stored(self._total.to(self.batch.dtype))
+        total = self.batch.spread.over_stages(self._total)
+        return self.batch.stored(total.to(self.batch.dtype))
 
     def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
         if self._against is None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pergrad.distributed.groups import Ranks, Summing
 from pergrad.distributed.sharding import is_sharded, length_over_ranks
+from pergrad.distributed.spread import Spread
 from pergrad.errors import PergradError
 from pergrad.quantities.base import Batch, counted, or_zeros
 from pergrad.quantities.over_ranks import OverRanks
@@ -43,7 +44,6 @@ class NoiseScale(OverRanks[Any]):
     """
 
     spans_blocks: ClassVar[bool] = True
-    spans_stages: ClassVar[bool] = False
 
     def __init__(self, decay: float = 0.95, *, accumulate: bool = False) -> None:
         super().__init__(accumulate=accumulate)
@@ -105,10 +105,10 @@ class NoiseScale(OverRanks[Any]):
         totals = or_zeros(self._totals, self.batch, of_shards=True)
         names = list(self._squares)
         squares = torch.stack([*self._squares.values()]).unsqueeze(1) if names else self._zero
-        squares = self.batch.stored(self._spread.joined(names, squares).sum())
-        is_spread = self._spread.shards is None and any(map(is_sharded, totals.values()))
-        length = length_over_ranks(totals.values()) if is_spread else None
-        return _Sums(self.batch.size, squares, totals, length)
+        spread = self._spread
+        squares = self.batch.stored(spread.over_stages(spread.joined(names, squares).sum()))
+        found = _Sums(self.batch.size, squares, totals)
+        return found if spread.shards is not None else found.measured(spread)
 
     def reset(self) -> None:
         """Forgets the result, and not the averages behind `.running`."""
@@ -132,10 +132,11 @@ class NoiseScale(OverRanks[Any]):
         return self
 
     def reduced(self, group: Summing) -> _Sums:
-        return self._of_ended(self._result).over(group)
+        return self._of_ended(self._result).over(group, self._spread)
 
     def merge(self, other: NoiseScale) -> None:
-        self._result = self._of_ended(self._result).joined(other._of_ended(other._result))
+        sums, more = self._of_ended(self._result), other._of_ended(other._result)
+        self._result = sums.joined(more, self._spread)
 
     def join(self, parts: Sequence[NoiseScale]) -> None:
         averages = self._averages
@@ -164,7 +165,7 @@ class _Sums(NamedTuple):
     samples: int
     squares: Tensor
     totals: dict[str, Tensor]
-    length: Tensor | None = None  # |Σ_n g_n|², if totals are sharded: all ranks compute it together
+    length: Tensor | None = None  # |Σ_n g_n|², if all ranks must compute it together
 
     def estimates(self) -> Tensor:
         """Computes tr(Σ) and |G|² on the device, without synchronising."""
@@ -172,12 +173,21 @@ class _Sums(NamedTuple):
         trace = (self.squares - total / self.samples) / (self.samples - 1)
         return torch.stack([trace, total / self.samples**2 - trace / self.samples])
 
-    def joined(self, other: _Sums) -> _Sums:
+    def measured(self, spread: Spread) -> _Sums:
+        """Returns the sums with their length, if totals are on several ranks; all of them call it."""
+        is_spread = any(map(is_sharded, self.totals.values()))
+        if not is_spread and spread.pipeline is None:
+            return self._replace(length=None)
+        length = length_over_ranks(self.totals.values()) if is_spread else self._length()
+        return self._replace(length=spread.over_stages(length.to(self.squares.device)))
+
+    def joined(self, other: _Sums, spread: Spread) -> _Sums:
         totals = dict(self.totals)
         for name, total in other.totals.items():
             totals[name] = totals[name] + total if name in totals else total
-        length = None if self.length is None else length_over_ranks(totals.values())
-        return _Sums(self.samples + other.samples, self.squares + other.squares, totals, length)
+        samples, squares = self.samples + other.samples, self.squares + other.squares
+        found = _Sums(samples, squares, totals)
+        return found if self.length is None else found.measured(spread)
 
     def _length(self) -> Tensor:
         """|Σ_n g_n|² over all parameters."""
@@ -185,9 +195,7 @@ class _Sums(NamedTuple):
         lengths = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in totals]
         return torch.stack(lengths).square().sum() if lengths else torch.zeros_like(self.squares)
 
-    def over(self, group: Summing) -> _Sums:
+    def over(self, group: Summing, spread: Spread) -> _Sums:
         squares = group.sum({"squares": self.squares})["squares"]
         totals = group.sum(self.totals)
-        any_sharded = any(map(is_sharded, totals.values()))
-        length = length_over_ranks(totals.values()) if any_sharded else None
-        return _Sums(group.count(self.samples), squares, totals, length)
+        return _Sums(group.count(self.samples), squares, totals).measured(spread)

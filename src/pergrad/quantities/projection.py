@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class Projection(Reduction[Tensor]):
     """
 
     is_linear = True
+    spans_stages: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -92,7 +93,9 @@ class Projection(Reduction[Tensor]):
         return self._sketches[key]
 
     def finish(self) -> Tensor:
-        return self.batch.stored(self._total)
+        spread = self.batch.spread
+        spread.refuse_shared_names(self.batch.parameters, "Projection")
+        return self.batch.stored(spread.over_stages(self._total))
 
     def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
         own = torch.zeros(1, self._dim, dtype=torch.float64)

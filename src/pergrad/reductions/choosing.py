@@ -15,7 +15,7 @@ from torch import Tensor
 from pergrad.kernels import all_launchers, have_kernels
 from pergrad.runtime import MACHINES, NEVER, Chooser, Machine, Table, machine_of
 
-__all__ = ["chooser_for", "chooser_of", "fourier_is_cheaper"]
+__all__ = ["chooser_for", "chooser_of", "fourier_is_cheaper", "gram_of_rows_is_cheaper"]
 
 Shape = tuple[int, ...]
 Dtype = torch.dtype
@@ -83,6 +83,13 @@ def _inner_products(g: Shape, x: Shape, *_: object) -> float:
 _LITTLE = 10**6  # multiplications that take as long as ten calls of torch
 
 
+def _small_gradients(g: Shape, x: Shape, *dtypes: Dtype) -> float:
+    """Counts as `_gradients`, a little less for fewer calls; NEVER if the problem is large or to be cast."""
+    (n, t, o), i = g, x[2]
+    is_wide = {*dtypes} in ({torch.float32}, {torch.float64})
+    return 0.9 * o * i if is_wide and n * t * o * i < _LITTLE else NEVER
+
+
 def _tile_kernel(g: Shape, x: Shape, g_dtype: Dtype, x_dtype: Dtype) -> float:
     if g_dtype == torch.float32 or g_dtype != x_dtype:  # cuBLAS is faster in float32
         return NEVER
@@ -99,6 +106,24 @@ def _products_by_torch(g: Shape, x: Shape, g_dtype: Dtype, *_: object) -> float:
 
 _FLOAT32_RATE = 2.0e7  # multiplications per microsecond of cuBLAS in float32 on an H200
 _MORE_LAUNCHES = 20.0  # microseconds: two products, their reductions and the check
+
+
+# -- squared norms of a table, (n, rows, i), that t of its rows were taken from: elements written per sample
+
+
+def _all_rows(table: Shape, t: int) -> float:
+    """Counts the entries of the table; NEVER beyond a size that is worth no sorting."""
+    n, rows, i = table
+    return NEVER if n * rows * i > _FEW else float(rows * i)
+
+
+def _sorted_rows(table: Shape, t: int) -> float:
+    """Counts the entries of the rows, and what sorting them takes."""
+    n, _, i = table
+    return float(t * i) + _FEW / max(n, 1)
+
+
+_FEW = 10**5  # elements that are written in the time of ten calls of torch
 
 
 # -- squared norms of an outer product in a shared launch, or in its own: microseconds
@@ -178,6 +203,11 @@ def fourier_is_cheaper(t: int, o: int, i: int, size: int) -> bool:
     return _transforms(t, o, i, size) < _entries(t, o, i, size)
 
 
+def gram_of_rows_is_cheaper(t: int, i: int, o: int) -> bool:
+    """Whether inner products of t positions with each other cost less than t outer products."""
+    return t * (i + o) < i * o
+
+
 def _transforms(t: int, o: int, i: int, size: int) -> float:
     return float(t * size * 3 * size.bit_length())
 
@@ -188,6 +218,11 @@ def _entries(t: int, o: int, i: int, size: int) -> float:
 
 def _runs(has_runs: bool) -> float:
     """Returns the cost of writing runs, a third of that of single entries; NEVER if there are none."""
+    return 1.0 if has_runs else NEVER
+
+
+def _gathered(has_runs: bool) -> float:
+    """Returns the cost of reading the entries of each bucket; NEVER if runs may have several in one."""
     return 1.0 if has_runs else NEVER
 
 
@@ -272,7 +307,9 @@ _EVERYWHERE: Table = {
     "sums of small gradients": "one by one",
     "sums of outer products": "one by one",
     "sketch of an outer product": {"entries": _entries, "transforms": _transforms},
+    "sketch of rows": "single entries",
     "sketch of columns": "single entries",
+    "products of transforms": "complex",
     "buckets": "by column",
     "kept for later": {"gradients": _bytes_of_gradients, "factors": _bytes_of_factors},
 }
@@ -287,9 +324,16 @@ _ON_CPU: Table = {
     "sketch of columns": {"runs": _runs, "single entries": _single_entries},
 }
 _ON_CPU_EAGERLY: Table = {
+    "norms of an outer product": {
+        "small gradients": _small_gradients,
+        "gradients": _gradients,
+        "inner products": _inner_products,
+    },
+    "norms of a table": {"rows added up": _sorted_rows, "whole table": _all_rows},
     "mending": "computed again",
     "mending of an outer product": "computed again",
     "check of a gram": "computed again",
+    "scaled samples": "in torch, dropped ones looked for",
     "dropped samples": "looked for",
 }
 _ON_CPU_WITHOUT_VALUES: Table = {
@@ -303,10 +347,17 @@ _ON_GPU: Table = {
     "scaled samples": "in torch, rounded",
     # cuDNN sums in float32 whatever its inputs are, and rounds once.
     "sum of a convolution": {"halves": _halves, "wide": _wide_type},
+    # Atomic additions to few buckets wait for each other.
+    "sketch of rows": "gathered",
+    "sketch of columns": {"gathered": _gathered, "single entries": _single_entries},
 }
 
-# Runs are written in place, and a compiler would copy them.
-_COMPILED: Table = {"sketch of columns": "single entries"}
+# Runs are written in place, and a compiler would copy them; it has no complex numbers.
+_COMPILED: Table = {
+    "sketch of rows": "gathered",
+    "sketch of columns": {"gathered": _gathered, "single entries": _single_entries},
+    "products of transforms": "real",
+}
 
 _BY_KERNELS: Table = {
     "norms of one position": "rank one kernel",

@@ -27,6 +27,7 @@ from pergrad.factors import (
     OuterProduct,
     PositionSum,
     Rearranged,
+    Routed,
     RowSum,
     Scaled,
     Stacked,
@@ -34,7 +35,7 @@ from pergrad.factors import (
     in_any_order,
 )
 from pergrad.kernels import all_launchers
-from pergrad.reductions.choosing import chooser_of
+from pergrad.reductions.choosing import chooser_of, gram_of_rows_is_cheaper
 from pergrad.reductions.inner import inner_products
 from pergrad.reductions.tiles import (
     at_once,
@@ -92,18 +93,24 @@ def _(factor: OuterProduct, bound: int) -> Tensor:
     return OUTER_PRODUCT_WAYS[way](factor, bound)
 
 
+_FEW = 2**14  # elements: copying them to float64 takes less time than another call of torch
+
+
 @squared_norms_of.register
 def _(factor: PositionSum, bound: int) -> Tensor:
     g = factor.grad_output
     if g.shape[1] == 1:  # one position is the gradient
+        if g.dim() == 3 and g.numel() <= _FEW:
+            return torch.linalg.vector_norm(g, dim=(1, 2), dtype=torch.float64).square()
         return _squared(g[:, 0])
     return by_tiles([factor], bound)
 
 
 @squared_norms_of.register
 def _(factor: RowSum, bound: int) -> Tensor:
-    way = chooser_of(factor.grad_output).pick("norms of a table")
-    return TABLE_WAYS[way](factor)
+    sizes = factor.shape, factor.index.shape[1]
+    way = chooser_of(factor.grad_output).pick("norms of a table", sizes)
+    return TABLE_WAYS[way](factor, bound)
 
 
 @squared_norms_of.register
@@ -120,6 +127,15 @@ def _(factor: Scaled, bound: int) -> Tensor:
         g, x = (t[:, 0].double().square() for t in (each.grad_output, each.input))
         squares = factor.constant.double().square().expand(each.shape[1:])
         return (g @ squares).mul_(x).sum(1)  # Σ g² c² x²
+    return by_tiles([factor], bound)
+
+
+@squared_norms_of.register
+def _(factor: Routed, bound: int) -> Tensor:
+    n, _, i, o = factor.shape
+    positions = factor.input.shape[1]
+    if gram_of_rows_is_cheaper(positions, i, o):
+        return factor.squared_norms(at_once(2 * n * positions * factor.dtype.itemsize, bound))
     return by_tiles([factor], bound)
 
 
@@ -277,8 +293,17 @@ def _by_torch(factor: OuterProduct, bound: int) -> Tensor:
     return OUTER_PRODUCT_WAYS[way](factor, bound)
 
 
+def _by_small_gradients(factor: OuterProduct, bound: int) -> Tensor:
+    """Computes as `by_tiles` in as few calls as possible: they take longer than the arithmetic."""
+    g, x = factor.grad_output, factor.input
+    if g.shape[0] * g.shape[2] * x.shape[2] * g.itemsize > bound:
+        return by_tiles([factor], bound)
+    return torch.linalg.vector_norm(torch.bmm(g.mT, x), dim=(1, 2)).double().square()
+
+
 OUTER_PRODUCT_WAYS: dict[str, Callable[[OuterProduct, int], Tensor]] = {
     "rank one": lambda factor, bound: by_rank_one(factor),
+    "small gradients": _by_small_gradients,
     "inner products": by_gram,
     "gradients": lambda factor, bound: by_tiles([factor], bound),
     "rank one kernel": _by_rank_one_kernel,
@@ -290,15 +315,19 @@ OUTER_PRODUCT_WAYS: dict[str, Callable[[OuterProduct, int], Tensor]] = {
 # -- ways of a table, and of a convolution
 
 
-def _by_coalesced_rows(table: RowSum) -> Tensor:
+def _by_coalesced_rows(table: RowSum, bound: int) -> Tensor:
     return _squared(table.coalesced(wide(table.dtype)).grad_output)
 
 
-def _by_table_kernel(table: RowSum) -> Tensor:
+def _by_table_kernel(table: RowSum, bound: int) -> Tensor:
     return all_launchers().table_squared_norms(table.index, table.grad_output)
 
 
-TABLE_WAYS = {"rows added up": _by_coalesced_rows, "kernel": _by_table_kernel}
+TABLE_WAYS: dict[str, Callable[[RowSum, int], Tensor]] = {
+    "rows added up": _by_coalesced_rows,
+    "whole table": lambda table, bound: by_tiles([table], bound),
+    "kernel": _by_table_kernel,
+}
 
 
 def _by_gram_of_windows(factor: Convolution, bound: int) -> Tensor:
@@ -397,9 +426,10 @@ MENDING_WAYS: dict[str, Callable[[Tensor, Tensor, Any, int], Tensor]] = {
 
 def by_tiles(factors: Sequence[Factor], bound: int) -> Tensor:
     """Σ G_n², of gradients that are materialised a piece at a time."""
-    if is_one_piece(factors, bound):
-        return _squared(add_up(factors, wide_dtype(factors)))
     first = factors[0]
+    if is_one_piece(factors, bound):
+        dtype = wide_dtype(factors)
+        return _squared(first.materialize(dtype) if len(factors) == 1 else add_up(factors, dtype))
     found: Tensor | None = None
     for samples, _, gradients in sample_tiles(factors, bound):
         squares = _squared(gradients)

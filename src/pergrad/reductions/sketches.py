@@ -8,9 +8,10 @@ transforms (Pham and Pagh's TensorSketch), and that of a row of a table is a rot
 use one linear map, so sketches of several uses of a weight add up. The expectation of <s_n, s_m> is
 <G_n, G_m>.
 
-The buckets of rows are random. A run of k adjacent columns has consecutive buckets, from a random one on:
-entries of one run in one row never collide, any others do with probability 1 / k, and entries that are
-adjacent in memory are added to adjacent buckets.
+The buckets of each run of k adjacent rows are a random permutation. A run of k adjacent columns has
+consecutive buckets, from a random one on: entries of one run in one row never collide, any others do with
+probability of about 1 / k, and entries that are adjacent in memory are added to adjacent buckets. A bucket
+has at most one entry of each run, so a GPU can read its entries (`Members`) instead of adding to it.
 
 Buckets and signs come from integer hashes of (seed, parameter, index): they are the same on every
 device and for every batch.
@@ -32,7 +33,7 @@ from torch import Tensor
 from pergrad.factors import ALL, ByOwner, Factor, OuterProduct, RowSum
 from pergrad.reductions.choosing import chooser_of
 from pergrad.reductions.tiles import at_once, sample_tiles
-from pergrad.runtime import bmm, wide
+from pergrad.runtime import bmm, mm, wide
 
 __all__ = ["CountSketch", "TwoSidedSketch", "count_sketch", "hashed_integers", "two_sided_sketch"]
 
@@ -63,6 +64,30 @@ def _signs(label: str, count: int) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Members:
+    """The entry of each run in each bucket: its index and its sign, 0 where a run has none there.
+
+    Every vector that is sketched reads both again, so they are in the smallest types.
+    """
+
+    index: Tensor  # (runs, k) int32
+    signs: Tensor  # (runs, k) int8
+
+    @classmethod
+    def of(cls, buckets: Tensor, signs: Tensor, size: int) -> Members:
+        """Inverts the buckets of entries in which each run of `size` entries has different ones."""
+        entries = torch.arange(len(buckets))
+        place = entries // size * size + buckets
+        found = torch.zeros(2, -(-len(buckets) // size) * size, dtype=torch.int64)
+        found[0, place], found[1, place] = entries, signs
+        index, signs = found.view(2, -(-len(buckets) // size), size)
+        return cls(index.int(), signs.to(torch.int8))
+
+    def to(self, device: torch.device) -> Members:
+        return Members(self.index.to(device), self.signs.to(device))
+
+
+@dataclass(frozen=True)
 class CountSketch:
     """Holds the buckets and signs of the rows and columns of one parameter."""
 
@@ -74,6 +99,8 @@ class CountSketch:
     runs: (
         tuple[int, ...] | None
     )  # the first bucket of each run; None if columns are in another order
+    row_members: Members
+    column_members: Members | None  # None if columns are in another order
 
     @classmethod
     def of(cls, name: str, shape: Sequence[int], size: int, seed: int) -> CountSketch:
@@ -84,15 +111,22 @@ class CountSketch:
         cls, shapes: Mapping[str, Sequence[int]], size: int, seed: int
     ) -> dict[str, CountSketch]:
         """Builds the sketches of several parameters, faster than one by one."""
-        counts = {f"{seed}/{name}": sum(_as_matrix(shape)) for name, shape in shapes.items()}
+        counts = {}
+        for name, shape in shapes.items():
+            rows, columns = _as_matrix(shape)
+            counts[f"{seed}/{name}"] = -(-rows // size) * size + columns
         pairs = zip(shapes.items(), hashed_integers(counts), strict=True)
         return {name: cls._from(hashed, shape, size) for (name, shape), hashed in pairs}
 
     @classmethod
     def _from(cls, hashed: Tensor, shape: Sequence[int], size: int) -> CountSketch:
         rows, columns = _as_matrix(shape)
-        signs, buckets = (hashed & 1) * 2 - 1, (hashed >> 1) % size
-        of_columns = buckets[rows:]
+        runs_of_rows, hashed = hashed.split([len(hashed) - columns, columns])
+        row_signs = ((runs_of_rows & 1) * 2 - 1)[:rows]
+        # The ranks of random numbers are a random permutation.
+        order = (runs_of_rows >> 1).view(-(-rows // size), size).argsort(stable=True, dim=1)
+        row_buckets = order.argsort(1).flatten()[:rows]
+        column_signs, of_columns = (hashed & 1) * 2 - 1, (hashed >> 1) % size
         if columns > 1:
             order = torch.arange(columns)
             of_columns = (of_columns[::size][order // size] + order) % size
@@ -100,14 +134,21 @@ class CountSketch:
         if len(shape) > 2:  # reordered: the columns of a kernel are channels, then taps
             of_columns = of_columns.view(prod(shape[2:]), shape[1]).T.flatten()
             runs = None
-        return cls(size, buckets[:rows], signs[:rows], of_columns, signs[rows:], runs)
+        members = None if runs is None else Members.of(of_columns, column_signs, size)
+        return cls(
+            *(size, row_buckets, row_signs, of_columns, column_signs, runs),
+            Members.of(row_buckets, row_signs, size),
+            members,
+        )
 
     def to(self, device: torch.device) -> CountSketch:
         rows, columns = (self.row_buckets, self.row_signs), (self.column_buckets, self.column_signs)
         row_buckets, row_signs = (t.to(device) for t in rows)
         column_buckets, column_signs = (t.to(device) for t in columns)
         return CountSketch(
-            self.size, row_buckets, row_signs, column_buckets, column_signs, self.runs
+            *(self.size, row_buckets, row_signs, column_buckets, column_signs, self.runs),
+            self.row_members.to(device),
+            None if self.column_members is None else self.column_members.to(device),
         )
 
     def entries(self, rows: slice = ALL) -> tuple[Tensor, Tensor]:
@@ -117,12 +158,19 @@ class CountSketch:
         return buckets.flatten() % self.size, signs.flatten()
 
     def of_rows(self, x: Tensor) -> Tensor:
-        """Sketches vectors over rows, (..., rows) -> (..., k)."""
-        return _scattered(x, self.row_buckets, self.row_signs, self.size)
+        """Sketches vectors over rows, (..., rows) -> (..., k), in float32 or wider."""
+        if chooser_of(x).pick("sketch of rows") == "gathered":
+            return _gathered(x, self.row_members)
+        return _scattered(x.to(wide(x.dtype)), self.row_buckets, self.row_signs, self.size)
 
     def of_columns(self, x: Tensor) -> Tensor:
-        """Sketches vectors over columns, (..., columns) -> (..., k)."""
-        if chooser_of(x).pick("sketch of columns", (self.runs is not None,)) == "runs":
+        """Sketches vectors over columns, (..., columns) -> (..., k), in float32 or wider."""
+        way = chooser_of(x).pick("sketch of columns", (self.runs is not None,))
+        if way == "gathered":
+            assert self.column_members is not None
+            return _gathered(x, self.column_members)
+        x = x.to(wide(x.dtype))
+        if way == "runs":
             return self._by_runs(x)
         return _scattered(x, self.column_buckets, self.column_signs, self.size)
 
@@ -159,6 +207,12 @@ def _scattered_by_row(flat: Tensor, buckets: Tensor, signs: Tensor, size: int) -
 def _scattered_by_column(flat: Tensor, buckets: Tensor, signs: Tensor, size: int) -> Tensor:
     signed = flat.T * signs.unsqueeze(1)
     return flat.new_zeros(size, len(flat)).index_add_(0, buckets, signed).T
+
+
+def _gathered(x: Tensor, members: Members) -> Tensor:
+    """Reads the entries of each bucket and adds them up: no atomic additions, one pass if compiled."""
+    entries = x[..., members.index].to(wide(x.dtype))  # (..., runs, k)
+    return (entries * members.signs.to(entries.dtype)).sum(-2)
 
 
 BUCKET_WAYS = {"by row": _scattered_by_row, "by column": _scattered_by_column}
@@ -214,13 +268,26 @@ def by_fourier(factor: OuterProduct, sketch: CountSketch, bound: int) -> Tensor:
         sums = []
         for first in range(0, t, block):
             at = slice(first, first + block)
-            g = torch.fft.rfft(sketch.of_rows(some.grad_output[:, at].to(dtype)))
-            x = torch.fft.rfft(sketch.of_columns(some.input[:, at].to(dtype)))
-            sums.append((g * x).squeeze(1) if g.shape[1] == 1 else (g * x).sum(1))
+            g = torch.fft.rfft(sketch.of_rows(some.grad_output[:, at]).to(dtype))
+            x = torch.fft.rfft(sketch.of_columns(some.input[:, at]).to(dtype))
+            sums.append(PRODUCT_WAYS[chooser_of(some.input).pick("products of transforms")](g, x))
         found.append(torch.fft.irfft(reduce(add, sums), size))
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
+def _complex_products(g: Tensor, x: Tensor) -> Tensor:
+    return (g * x).squeeze(1) if g.shape[1] == 1 else (g * x).sum(1)
+
+
+def _real_products(g: Tensor, x: Tensor) -> Tensor:
+    """Multiplies real and imaginary parts: a compiler fuses these, and has no complex numbers."""
+    (a, b), (c, d) = torch.view_as_real(g).unbind(-1), torch.view_as_real(x).unbind(-1)
+    parts = (a * c - b * d).sum(1), (a * d + b * c).sum(1)
+    return torch.view_as_complex(torch.stack(parts, -1))
+
+
+# Σ_t g x of transforms, (n, t, f) -> (n, f)
+PRODUCT_WAYS = {"complex": _complex_products, "real": _real_products}
 SKETCH_WAYS = {"entries": by_entries, "transforms": by_fourier}
 
 
@@ -285,15 +352,20 @@ def two_sided_sketch_of(factor: Factor, sketch: TwoSidedSketch, bound: int) -> T
 @two_sided_sketch_of.register
 def _(factor: OuterProduct, sketch: TwoSidedSketch, bound: int) -> Tensor:
     dtype = wide(factor.dtype)
-    g = factor.grad_output.to(dtype) @ sketch.left.to(dtype)
-    x = factor.input.to(dtype) @ sketch.right.to(dtype)
+    g = _by_signs(factor.grad_output, sketch.left, dtype)
+    x = _by_signs(factor.input, sketch.right, dtype)
     return bmm(g.mT, x, dtype).flatten(1)
+
+
+def _by_signs(x: Tensor, signs: Tensor, dtype: torch.dtype) -> Tensor:
+    """X @ signs, (n, t, d) @ (d, a), in `dtype`; signs are exact in half precision, so x stays as it is."""
+    return mm(x.flatten(0, -2), signs.to(x.dtype), dtype).view(*x.shape[:-1], signs.shape[1])
 
 
 @two_sided_sketch_of.register
 def _(factor: RowSum, sketch: TwoSidedSketch, bound: int) -> Tensor:
     dtype = wide(factor.dtype)
-    x = factor.grad_output.to(dtype) @ sketch.right.to(dtype)
+    x = _by_signs(factor.grad_output, sketch.right, dtype)
     return bmm(sketch.left.to(dtype)[factor.index].mT, x, dtype).flatten(1)
 
 

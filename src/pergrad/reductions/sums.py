@@ -18,6 +18,7 @@ from pergrad.factors import (
     Factor,
     OuterProduct,
     Rearranged,
+    Routed,
     RowSum,
     Scaled,
     Stacked,
@@ -123,12 +124,20 @@ def _scaled_in_torch(x: Tensor, scale: Tensor) -> Tensor:
     return (x * scale.to(wide(x.dtype))).where(scale != 0, 0)
 
 
+def _scaled_unless_dropped(x: Tensor, scale: Tensor) -> Tensor:
+    """Scales in one pass; a second one zeroes dropped samples, if there are any."""
+    if not bool((scale != 0).all()):
+        return _scaled_in_torch(x, scale)
+    return x * scale.to(wide(x.dtype)).view(-1, *[1] * (x.dim() - 1))
+
+
 def _scaled_by_kernel(x: Tensor, scale: Tensor) -> Tensor:
     return all_launchers().scaled_samples(x, scale, True)
 
 
 SCALING_WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "in torch": _scaled_in_torch,
+    "in torch, dropped ones looked for": _scaled_unless_dropped,
     "in torch, rounded": lambda x, scale: _scaled_in_torch(x, scale).to(x.dtype),
     "kernel": _scaled_by_kernel,
 }
@@ -234,6 +243,11 @@ def _(factor: Convolution, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
 @weighted_sum_of.register
 def _(factor: ByOwner, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     return weighted_sum_of(factor.each, None if scale is None else scale[factor.owner], dtype)
+
+
+@weighted_sum_of.register
+def _(factor: Routed, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return factor.summed(scale, dtype)
 
 
 @weighted_sum_of.register
