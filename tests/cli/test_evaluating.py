@@ -65,7 +65,7 @@ def test_each_measure_prints_a_table_and_writes_json(measure, title, reference, 
     [
         (
             ["--methods", "magic"],
-            "method 'magic' is not known; choose from index, index-final, dots",
+            "method 'magic' is not known; choose from index, index-final, index-ekfac, dots",
         ),
         (["--fraction", "2"], "leaves none in a subset, or all"),
     ],

@@ -116,6 +116,7 @@ def test_two_processes_give_the_rows_of_one(tmp_path):
     assert '"processes": 2' in (tmp_path / "two/summary.json").read_text()
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_where_one_has_stopped(tmp_path, whole):
     run_audit(cases.slow(), tmp_path / "out", OPTIONS)
     for path in (tmp_path / "out/summary.json", *(tmp_path / "out/chunks").glob("*[26]-*.npz")):
@@ -156,6 +157,23 @@ def test_a_killed_rank_ends_the_other_with_a_message_and_the_next_run_goes_on(
     kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/chunks").glob("*.npz")}
     for process in ranks(2, *audit, cwd=tmp_path):
         finish(process)
+    assert tables(tmp_path / "out") == whole
+    assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
+
+
+@pytest.mark.slow
+def test_a_killed_rank_of_a_sharded_model_ends_the_other_and_the_next_run_goes_on(tmp_path, whole):
+    audit = (f"{CASES}:sharded", *FLOAT64, "-o", "out")
+    both = ranks(2, *audit, cwd=tmp_path)
+    stop_in_the_middle(both[1], tmp_path / "out", signal.SIGKILL)
+    try:
+        _, err = both[0].communicate(timeout=60)
+    finally:
+        both[0].kill()
+    assert both[0].returncode == 3, err
+    assert "all rows written so far are kept; run the same command to resume" in err
+    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/chunks").glob("*.npz")}
+    finish(torchrun(2, "audit", *audit, cwd=tmp_path))
     assert tables(tmp_path / "out") == whole
     assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
 

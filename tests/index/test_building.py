@@ -22,11 +22,13 @@ BUILD = (
 )
 
 
-def run(path: Path, *before: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    path: Path, *before: str, dtype: str = "float64", **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Build the index in another process, of one thread as every one here."""
     source = str(Path(pergrad.__file__).parents[1])
     known = {**os.environ, "PYTHONPATH": f"{source}:{ROOT}", "OMP_NUM_THREADS": "1", **environment}
-    command = [*before, "-m", "pergrad", *BUILD, "-o", str(path)]
+    command = [*before, "-m", "pergrad", *BUILD, "--dtype", dtype, "-o", str(path)]
     return subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=known, capture_output=True, text=True, timeout=300
     )
@@ -56,6 +58,19 @@ def test_killed_and_resumed_and_on_two_processes_the_bytes_are_the_same(tmp_path
     done = run(tmp_path / "two", *two)
     assert done.returncode == 0, done.stderr
     assert digest(tmp_path / "two") == expected
+
+
+@pytest.mark.slow
+def test_on_two_processes_rows_in_bfloat16_are_the_same(tmp_path: Path) -> None:
+    halves = {"dtype": "bfloat16"}
+    assert run(tmp_path / "one", **halves).returncode == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    two = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}")
+    done = run(tmp_path / "two", *two, **halves)
+    assert done.returncode == 0, done.stderr
+    assert digest(tmp_path / "two") == digest(tmp_path / "one")
 
 
 def test_a_build_that_is_interrupted_resumes_with_the_same_bytes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
+from pergrad.attribution.duplicates import near_duplicates
 from pergrad.errors import IndexingError
-from pergrad.index import read_list, write_list
+from pergrad.index import curating, read_list, write_list
+from pergrad.index.curating import deduplicated
 from tests.index.cases import built, data
 
 
@@ -39,6 +42,37 @@ def test_one_of_each_group_of_duplicates_is_kept() -> None:
     x, y = data().tensors
     again = TensorDataset(torch.cat([x, x[[3, 5, 3]]]), torch.cat([y, y[[3, 5, 3]]]))
     assert built(dataset=again).deduplicate(0.9999) == list(range(40))
+
+
+def test_many_samples_are_searched_in_buckets_and_the_recall_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y = data(300).tensors
+    again = TensorDataset(torch.cat([x, x[:40]]), torch.cat([y, y[:40]]))
+    index = built(dataset=again)
+    expected = index.deduplicate(0.9999)
+    assert capsys.readouterr().err == ""
+    few = partial(near_duplicates, exact_up_to=100)
+    monkeypatch.setattr(curating, "near_duplicates", few)
+    found = index.deduplicate(0.9999)
+    assert "recall" in capsys.readouterr().err
+    assert {*expected} <= {*found}  # a pair may be missed, and none invented
+    assert len(found) <= 305
+    index.deduplicate(0.9999, quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_rows_without_a_direction_are_duplicates_of_nothing(tmp_path: Path) -> None:
+    x, y = data(6).tensors
+    x[3:] = 0.0  # equal, with a gradient
+    x[4:] = torch.nan
+    index = built(dataset=TensorDataset(x, y))
+    index.delete([0])
+    kept, groups, recall = deduplicated(index._store, 0.9999)
+    assert {4, 5} <= {*kept}
+    assert 0 not in kept
+    assert recall is None
+    assert not {4, 5} & {n for group in groups for n in group}
 
 
 def test_bad_counts_and_files_are_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pergrad.audit import AuditOptions, load_spec, run_audit
 from pergrad.audit.streaming.ranks import ranks_from
 from pergrad.audit.streaming.trial import first_batch
 from pergrad.audit.subject.dtypes import Dtype
+from pergrad.audit.subject.sharding import refuse_index
 from pergrad.cli.evaluating import evaluate
 from pergrad.cli.index import index
 from pergrad.cli.malloc import keep_freed_memory
@@ -163,6 +164,8 @@ def audit(
     try:
         with progress, _terminable():
             spec = load_spec(reference, data, say=progress.say, download=download)
+            if keep_index:
+                refuse_index(spec.model)
             run_audit(spec, output, options, command=command, watch=progress, force=force)
             if keep_index and ranks.is_first:
                 index_of_audit(output, spec, options, output / "index", (reference, data))

@@ -50,7 +50,7 @@ def evaluate(
     methods: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: index, 'index, final model' as index-final, dots, kronfluence, "
+            help="Comma-separated: index, index-final (without checkpoints), index-ekfac, dots, kronfluence, "
             "kronfluence-damped, dattri, traker. Baselines are always beside them."
         ),
     ] = "index,index-final,dots",
@@ -133,7 +133,7 @@ def _chosen(methods: str) -> list[str]:
 
 def _short(name: str) -> str:
     return {"gradient dots": "dots", "index, final model": "index-final"}.get(
-        name, name.replace(", ", "-").replace(" ", "-")
+        name, name.replace(", ", "-").replace(" ", "-").replace("EK-FAC", "ekfac")
     )
 
 

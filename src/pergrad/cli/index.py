@@ -84,6 +84,10 @@ def build(
     store: Annotated[
         str, typer.Option("--store", help="Dtype of the stored rows: float16, bfloat16 or float32.")
     ] = "float16",
+    norms: Annotated[
+        str | None,
+        typer.Option(help="exact, or estimated by the rows; default: exact on a CPU."),
+    ] = None,
     per: Annotated[str, typer.Option(help="A row for each sample, or each token.")] = "sample",
     subset: Annotated[
         str | None,
@@ -99,6 +103,13 @@ def build(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     seed: Annotated[int, typer.Option(help="Random seed for the projection and the subset.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes that load the data.", min=0)] = 0,
+    compile_: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile the step; default: on a GPU, if there are many batches.",
+        ),
+    ] = None,
     strict: Annotated[bool, typer.Option(help="Stop at an item that cannot be read.")] = False,
     certify: Annotated[
         bool, typer.Option(help="Prove the gradients of the first samples before the build begins.")
@@ -114,6 +125,7 @@ def build(
         dim=dim,
         seed=seed,
         dtype=_choice(StoredDtype, "store", store),
+        norms=norms,  # type: ignore[arg-type]  # checked there
         per=per,  # type: ignore[arg-type]  # checked there
         subset=subset,
         batch_size=batch_size,
@@ -121,6 +133,7 @@ def build(
         compute_dtype=None if dtype is None else _choice(Dtype, "dtype", dtype),
         device=device,
         workers=workers,
+        compile=compile_,
         strict=strict,
         certify=certify,
     )

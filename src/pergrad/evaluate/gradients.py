@@ -42,6 +42,11 @@ def _final_model(task: Task, trained: Trained, seed: int, **options: Any) -> Flo
     return by_index(task, final(trained), seed, **options)
 
 
+def _ekfac(task: Task, trained: Trained, seed: int) -> Floats:
+    # Whole gradients: the noise of a sketch drowns the directions that EK-FAC stretches most.
+    return by_index(task, trained, seed, preconditioner="ekfac", projection="none")
+
+
 def _dots(task: Task, trained: Trained, seed: int) -> Floats:
     return by_index(task, final(trained), seed, preconditioner="none", projection="none")
 
@@ -49,5 +54,6 @@ def _dots(task: Task, trained: Trained, seed: int) -> Floats:
 GRADIENTS: dict[str, Callable[..., Floats]] = {
     "index": by_index,
     "index, final model": _final_model,
+    "index, EK-FAC": _ekfac,
     "gradient dots": _dots,
 }

@@ -158,7 +158,8 @@ def by_dattri(
         for data in (task.dataset, task.queries)
     ]
     attributor.cache(loaders[0])
-    found = attributor.attribute(*loaders)  # (n, queries)
+    with torch.no_grad():  # or it keeps the graphs of all iterations
+        found = attributor.attribute(*loaders)  # (n, queries)
     return found.T.detach().double().cpu().numpy()
 
 

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import pergrad
-from pergrad.audit.streaming.chunks import Span
 from pergrad.audit.streaming.fingerprint import fingerprint_of_data
 from pergrad.audit.streaming.loading import Loaded, Loader, drawing_from
 from pergrad.audit.streaming.losses import loss_of_samples
-from pergrad.audit.streaming.memory import (
-    bytes_kept,
-    fitting_batch_size,
-    free_bytes,
-    is_out_of_memory,
-)
+from pergrad.audit.streaming.memory import bytes_kept, fitting_batch_size, free_bytes
 from pergrad.audit.streaming.ranks import Ranks, joined_ranks
 from pergrad.audit.streaming.stream import Watch, batches_in, shard
 from pergrad.audit.subject.options import chosen_indices
-from pergrad.audit.subject.places import told
-from pergrad.errors import AuditError, IndexingError, InterruptedAuditError, PergradError
+from pergrad.errors import IndexingError
+from pergrad.index.chunking import ChunkMaker
 from pergrad.index.options import IndexOptions
 from pergrad.index.preconditioning.fitting import FitData
 from pergrad.index.rows.computing import RowMaker
-from pergrad.index.store.chunks import Chunk, Facts, joined_facts
 from pergrad.index.store.manifest import MANIFEST, Manifest, Part
-from pergrad.index.store.numbers import as_stored, bytes_each
+from pergrad.index.store.numbers import bytes_each
 from pergrad.index.store.states import write_states
 from pergrad.index.store.store import Store, refuse_other_files
 from pergrad.index.subject import Placed, Subject, identity_of, in_eval_mode
@@ -43,13 +34,16 @@ _CERTIFIED = 8  # samples whose gradients are proved before the build begins
 _PROBED = 2  # samples whose forward measures the activation memory of one
 _CHUNKS = 16  # files that the data is split into, if they are not too large
 _MOST_BYTES = 32 * 2**20  # of a chunk
+_WORTH = 100  # batches on a GPU from which compiling a step pays
 
 
 def row_maker(subject: Subject, placed: Placed, options: IndexOptions) -> RowMaker:
     """Returns what computes the rows of an index with these options."""
     mask = subject.tokens if options.per == "token" else None
     return RowMaker(
-        placed.models, subject.spec.loss, options.projection, options.width, options.seed, mask
+        *(placed.models, subject.spec.loss, options.projection, options.width, options.seed, mask),
+        compiles=False if options.compile is None else options.compile,
+        norms=options.norms,
     )
 
 
@@ -254,7 +248,9 @@ class _Task:
     def _chunk(self, batch_size: int, count: int) -> int:
         """Returns the samples of a chunk: whole batches, a 16th of the data, at most some megabytes."""
         row = self._maker.width * len(self._placed.models) * bytes_each(self._options.dtype)
-        wanted = min(-(-count // _CHUNKS), max(1, _MOST_BYTES // row))
+        loaded = self._first(min(_PROBED, count))
+        sample = row * max(1, self._maker.rows_each(loaded.arguments, loaded.count))
+        wanted = min(-(-count // _CHUNKS), max(1, _MOST_BYTES // sample))
         return max(1, -(-wanted // batch_size)) * batch_size
 
     def fit_data(self) -> FitData:
@@ -285,92 +281,12 @@ class _Task:
         total = sum(stop - start for start, stop in mine)
         whole = -(-(part.stop - part.start) // self._ranks.count)
         self._watch.begin(max(whole, total), max(0, whole - total))
-        for span in mine:
-            store.add(self._chunk_of(span, base, part.offset, manifest.batch_size))
-
-    def _chunk_of(self, span: Span, base: int, offset: int, batch_size: int) -> Chunk:
-        size = batch_size
-        while True:
-            try:
-                found = [
-                    self._batch_of(loaded, offset)
-                    for loaded in self._loader.batches(
-                        batches_in([span], size), self._options.workers
-                    )
-                ]
-                break
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-            if size == 1:
-                raise InterruptedAuditError(
-                    "out of memory with a batch of one sample; all rows so far are kept: free memory and run "
-                    "the same build to resume"
-                )
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            size //= 2
-            self._watch.say(f"out of memory; this chunk is computed in batches of {size}")
-        rows = [rows for rows, _ in found if len(rows)]
-        width = self._maker.width * len(self._placed.models)
-        stored = np.concatenate(rows) if rows else np.zeros((0, width), np.float16)
-        return Chunk(
-            (base + span[0], base + span[1]), stored, joined_facts([facts for _, facts in found])
-        )
-
-    def _batch_of(self, loaded: Loaded, offset: int) -> tuple[np.ndarray, Facts]:
-        skipped = {index + offset: why for index, why in loaded.skipped.items()}
-        if not loaded.count:
-            self._watch.advance(loaded.stop - loaded.start)
-            empty = joined_facts([])
-            return np.zeros((0, 0)), Facts(**{**vars(empty), "skipped": skipped})
-        try:
-            with drawing_from(self._options.seed, loaded.start):
-                found = self._maker.rows(loaded.arguments, loaded.count)
-        except Exception as error:
-            if is_out_of_memory(error) or (
-                isinstance(error, PergradError) and not isinstance(error, AuditError)
-            ):
-                raise
-            own = isinstance(error, AuditError)
-            what = str(error) if own else f"the backward raised {told(error)}"
-            first, last = self._indices[loaded.start], self._indices[loaded.stop - 1]
-            raise IndexingError(f"{what} (samples {first} to {last})") from error
-        stored = [as_stored(rows, self._options.dtype) for rows in found.rows]
-        index = self._indices[loaded.start : loaded.stop]
-        index = index[~np.isin(index, list(loaded.skipped))] + offset
-        labels = self._labels(loaded)
-        loss, token = found.loss.cpu().numpy(), None
-        if found.owner is not None and found.token is not None:
-            owner = found.owner.cpu().numpy()
-            index, loss, token = (
-                index[owner],
-                loss[owner],
-                found.token.cpu().numpy().astype(np.int32),
+        if self._options.compile is None:
+            self._maker.compiles = (
+                self._placed.device.type == "cuda" and total >= _WORTH * manifest.batch_size
             )
-            labels = None if labels is None else [labels[n] for n in owner]
-        facts = Facts(
-            index,
-            loss,
-            found.norm.cpu().numpy(),
-            np.stack([scale for _, scale in stored], 1),
-            token,
-            labels,
-            skipped,
+        chunks_of = ChunkMaker(
+            self._subject.spec, self._loader, self._maker, self._indices, self._options, self._watch
         )
-        self._watch.advance(loaded.stop - loaded.start)
-        return np.concatenate([rows for rows, _ in stored], 1), facts
-
-    def _labels(self, loaded: Loaded) -> list[str] | None:
-        """Returns the labels of a batch: those of the spec, or else its classes."""
-        spec = self._subject.spec
-        if loaded.labels is not None:
-            return loaded.labels
-        if spec.target is None:
-            return None
-        classes: Sequence[Any] = spec.target(*loaded.arguments).tolist()
-        names = spec.classes
-        return [
-            str(n) if names is None or not 0 <= n < len(names) else str(names[n]) for n in classes
-        ]
+        for span in mine:
+            store.add(chunks_of.made(span, base, part.offset, manifest.batch_size))

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pergrad.attribution.buckets import Recall
+from pergrad.attribution.duplicates import near_duplicates
 from pergrad.audit.streaming.files import write_whole
 from pergrad.errors import IndexingError
 from pergrad.index.store.numbers import unscaled
 from pergrad.index.store.store import Store
 
 __all__ = ["chosen_for", "deduplicated", "read_list", "without", "write_list"]
-
-_PAIRS = 2**24  # products held at once
 
 
 def by_sample(scores: Tensor, indices: np.ndarray) -> tuple[Tensor, np.ndarray]:
@@ -67,45 +67,45 @@ def without(scores: Tensor, indices: np.ndarray, count: int) -> list[int]:
     return sorted(np.delete(indices, gone).tolist())
 
 
-def deduplicated(store: Store, cosine: float) -> tuple[list[int], list[list[int]]]:
+def deduplicated(store: Store, cosine: float) -> tuple[list[int], list[list[int]], Recall | None]:
     """Returns the indices to keep, the first of each group, and the groups of near-duplicates.
 
-    Two samples are near-duplicates if the cosine of their rows over all checkpoints is at least `cosine`.
+    Two samples are near-duplicates if the cosine of their rows over all checkpoints is at least `cosine`. Of
+    more than 20,000 samples only those in near buckets are compared: the recall says how many pairs that
+    finds. Rows of zeros, and rows that are not finite, are duplicates of nothing.
     """
     if not 0 < cosine <= 1:
         raise IndexingError(f"cosine must be above 0 and at most 1, got {cosine!r}")
-    if store.facts.token is not None:
+    facts = store.facts
+    if facts.token is not None:
         raise IndexingError("duplicates are found among samples: this is an index of tokens")
-    unit = torch.cat(
-        [_units(store, block.rows, block.facts.scale, block.kept) for block in store.blocks()]
-    )
-    parent = list(range(len(unit)))
-
-    def root(n: int) -> int:
-        while parent[n] != n:
-            parent[n] = parent[parent[n]]
-            n = parent[n]
-        return n
-
-    step = max(1, _PAIRS // max(1, len(unit)))
-    for start in range(0, len(unit), step):
-        products = unit[start : start + step] @ unit[start:].T
-        for a, b in (products >= cosine).nonzero().tolist():
-            if b > a:
-                first, second = sorted((root(start + a), root(start + b)))
-                parent[second] = first
+    found = near_duplicates(facts.index, _Rows(store), threshold=cosine)
     groups: dict[int, list[int]] = {}
-    indices = store.facts.index.tolist()
-    for number in range(len(unit)):
-        groups.setdefault(root(number), []).append(indices[number])
-    return sorted(group[0] for group in groups.values()), [g for g in groups.values() if len(g) > 1]
+    for index, group in zip(facts.index.tolist(), found.group.tolist(), strict=True):
+        if group:
+            groups.setdefault(group, []).append(index)
+    gone = {index for group in groups.values() for index in group[1:]}
+    kept = sorted(index for index in facts.index.tolist() if index not in gone)
+    return kept, list(groups.values()), found.recall
 
 
-def _units(store: Store, rows: np.ndarray, scale: np.ndarray, kept: np.ndarray | None) -> Tensor:
-    some = slice(None) if kept is None else kept
-    flat = unscaled(rows[some], scale[some], store.dtype).flatten(1)
-    # Rows of zeros, and rows that are not finite, are duplicates of nothing.
-    return torch.nn.functional.normalize(flat, dim=1, eps=1e-30).nan_to_num(0.0)
+class _Rows:
+    """The rows of a store over all checkpoints, (n, c·k), read when they are asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.shape: tuple[int, ...] = (len(store), store.width)
+        self.dtype = np.dtype(np.float64 if store.dtype == "float64" else np.float32)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        numbers = np.arange(len(self))[rows]
+        values, scale = self._store.at(numbers)
+        found = unscaled(values, scale, self._store.dtype).flatten(1).numpy()
+        # A row that is not finite becomes zeros: it has no direction.
+        return np.where(np.isfinite(found).all(axis=1, keepdims=True), found, 0.0)
 
 
 def write_list(path: str | Path, indices: Iterable[int]) -> Path:

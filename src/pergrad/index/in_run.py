@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,23 +24,26 @@ class InRunValues:
     To first order, a step of plain gradient descent on a batch of B samples lowers the validation loss by
     the sum of these products: each sample gets its share. `.grad` is that of plain training.
 
-    A step that is measured takes longer, since its gradients are needed twice. With `every=16` and
-    `refresh=4` one step in sixteen is measured, and a validation gradient computed in one of 64; values are
-    then estimates of the sum.
+    A step that is measured takes longer, since its gradients are needed twice. By default one step in ten
+    is measured, drawn at random of each ten, and the validation gradient is computed in one of 40: a
+    transformer or a convnet then trains less than a tenth longer (`python -m benchmarks.in_run_cost`), a
+    recurrent network longer, which a larger `every` mends. Values are then unbiased estimates of the sum, but
+    for the age of the validation gradient. `every=1, refresh=1` gives the sum.
 
     Args:
         model: the model that is trained.
         loss: called as loss(model, *batch); returns a loss or losses of the validation batch.
         validation: the validation batch, as the arguments of the loss.
         size: the number of samples in the training data.
-        every: measure in every so many-th step; what is measured counts so many times.
+        every: measure one of so many steps; what is measured counts so many times.
         refresh: compute the validation gradient again after so many steps that are measured.
+        seed: random seed for the choice of the steps that are measured.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False))
     >>> loss = lambda model, x, y: (model(x) - y).square().mean()
     >>> x, y = torch.ones(4, 2), torch.tensor([[9.0], [9.0], [9.0], [-9.0]])
-    >>> values = InRunValues(model, loss, (x[:1], y[:1]), size=4)
+    >>> values = InRunValues(model, loss, (x[:1], y[:1]), size=4, every=1)
     >>> batch = x[[0, 3]], y[[0, 3]]
     >>> with values.step([0, 3], lr=0.1):
     ...     loss(model, *batch).backward()
@@ -54,15 +58,17 @@ class InRunValues:
         validation: tuple[Any, ...],
         size: int,
         *,
-        every: int = 1,
-        refresh: int = 1,
+        every: int = 10,
+        refresh: int = 4,
+        seed: int = 0,
     ) -> None:
         for name, number in (("size", size), ("every", every), ("refresh", refresh)):
             if not isinstance(number, int) or number < 1:
                 raise IndexingError(f"{name} must be a positive integer, got {number!r}")
         self._model, self._loss, self._validation = model, loss, tuple(validation)
         self._every, self._refresh = every, refresh
-        self._steps = self._measured = 0
+        self._steps = self._measured = self._chosen = 0
+        self._draws = random.Random(seed)
         self._direction: dict[str, Tensor] = {}
         self.values = torch.zeros(size, dtype=torch.float64)
         self.counts = torch.zeros(size, dtype=torch.long)  # steps in which a sample was measured
@@ -75,8 +81,11 @@ class InRunValues:
             indices: the samples of the batch, in order, as indices of the training data.
             lr: the learning rate of this step.
         """
-        number, self._steps = self._steps, self._steps + 1
-        if number % self._every:
+        place, self._steps = self._steps % self._every, self._steps + 1
+        if place == 0:
+            # At random: always the same one would never measure some samples if their order repeats.
+            self._chosen = self._draws.randrange(self._every)
+        if place != self._chosen:
             yield
             return
         chosen = torch.as_tensor(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import shutil
-import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,37 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from pergrad.audit.streaming.stream import Watch
-from pergrad.audit.subject.inferring import inferred_show
 from pergrad.audit.subject.spec import Spec
-from pergrad.errors import IndexingError
-from pergrad.index.attaching import (
-    Attached,
-    attached,
-    options_of,
-    referred,
-    remember,
-    remembered,
-    with_stored_states,
-)
+from pergrad.index.asking import Asking
+from pergrad.index.attaching import options_of, remember, with_stored_states
 from pergrad.index.building import append_rows, build_rows
 from pergrad.index.curating import chosen_for, deduplicated, without
 from pergrad.index.info import Info, data_frame, info_of
-from pergrad.index.options import IndexOptions
-from pergrad.index.preconditioning.choosing import (
-    Preconditioning,
-    fit_preconditioners,
-    loaded_preconditioners,
-)
+from pergrad.index.options import IndexOptions, Printing, split_options
+from pergrad.index.preconditioning.choosing import Preconditioning, fit_preconditioners
 from pergrad.index.preconditioning.fitting import FitData, Labels
-from pergrad.index.preconditioning.second_moment import lengths_of
-from pergrad.index.querying.approximate import Graph
-from pergrad.index.querying.exact import exact_scores, ranked_again
-from pergrad.index.querying.matches import Matches, Preview, previews_of
-from pergrad.index.querying.queries import prepared, query_rows
-from pergrad.index.querying.scoring import Best, best_of, score_blocks
+from pergrad.index.querying.matches import Matches
+from pergrad.index.querying.scoring import score_blocks
 from pergrad.index.store.numbers import unscaled
 from pergrad.index.store.store import Store
-from pergrad.index.subject import Subject, in_eval_mode, made_subject
+from pergrad.index.subject import Subject, made_subject
 
 __all__ = ["Index"]
 
@@ -91,13 +72,9 @@ class Index:
         **spec: Any,
     ) -> None:
         self.path = Path(path)
-        self._store = Store(self.path)
-        self._store.refuse_unfinished()
-        self._subject: Subject | None = None
-        self._models: Attached | None = None
-        self._loaded: tuple[Any, Any] | None = None
+        self._asking = Asking(Store(self.path))
         if model is not None:
-            self._subject = made_subject(
+            self._asking.subject = made_subject(
                 model, dataset, loss, checkpoints=checkpoints, tokenizer=tokenizer, **spec
             )
 
@@ -164,11 +141,11 @@ class Index:
         """
         if isinstance(model, Spec) and isinstance(dataset, str | Path) and path is None:
             dataset, path = None, dataset  # Index.build(spec, path)
-        chosen, of_spec = _split(options, more)
+        chosen, of_spec = split_options(options, more)
         preconditioning = Preconditioning(
             preconditioner or "none", damping, ridge, labels, unit_norm
         )
-        watch = watch or _Printing(quiet=quiet)
+        watch = watch or Printing(quiet=quiet)
         subject = made_subject(
             model,
             dataset,
@@ -193,7 +170,7 @@ class Index:
 
         build_rows(subject, folder, chosen, watch, finish)
         index = cls(folder)
-        index._subject = subject
+        index._asking.subject = subject
         if is_kept:
             remember(folder, subject)
         else:
@@ -201,6 +178,10 @@ class Index:
         return index
 
     # -- what it holds
+
+    @property
+    def _store(self) -> Store:
+        return self._asking.store
 
     @property
     def indices(self) -> np.ndarray:
@@ -257,7 +238,7 @@ class Index:
 
     def iter_scores(self, batch: Any) -> Iterator[tuple[slice, Tensor]]:
         """Yields which rows, and the scores of each query with them, (queries, n), block by block."""
-        queries, lengths = self._queries(batch)
+        queries, lengths = self._asking.queries(batch)
         for block, scores in score_blocks(self._store, queries, lengths):
             yield slice(block.start, block.start + len(block)), scores
 
@@ -273,115 +254,13 @@ class Index:
                 classes as targets, are queried by the class that the model predicts. A text, or a list of
                 them, is tokenized.
             k: the number of rows of each kind.
-            approximate: search a graph of the rows, made once and stored, instead of all of them; the recall
-                that was measured when it was made is in the result. Needs `pip install 'pergrad[search]'`.
+            approximate: search the principal directions of the rows, computed once and stored, and multiply
+                some candidates exactly; for repeated queries of a large index. The first queries with a
+                preconditioner are also searched exactly: the recall that this measures is in the result.
             rerank: compute whole gradients of so many candidates of each kind again, and rank these by exact
                 products; for preconditioners that act on whole gradients, and "none".
         """
-        if not isinstance(k, int) or k < 1:
-            raise IndexingError(f"k must be a positive integer, got {k!r}")
-        queries, lengths = self._queries(batch)
-        many = k if rerank is None else max(k, rerank)
-        recall = None
-        if approximate:
-            graph = Graph(self._store)
-            high, low = graph.best(queries, many, lengths)
-            recall = graph.recall
-        else:
-            high, low = best_of(self._store, queries, many, lengths)
-        if rerank is not None:
-            high, low = self._reranked(batch, high, low, k)
-        return Matches(
-            high.rows.numpy(),
-            high.scores.numpy(),
-            low.rows.numpy(),
-            low.scores.numpy(),
-            self._store.facts,
-            self._preview(),
-            recall=recall,
-            title=self.path.name,
-        )
-
-    def _reranked(self, query: Any, high: Best, low: Best, k: int) -> tuple[Best, Best]:
-        """Ranks candidates again by products of whole gradients, computed at all checkpoints."""
-        if self._preconditioning.kind == "second_moment" or self._preconditioning.unit_norm:
-            raise IndexingError(
-                "scores by the second moment of the rows, and cosines, are exact as they are: leave rerank "
-                "out, or "
-                "build with preconditioner='ekfac' or 'none'"
-            )
-        attached = self._attached()
-        subject, maker = attached.subject, attached.maker
-        if (
-            len(self._store.manifest.parts) > 1
-            or len(subject.spec.dataset) == 0
-            or self.tokens is not None
-        ):
-            raise IndexingError(
-                "re-ranking needs the one data set that the index was built with: pass it"
-            )
-        with in_eval_mode(maker.models):
-            batch = prepared(query, subject, maker)
-            rows = np.unique(np.concatenate([high.rows.numpy().ravel(), low.rows.numpy().ravel()]))
-            exact = exact_scores(
-                subject.spec, maker, batch, self._preconditioners(maker.models), self.indices[rows]
-            )
-        place = {int(row): number for number, row in enumerate(rows)}
-        return tuple(  # type: ignore[return-value]
-            ranked_again(best, exact, place, k, largest=largest)
-            for best, largest in ((high, True), (low, False))
-        )
-
-    def _preview(self) -> Preview | None:
-        """Returns what shows a sample; None without its data set, and for samples of several data sets."""
-        subject = self._attached().subject
-        spec = subject.spec
-        if len(self._store.manifest.parts) > 1 or len(spec.dataset) == 0:
-            return None
-        return previews_of(
-            spec.dataset, spec.show or inferred_show(spec.dataset, tokenizer=subject.tokenizer)
-        )
-
-    def _queries(self, query: Any) -> tuple[Tensor, np.ndarray | None]:
-        """Returns preconditioned rows of the queries, (q, c, k), and lengths to divide scores of rows by."""
-        attached = self._attached()
-        maker = attached.maker
-        with in_eval_mode(maker.models):
-            preconditioners = self._preconditioners(maker.models)
-            batch = prepared(query, attached.subject, maker)
-            queries, plain = query_rows(maker, batch, preconditioners)
-        chosen = self._preconditioning
-        if not chosen.unit_norm:
-            return queries, None
-        own = (queries * plain).sum(2, keepdim=True).clamp(min=0).sqrt()
-        lengths = self._store.derived(
-            "lengths", lambda: lengths_of(self._store, preconditioners), **chosen.as_json()
-        )
-        return queries / own.clamp(min=torch.finfo(own.dtype).tiny), lengths.numpy()
-
-    @property
-    def _preconditioning(self) -> Preconditioning:
-        return Preconditioning(**self._store.manifest.preconditioner)
-
-    def _preconditioners(self, models: Sequence[nn.Module]) -> Any:
-        chosen = self._preconditioning
-        key = (chosen, len(self), self._store.manifest.generation, len(self._store.deleted))
-        if self._loaded is None or self._loaded[0] != key:
-            self._loaded = (key, loaded_preconditioners(self._store, chosen, models))
-        return self._loaded[1]
-
-    def _attached(self) -> Attached:
-        """Returns the models that queries run with; refuses others than the index was built with."""
-        if self._subject is None:
-            self._subject = remembered(self.path) or referred(self._store.manifest)
-        if self._subject is None:
-            raise IndexingError(
-                f"the index {self.path} was opened without its model: pass it as Index(path, model, dataset, "
-                "loss), or a spec as Index(path, spec)"
-            )
-        if self._models is None or not self._models.is_current():
-            self._models = attached(self._store, self._subject)
-        return self._models
+        return self._asking.query(batch, k, approximate=approximate, rerank=rerank)
 
     # -- curation
 
@@ -401,20 +280,26 @@ class Index:
         """Returns the indices of all samples but at most `count` that harm some targets most."""
         return without(self.scores(targets), self.indices, count)
 
-    def deduplicate(self, cosine: float = 0.99) -> list[int]:
+    def deduplicate(self, cosine: float = 0.99, *, quiet: bool = False) -> list[int]:
         """Returns the indices of all samples, of each group of near-duplicates only the first.
+
+        Beyond 20,000 samples only those in near buckets are compared, and the recall of this is printed.
 
         Args:
             cosine: the smallest cosine of the rows of near-duplicates.
+            quiet: print nothing.
         """
-        return deduplicated(self._store, cosine)[0]
+        kept, _, recall = deduplicated(self._store, cosine)
+        if recall is not None:
+            Printing(quiet=quiet).say(f"near-duplicates were searched in buckets: {recall}")
+        return kept
 
     # -- changes
 
     @property
     def subject(self) -> Subject:
         """Returns the model, data and loss of this index."""
-        return self._attached().subject
+        return self._asking.attached().subject
 
     @staticmethod
     def append_to(
@@ -423,18 +308,18 @@ class Index:
         """Adds the data set of a spec to an index, also one whose last append was interrupted."""
         folder = Path(path)
         subject = with_stored_states(Store(folder), made_subject(spec))
-        append_rows(subject, folder, options, watch or _Printing(quiet=True))
+        append_rows(subject, folder, options, watch or Printing(quiet=True))
 
     def append(self, dataset: Any, *, watch: Watch | None = None, quiet: bool = False) -> None:
         """Adds the samples of another data set; their indices continue those that are there.
 
         An append that was interrupted resumes when it is called again.
         """
-        subject = self._attached().subject
+        subject = self._asking.attached().subject
         more = replace(subject, spec=replace(subject.spec, dataset=dataset))
         options = replace(options_of(self._store.manifest), workers=0)
-        append_rows(more, self.path, options, watch or _Printing(quiet=quiet))
-        self._store = Store(self.path)
+        append_rows(more, self.path, options, watch or Printing(quiet=quiet))
+        self._asking = Asking(Store(self.path), self._asking.subject)
 
     def delete(self, indices: Iterable[int]) -> int:
         """Deletes samples by their indices; returns how many rows are gone. `compact` frees their space."""
@@ -443,32 +328,3 @@ class Index:
     def compact(self) -> None:
         """Rewrites the rows into files of equal size, without those that were deleted."""
         self._store.compact()
-
-
-class _Printing:
-    """Prints inferences and messages on stderr; shows no bar."""
-
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet = quiet
-
-    def begin(self, samples: int, done: int) -> None: ...
-    def advance(self, samples: int) -> None: ...
-    def say(self, message: str) -> None:
-        if not self._quiet:
-            print(f"pergrad: {message}", file=sys.stderr)
-
-
-def _split(
-    options: IndexOptions | None, given: dict[str, Any]
-) -> tuple[IndexOptions, dict[str, Any]]:
-    """Splits keywords into options of the index and fields of the spec; suggests a name for a typo."""
-    of_options = {field.name for field in fields(IndexOptions)}
-    of_spec = {field.name for field in fields(Spec)} - {"model", "dataset", "loss", "checkpoints"}
-    for name in given:
-        if name not in of_options | of_spec:
-            near = difflib.get_close_matches(name, [*of_options, *of_spec], 1)
-            hint = f": did you mean {near[0]!r}?" if near else ""
-            raise IndexingError(f"an index has no option {name!r}{hint}")
-    chosen = {name: value for name, value in given.items() if name in of_options}
-    made = replace(options or IndexOptions(), **chosen)
-    return made, {name: value for name, value in given.items() if name in of_spec}

@@ -16,6 +16,7 @@ from pergrad.audit.subject.checkpoints import checkpoint_modules
 from pergrad.audit.subject.dtypes import own_dtype, placed
 from pergrad.audit.subject.inferring import inferred_spec
 from pergrad.audit.subject.options import chosen_device
+from pergrad.audit.subject.sharding import refuse_index
 from pergrad.audit.subject.spec import Spec, grouped_parameters
 from pergrad.errors import IndexingError
 from pergrad.index.options import IndexOptions
@@ -31,6 +32,9 @@ class Subject:
     checkpoints: tuple[Any, ...] = ()
     tokens: Callable[..., Tensor] | None = None  # called as tokens(*batch); returns a mask, (n, t)
     tokenizer: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        refuse_index(self.spec.model)
 
     def placed(self, options: IndexOptions, local_rank: int = 0) -> Placed:
         """Returns the models on the device and in the dtype to compute in; those that repeat count once."""

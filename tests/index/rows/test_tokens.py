@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 import pergrad
 from pergrad.errors import IndexingError
+from pergrad.index import building
 
 
 class Language(nn.Module):
@@ -53,13 +55,13 @@ def padded(longest: int) -> Any:
 
 
 def index_of(
-    model: nn.Module, per: str = "token", longest: int = 0, **options: Any
+    model: nn.Module, per: str = "token", longest: int = 0, path: Any = None, **options: Any
 ) -> pergrad.Index:
     given = {"projection": "none", "dtype": "float64", "preconditioner": "none", "batch_size": 3}
     return pergrad.Index.build(
         model,
         texts(),
-        None,
+        path,
         token_losses,
         collate=padded(longest),
         per=per,
@@ -93,6 +95,42 @@ def test_padding_and_batches_do_not_change_rows(model: nn.Module) -> None:
     torch.testing.assert_close(
         index_of(model, batch_size=1).rows(), expected, rtol=1e-10, atol=1e-12
     )
+
+
+@pytest.mark.parametrize("per", ["sample", "token"])
+@pytest.mark.parametrize("projection", ["none", "count", "two_sided"])
+def test_rows_in_bfloat16_do_not_depend_on_padding_and_batches(projection: str, per: str) -> None:
+    torch.manual_seed(0)
+    model = Language()
+    given = {"compute_dtype": "bfloat16", "dtype": "float32", "projection": projection, "dim": 64}
+    expected = index_of(model, per, **given).rows()[:, 0]
+    assert len(expected) == (6 if per == "sample" else sum(map(len, texts())))
+    for changed in ({"longest": 12}, {"batch_size": 1}, {"batch_size": 6, "longest": 9}):
+        found = index_of(model, per, **{**given, **changed}).rows()[:, 0]
+        has_length = expected.norm(dim=1) > 0  # no target depends on the last token of a text
+        cosines = F.cosine_similarity(found, expected, dim=1)[has_length]
+        assert len(cosines) >= 6
+        assert float(cosines.min()) > 0.999
+        torch.testing.assert_close(found.norm(dim=1), expected.norm(dim=1), rtol=2e-2, atol=1e-6)
+
+
+def test_norms_of_tokens_are_estimated_by_their_rows(model: nn.Module) -> None:
+    exact, rough = (index_of(model, norms=norms).samples.norm for norms in ("exact", "estimated"))
+    np.testing.assert_allclose(rough, exact, rtol=1e-9, atol=1e-12)  # rows are whole
+
+
+def test_files_of_tokens_have_fewer_samples(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "_CHUNKS", 1)
+    monkeypatch.setattr(building, "_MOST_BYTES", 6 * 8 * 32)  # six rows
+    files = {}
+    for per in ("sample", "token"):
+        given = {"projection": "count", "dim": 32, "batch_size": 1}
+        index = index_of(model, per, path=tmp_path / per, **given)
+        files[per] = len(list((tmp_path / per / "rows-0").glob("*.npy")))
+        assert len(index) == (6 if per == "sample" else sum(map(len, texts())))
+    assert files == {"sample": 1, "token": 6}
 
 
 def test_a_query_is_scored_against_each_token(model: nn.Module) -> None:

@@ -11,17 +11,32 @@ from torch.utils.data import TensorDataset
 
 from pergrad import Index
 from pergrad.errors import IndexingError
+from pergrad.index.store.numbers import checked_dtype, unscaled
 from tests.index.cases import built, data, network
 
 
-def test_blocks_and_mapped_files_have_the_same_rows(tmp_path: Path) -> None:
-    index = built(tmp_path, chunk=8)
-    store = index._store
-    mapped = np.concatenate([rows for rows, _ in store.mapped()])
+def test_blocks_and_files_have_the_same_rows(tmp_path: Path) -> None:
+    store = built(tmp_path, chunk=8)._store
+    whole = np.concatenate([np.load(path) for path in sorted(store.rows.glob("*.npy"))])
     for size in (1, 10_000, 10**9):
         blocks = [(b.start, b.rows.copy()) for b in store.blocks(size=size)]
-        assert np.array_equal(np.concatenate([rows for _, rows in blocks]), mapped)
+        assert np.array_equal(np.concatenate([rows for _, rows in blocks]), whole)
         assert blocks[-1][0] + len(blocks[-1][1]) == 40
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_single_rows_are_read_in_any_order_and_without_deleted_ones(
+    tmp_path: Path, dtype: str
+) -> None:
+    index = built(tmp_path, chunk=8, dtype=dtype)
+    for deleted in ([], [3, 8, 9, 39]):
+        index.delete(deleted)
+        numbers = np.array([len(index) - 1, 0, 7, 8, 7, 20])
+        values, scale = index._store.at(numbers)
+        found = unscaled(values, scale, checked_dtype(dtype))
+        assert torch.equal(found, index.rows()[torch.from_numpy(numbers)])
+    values, scale = index._store.at(np.zeros(0, np.int64))
+    assert (values.shape, scale.shape) == ((0, index._store.width), (0, 1))
 
 
 def test_appended_and_compacted_files_are_those_of_one_build(tmp_path: Path) -> None:

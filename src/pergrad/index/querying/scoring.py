@@ -14,7 +14,7 @@ from pergrad.index.store.store import Block, Store
 
 _BLOCK = 4 * 2**20  # bytes of rows that are multiplied at once
 
-__all__ = ["Best", "best_of", "score_blocks"]
+__all__ = ["Best", "best_of", "merged", "score_blocks"]
 
 
 def score_blocks(
@@ -74,12 +74,13 @@ def best_of(
     low = high
     for block, scores in score_blocks(store, queries, lengths):
         numbers = torch.arange(block.start, block.start + scores.shape[1]).expand(q, -1)
-        high = _merged(high, numbers, scores.nan_to_num(nan=-torch.inf), k, largest=True)
-        low = _merged(low, numbers, scores.nan_to_num(nan=torch.inf), k, largest=False)
+        high = merged(high, numbers, scores.nan_to_num(nan=-torch.inf), k, largest=True)
+        low = merged(low, numbers, scores.nan_to_num(nan=torch.inf), k, largest=False)
     return high, low
 
 
-def _merged(best: Best, numbers: Tensor, scores: Tensor, k: int, *, largest: bool) -> Best:
+def merged(best: Best, numbers: Tensor, scores: Tensor, k: int, *, largest: bool) -> Best:
+    """Returns the k best of what was found and of other rows, with their numbers and scores, (q, n)."""
     if scores.shape[1] > k:
         scores, chosen = scores.topk(k, dim=1, largest=largest)
         numbers = numbers.gather(1, chosen)

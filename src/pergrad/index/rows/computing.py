@@ -13,19 +13,21 @@ from torch import Tensor, nn
 from pergrad.audit.streaming.losses import loss_of_samples
 from pergrad.audit.streaming.norms_and_sketch import NormsAndSketch
 from pergrad.audit.subject.dtypes import moved, own_dtype
-from pergrad.engine import certify
+from pergrad.engine.checking.first_batch import certified_first
+from pergrad.engine.compiling.step import CompiledStep, compiled
 from pergrad.engine.looping.fallback import Runner
 from pergrad.engine.recording.options import Options
-from pergrad.errors import FallbackWarning, IndexingError
+from pergrad.errors import IndexingError
 from pergrad.index.rows.projecting import ProjectedRows, made_projector
 from pergrad.index.rows.tokens import TokenRows
+from pergrad.index.rows.transferring import pinned
 from pergrad.quantities import Grads, Quantity
 
 __all__ = ["BatchRows", "RowMaker", "trained_shapes"]
 
 Loss = Callable[..., Tensor]
 # Fixed rather than a share of the free memory: the rounding of a sum depends on how it is split.
-_MAX_BYTES, _MAX_BYTES_ON_GPU = 32 * 2**20, 256 * 2**20
+_MAX_BYTES, _MAX_BYTES_ON_GPU = 32 * 2**20, 2**30
 _MAX_BYTES_OF_LOOPS = 2**30  # of full gradients: with less, samples run several times
 
 
@@ -35,7 +37,7 @@ class BatchRows:
 
     rows: list[Tensor]  # of each checkpoint, (n, width)
     loss: Tensor  # (samples, c) float64
-    norm: Tensor  # (n, c) float64
+    norm: Tensor  # (n, c) float64, of whole gradients or of the rows
     owner: Tensor | None = None  # (n,) the sample of each row, in rows of tokens
     token: Tensor | None = None  # (n,) the position of each row
 
@@ -55,6 +57,8 @@ class RowMaker:
         dim: the numbers of a row.
         seed: selects the linear map.
         mask: called as mask(*batch); returns (n, t), the tokens that get a row each. None: rows of samples.
+        compiles: compile the steps for rows of samples, as `pergrad.compiled` does.
+        norms: "exact" or "estimated" by the lengths of the rows; None: exact on a CPU.
     """
 
     def __init__(
@@ -65,6 +69,9 @@ class RowMaker:
         dim: int,
         seed: int,
         mask: Callable[..., Tensor] | None = None,
+        *,
+        compiles: bool = False,
+        norms: str | None = None,
     ) -> None:
         self.models = list(models)
         self.loss = loss
@@ -75,15 +82,19 @@ class RowMaker:
         self._mask = mask
         self._max_bytes = _MAX_BYTES_ON_GPU if self.device.type == "cuda" else _MAX_BYTES
         self.projector = made_projector(projection, self.shapes, dim, seed, self.device)
+        is_exact = norms == "exact" or (norms is None and self.device.type == "cpu")
         self._quantity: ProjectedRows | NormsAndSketch | TokenRows
         if mask is not None:
-            self._quantity = TokenRows(self.projector)
-        elif projection == "count":
+            self._quantity = TokenRows(self.projector, norms=is_exact)
+        elif projection == "count" and self.device.type == "cpu" and is_exact and not compiles:
             self._quantity = NormsAndSketch(dim, seed)  # faster, and the same map
         else:
-            self._quantity = ProjectedRows(self.projector)
+            self._quantity = ProjectedRows(self.projector, norms=is_exact)
         self._runner = Runner("loop" if mask is None else None, warns=False)
         self.fallback: str | None = None  # why batches are computed sample by sample
+        self.compiles = compiles
+        self.why_uncompiled: str | None = None  # the reason, if steps cannot be compiled
+        self._steps: dict[tuple[int, int], CompiledStep] = {}  # by model and samples
 
     @property
     def width(self) -> int:
@@ -91,7 +102,15 @@ class RowMaker:
 
     def arguments(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """Moves a batch to the model's device and dtype."""
+        batch = pinned(batch, self.device)
         return tuple(moved(part, self.device, self._dtype) for part in batch)
+
+    def rows_each(self, batch: tuple[Any, ...], count: int) -> int:
+        """Returns the rows of a sample: 1, or the mean number of tokens, rounded up."""
+        if self._mask is None:
+            return 1
+        mask = checked_mask(self._mask(*self.arguments(batch)), count)
+        return -(-int(mask.sum()) // count)
 
     def rows(self, batch: tuple[Any, ...], count: int) -> BatchRows:
         """Computes the rows of a batch of `count` samples."""
@@ -104,12 +123,48 @@ class RowMaker:
             quantity.mask = checked_mask(self._mask(*arguments), count)
             owner, token = quantity.mask.nonzero(as_tuple=True)
         for model in self.models:
-            losses.append(self.run(model, arguments, [quantity], count).double())
-            squares = torch.stack(list(quantity.squares.values())).sum(0)
-            norms.append(squares.sqrt())
-            rows = quantity.sketch if isinstance(quantity, NormsAndSketch) else quantity.rows
-            found.append(rows)
+            losses.append(self._row_step(model, arguments, quantity, count).double())
+            if isinstance(quantity, NormsAndSketch):
+                found.append(quantity.sketch)
+                norms.append(torch.stack(list(quantity.squares.values())).sum(0).sqrt())
+            else:
+                found.append(quantity.rows)
+                norms.append(
+                    quantity.rows.double().norm(dim=1)
+                    if quantity.squares is None
+                    else quantity.squares.sqrt()
+                )
         return BatchRows(found, torch.stack(losses, 1), torch.stack(norms, 1), owner, token)
+
+    def _row_step(
+        self, model: nn.Module, arguments: tuple[Any, ...], quantity: Quantity, count: int
+    ) -> Tensor:
+        """Fills the quantity, by a compiled step if there is one; returns the losses."""
+        key = (id(model), count)
+        is_traceable = isinstance(quantity, ProjectedRows) and self.fallback is None
+        if not (self.compiles and is_traceable):
+            return self.run(model, arguments, [quantity], count)
+        if key not in self._steps:
+            losses = self.run(model, arguments, [quantity], count)  # refused batches fall back here
+            if self.fallback is None:
+                self._steps[key] = compiled(
+                    *(model, self.losses(count), quantity),
+                    batch_size=count,
+                    max_bytes=self._max_bytes,
+                    loss_reduction="sum",
+                )
+            return losses
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            losses = self._steps[key](*arguments)
+        for warning in told:
+            if str(warning.message).startswith("pergrad.compiled: "):
+                self.why_uncompiled = str(warning.message).removeprefix("pergrad.compiled: ")
+            else:
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
+        return losses
 
     def gradients(self, number: int, batch: tuple[Any, ...], count: int) -> dict[str, Tensor]:
         """Returns the whole gradients of a batch at one checkpoint, (n, *shape) by name."""
@@ -150,34 +205,15 @@ class RowMaker:
 
         Raises an error if they are wrong. Errors of the model itself come again in the pass over the data.
         """
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FallbackWarning)
-                report = certify(
-                    self.models[-1],
-                    self.losses(count),
-                    *self.arguments(batch),
-                    seed=0,
-                    quiet=True,
-                    fallback="loop",
-                    batch_size=count,
-                    max_bytes=self._max_bytes,
-                    loss_reduction="sum",
-                )
-        except Exception as error:
-            return {"ok": False, "reason": str(error) or type(error).__name__}
-        if not report.ok:
-            raise IndexingError(
-                f"the gradients of the first {count} samples are wrong (pass certify=False, or "
-                f"--no-certify, to build without a proof):\n{report}"
-            )
-        return {
-            "ok": True,
-            "samples": count,
-            "parameters": len(report.rows),
-            "largest_error": max(row.error for row in report.rows),
-            "proved_in": report.rows[0].precision.removeprefix("torch."),
-        }
+        return certified_first(
+            self.models[-1],
+            self.losses(count),
+            self.arguments(batch),
+            count,
+            max_bytes=self._max_bytes,
+            error=IndexingError,
+            purpose="build",
+        )
 
 
 def checked_mask(found: Any, count: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from pergrad.errors import IndexingError
 from pergrad.factors import Dense
 from pergrad.quantities import Batch, Quantity
-from pergrad.reductions import CountSketch, SampleGradients, TwoSidedSketch
+from pergrad.reductions import CountSketch, SampleGradients, SquaredNorms, TwoSidedSketch
 from pergrad.reductions.dense_sketches import DenseSketch, dense_sketch
 
 __all__ = ["ProjectedRows", "Projection", "Projector", "made_projector"]
@@ -165,22 +165,37 @@ def default_dim(projection: Projection) -> int:
 
 
 class ProjectedRows(Quantity):
-    """Computes `rows`, (n, width), and `squares` of the norms by parameter, each (n,) in float64."""
+    """Computes `rows`, (n, width), and `squares`, (n,) in float64: the squared norms over all parameters.
 
-    def __init__(self, projector: Projector) -> None:
+    With `norms=False`, `squares` is None.
+    """
+
+    def __init__(self, projector: Projector, *, norms: bool = True) -> None:
         self._projector = projector
+        self._has_norms = norms
+        self._norms: SquaredNorms | None = None  # of one batch
         self.rows = torch.empty(0)
-        self.squares: dict[str, Tensor] = {}
+        self.squares: Tensor | None = None
 
     def begin(self, batch: Batch) -> None:
         self.rows = torch.zeros(
             batch.size, self._projector.width, dtype=batch.dtype, device=batch.device
         )
-        zero = torch.zeros(batch.size, dtype=torch.float64, device=batch.device)
-        self.squares = dict.fromkeys(batch.parameters, zero)
+        if self._has_norms:
+            self.squares = torch.zeros(batch.size, dtype=torch.float64, device=batch.device)
+            self._norms = SquaredNorms(batch.queue)
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
-        self.squares[name] = self.squares[name] + gradients.squared_norms()
+        if self._norms is not None:
+            self._norms.add(name, gradients)
         self._projector.add(self.rows, name, gradients)
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        if self._norms is not None:
+            _, squares = self._norms.found()
+            if squares is not None:
+                self.squares = squares.sum(0)
+        self._norms = None
+
+    def abandon(self) -> None:
+        self._norms = None

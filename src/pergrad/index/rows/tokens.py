@@ -29,22 +29,23 @@ class TokenRows(Quantity):
     """Computes a row for each token that `mask`, (n, t), marks, in order: `rows` and `squares`.
 
     The row of a token is the projection of what its position adds to the sample's gradient. Rows of all
-    tokens of a sample add up to the row of the sample.
+    tokens of a sample add up to the row of the sample. With `norms=False`, `squares` is None.
     """
 
-    def __init__(self, projector: Projector) -> None:
+    def __init__(self, projector: Projector, *, norms: bool = True) -> None:
         self._projector = projector
+        self._has_norms = norms
         self.mask = torch.empty(0, 0, dtype=torch.bool)
         self.rows = torch.empty(0)
-        self.squares: dict[str, Tensor] = {}
+        self.squares: Tensor | None = None
 
     def begin(self, batch: Batch) -> None:
         count = int(self.mask.sum())
         self.rows = torch.zeros(
             count, self._projector.width, dtype=batch.dtype, device=batch.device
         )
-        zero = torch.zeros(count, dtype=torch.float64, device=batch.device)
-        self.squares = dict.fromkeys(batch.parameters, zero)
+        if self._has_norms:
+            self.squares = torch.zeros(count, dtype=torch.float64, device=batch.device)
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
         chosen = self.mask.flatten().nonzero()[:, 0]
@@ -54,7 +55,8 @@ class TokenRows(Quantity):
         if isinstance(scale, Tensor):
             scale = scale.repeat_interleave(self.mask.shape[1])[chosen]
         tokens = SampleGradients(factors, scale, bound=gradients.bound)
-        self.squares[name] = self.squares[name] + tokens.squared_norms()
+        if self.squares is not None:
+            self.squares += tokens.squared_norms()
         self._projector.add(self.rows, name, tokens)
 
     def end(self) -> None: ...

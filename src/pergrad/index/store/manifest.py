@@ -14,7 +14,7 @@ from pergrad.errors import IndexingError
 __all__ = ["MANIFEST", "Manifest", "Part", "read_manifest", "write_manifest"]
 
 MANIFEST = "index.json"
-_FORMAT = 1
+_FORMAT = 2  # format 1 had another count sketch
 _KIND = "an index by pergrad"
 
 

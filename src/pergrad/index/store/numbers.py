@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -10,7 +10,17 @@ from torch import Tensor
 
 from pergrad.errors import IndexingError
 
-__all__ = ["StoredDtype", "as_stored", "bytes_each", "checked_dtype", "from_stored", "unscaled"]
+__all__ = [
+    "StoredDtype",
+    "as_arrays",
+    "as_stored",
+    "bytes_each",
+    "checked_dtype",
+    "encoded",
+    "from_stored",
+    "type_on_disk",
+    "unscaled",
+]
 
 StoredDtype = Literal["float16", "bfloat16", "float32", "float64"]
 _ON_DISK = {
@@ -29,34 +39,49 @@ def checked_dtype(dtype: str) -> StoredDtype:
     return dtype  # type: ignore[return-value]
 
 
+def type_on_disk(dtype: StoredDtype) -> np.dtype[Any]:
+    """Returns the type of the numbers in files: bfloat16 as its bits."""
+    return np.dtype(_ON_DISK[dtype])
+
+
 def bytes_each(dtype: StoredDtype) -> int:
     """Returns the bytes of one number."""
-    return int(np.dtype(_ON_DISK[dtype]).itemsize)
+    return int(type_on_disk(dtype).itemsize)
+
+
+def encoded(rows: Tensor, dtype: StoredDtype) -> tuple[Tensor, Tensor]:
+    """Returns the rows of one checkpoint, (n, k), in the dtype that is stored, and the scale of each, (n,).
+
+    A row is divided by a power of two so that its largest entry lies within 0.5 to 1: gradients of 1e-9 and
+    of 1e9 keep their digits in half precision. Rows that are not finite are stored as NaN. Runs on the device
+    of the rows, and waits for nothing.
+
+    >>> encoded(torch.tensor([[3.0, -6.0]]), "float16")
+    (tensor([[ 0.3750, -0.7500]], dtype=torch.float16), tensor([8.]))
+    """
+    rows = rows.detach()
+    rows = rows if rows.dtype == torch.float64 else rows.float()
+    if dtype in ("float32", "float64"):
+        return rows.to(getattr(torch, dtype)), torch.ones(len(rows), device=rows.device)
+    largest = rows.abs().amax(1) if rows.numel() else rows.new_zeros(len(rows))
+    is_finite = torch.isfinite(largest)
+    exponent = torch.frexp(torch.where(is_finite, largest, 0)).exponent.clamp(-126, 127)
+    # By its bits: a GPU's `pow` may round.
+    scale = ((exponent.int() + 127) << 23).view(torch.float32)
+    scaled = torch.where(is_finite[:, None], rows / scale[:, None], torch.nan)
+    return scaled.to(getattr(torch, dtype)), scale
+
+
+def as_arrays(stored: Tensor, scale: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Returns encoded rows and scales on the CPU as the arrays that are written."""
+    stored = stored.cpu()
+    stored = stored.view(torch.uint16) if stored.dtype == torch.bfloat16 else stored
+    return stored.numpy(), scale.cpu().numpy()
 
 
 def as_stored(rows: Tensor, dtype: StoredDtype) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows of one checkpoint, (n, k), as they are written, and the scale of each, (n,).
-
-    A row is divided by a power of two so that its largest entry lies within 0.5 to 1: gradients of 1e-9 and
-    of 1e9 keep their digits in half precision. Rows that are not finite are stored as NaN.
-
-    >>> values, scale = as_stored(torch.tensor([[3.0, -6.0]]), "float16")
-    >>> values, scale
-    (array([[ 0.375, -0.75 ]], dtype=float16), array([8.], dtype=float32))
-    """
-    rows = rows.detach().cpu()
-    rows = rows if rows.dtype == torch.float64 else rows.float()
-    if dtype in ("float32", "float64"):
-        return rows.to(getattr(torch, dtype)).numpy(), np.ones(len(rows), np.float32)
-    largest = rows.abs().amax(1) if rows.numel() else rows.new_zeros(len(rows))
-    is_finite = torch.isfinite(largest)
-    exponent = torch.frexp(torch.where(is_finite, largest, 0)).exponent
-    scale = torch.ldexp(torch.ones_like(largest), exponent)
-    scaled = torch.where(is_finite[:, None], rows / scale[:, None], torch.nan)
-    stored = scaled.to(getattr(torch, dtype))
-    if dtype == "bfloat16":
-        return stored.view(torch.int16).numpy().view(np.uint16), scale.float().numpy()
-    return stored.numpy(), scale.float().numpy()
+    """Returns the rows of one checkpoint, (n, k), as they are written, and the scale of each, (n,)."""
+    return as_arrays(*encoded(rows, dtype))
 
 
 def from_stored(values: np.ndarray, dtype: StoredDtype) -> Tensor:

@@ -30,7 +30,7 @@ from pergrad.index.store.chunks import (
     write_chunk,
 )
 from pergrad.index.store.manifest import MANIFEST, Manifest, read_manifest, write_manifest
-from pergrad.index.store.numbers import StoredDtype, bytes_each, checked_dtype
+from pergrad.index.store.numbers import StoredDtype, bytes_each, checked_dtype, type_on_disk
 
 __all__ = ["Block", "Store"]
 
@@ -198,13 +198,25 @@ class Store:
             return value
         return value
 
-    def mapped(self) -> list[tuple[np.ndarray, Facts]]:
-        """Returns the rows of each chunk as memory-mapped arrays, with their facts; deleted rows too."""
-        return [
-            (np.load(rows_file(self.rows, span), mmap_mode="r"), facts)
-            for span, facts in zip(self.spans, self.chunk_facts, strict=True)
-            if len(facts)
-        ]
+    def at(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Reads single rows by their numbers among those that are kept: (n, c·k) as stored, and scales."""
+        rows = np.empty((len(numbers), self.width), type_on_disk(self.dtype))
+        scale = np.empty((len(numbers), self.manifest.checkpoints), np.float32)
+        order = np.argsort(numbers, kind="stable")
+        ordered = numbers[order]
+        start = 0
+        for span, facts in zip(self.spans, self.chunk_facts, strict=True):
+            kept = self._kept(facts)
+            stop = start + (len(facts) if kept is None else len(kept))
+            first, last = np.searchsorted(ordered, [start, stop])
+            if first < last:
+                here = ordered[first:last] - start
+                here = here if kept is None else kept[here]
+                mapped = np.load(rows_file(self.rows, span), mmap_mode="r")
+                rows[order[first:last]] = mapped[here]
+                scale[order[first:last]] = facts.scale[here]
+            start = stop
+        return rows, scale
 
     def delete(self, indices: Iterable[int]) -> int:
         """Marks samples as deleted; returns how many rows this removes."""
