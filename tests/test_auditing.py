@@ -34,6 +34,18 @@ def test_one_line_finds_wrong_labels_and_copies(audit) -> None:
     assert audit.summary["grade"]["average_precision"] > 0.9
     assert [116, 119] in audit.duplicates[["index_a", "index_b"]].to_numpy().tolist()
     assert audit.duplicates["group"].min() == 1
+    copies = audit.issues[audit.issues["kind"] == "duplicate"].set_index("index")
+    assert copies.loc[119, "why"] == "to the model the same as 116 (group 1)"
+    assert copies.loc[119, "score"] == pytest.approx(1.0)
+
+
+def test_copies_with_different_labels_are_said() -> None:
+    model, data = problem()
+    data.tensors[1][119] = (data.tensors[1][116] + 1) % 3
+    audit = pergrad.Audit.run(model, data, quiet=True)
+    copies = audit.issues[audit.issues["kind"] == "duplicate"].set_index("index")
+    assert copies.loc[116, "why"] == "to the model the same as 119 (group 1, labels differ)"
+    assert "In it the labels differ." in repr(audit)
 
 
 def test_samples_have_a_row_each_in_order_of_rank(audit) -> None:
@@ -50,8 +62,9 @@ def test_inferences_are_printed(capsys) -> None:
     assert "labels: the target, one of 3 classes" in said
 
 
-def test_a_finished_audit_is_opened_by_its_path(tmp_path) -> None:
-    made = pergrad.Audit.run(*problem(30), tmp_path / "a", quiet=True)
+def test_a_finished_audit_is_opened_by_its_path(tmp_path, capsys) -> None:
+    made = pergrad.Audit.run(*problem(30), tmp_path / "a")
+    assert f"report: {tmp_path / 'a/report.html'}" in capsys.readouterr().err
     opened = pergrad.Audit(tmp_path / "a")
     assert opened.samples.equals(made.samples)
     assert (tmp_path / "a/report.html").exists()
@@ -111,6 +124,7 @@ def test_labels_that_cannot_be_judged_are_said(case) -> None:
     change, words = EDGES[case]
     found = pergrad.Audit.run(model, TensorDataset(x, change(y)), quiet=True)
     assert any(words in note for note in found.summary["notes"])
+    assert f"note: {words}" in repr(found)
 
 
 def test_a_data_set_of_one_and_samples_that_are_all_alike_have_findings() -> None:
@@ -120,7 +134,9 @@ def test_a_data_set_of_one_and_samples_that_are_all_alike_have_findings() -> Non
     assert "One sample was audited" in repr(one)
     alike = pergrad.Audit.run(model, TensorDataset(x[:1].expand(30, -1), y), quiet=True)
     assert alike.summary["label_errors"]["expected"] is None
-    assert alike.summary["duplicate_groups"] in (0, 1)
+    assert alike.summary["duplicate_groups"] == 1
+    assert alike.summary["duplicates"] == 30 * 29 // 2
+    assert "the labels differ" in repr(alike)
 
 
 def test_samples_that_are_not_finite_are_named_and_the_rest_is_certified() -> None:

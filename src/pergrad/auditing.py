@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import shutil
 import sys
 import tempfile
@@ -15,7 +16,9 @@ import pyarrow.parquet as pq
 from torch import nn
 
 from pergrad.audit import AuditOptions, Spec, Watch, run_audit
+from pergrad.audit.streaming.ranks import ranks_from
 from pergrad.audit.subject.inferring import inferred_spec
+from pergrad.audit.subject.sharding import is_sharded_model, refuse_index
 from pergrad.errors import AuditError
 from pergrad.index import Index
 from pergrad.index.attaching import remember
@@ -82,7 +85,7 @@ class Audit:
             dataset: a data set of (input, target), dicts, texts, or inputs alone, map-style or iterable; a
                 DataLoader, a tuple of tensors or arrays, or a data frame.
             path: the results folder; an audit that was interrupted resumes there. By default a folder that
-                is removed with this object.
+                is removed with this object; several processes need one that all of them see.
             loss: called as loss(model, *batch), returns (B,) losses; or a loss of outputs and targets, such
                 as CrossEntropyLoss() or F.cross_entropy.
             options: options of the audit.
@@ -98,6 +101,12 @@ class Audit:
         chosen, fields = _split(options, spec)
         if keep_index and keep_index is not True:
             chosen = dataclasses.replace(chosen, sketch_dim=int(keep_index))
+        if keep_index:
+            refuse_index(model)
+        if path is None and (ranks_from(os.environ).count > 1 or is_sharded_model(model)):
+            raise AuditError(
+                "several processes run this audit together: pass path=, a folder that all of them see"
+            )
         watch = watch or (_Silent() if quiet else _Printing())
         made = inferred_spec(model, dataset, loss, tokenizer=tokenizer, say=watch.say, **fields)
         is_kept = path is not None
@@ -119,6 +128,8 @@ class Audit:
         write_report(path)
         for line in headline(path):
             watch.say(line)
+        if is_kept:
+            watch.say(f"report: {path / 'report.html'}")
         return audit
 
     @property
@@ -144,7 +155,8 @@ class Audit:
         """Returns what to look at, a row each: kind, score, label, suggested label, and why.
 
         Kinds are "not finite", "label" (doubted labels, as many as are expected to be wrong), "outlier" and
-        "duplicate". If labels are not judged, "loss" has the samples that hold half of all suspicion.
+        "duplicate", whose score is the cosine with the nearest one. If labels are not judged, "loss" has the
+        samples that hold half of all suspicion.
         """
         return _frame(self._results.issues())[list(_ISSUES)]
 

@@ -43,6 +43,20 @@ def test_pairs_are_those_of_comparing_all(block, threshold) -> None:
     assert (np.diff(found.cosine) <= 0).all()
 
 
+@pytest.mark.parametrize("rank", [3, 70, 300])
+def test_pairs_found_by_principal_directions_are_those_of_all(rank, monkeypatch) -> None:
+    monkeypatch.setattr("pergrad.attribution.duplicates._SHORTENED_FROM", 10)
+    generator = np.random.default_rng(rank)
+    rows = generator.normal(size=(120, rank)) @ generator.normal(size=(rank, 300))
+    rows[60:] = (
+        rows[:60] + 0.2 * np.linalg.norm(rows[:60], axis=1)[:, None] * gradients(60, 300) / 17
+    )
+    found = near_duplicates(np.arange(120), rows.astype(np.float32), threshold=0.97)
+    expected = by_all_pairs(np.arange(120), rows, 0.97)
+    assert len(expected) > 20
+    assert set(zip(found.index_a.tolist(), found.index_b.tolist(), strict=True)) == set(expected)
+
+
 def test_of_too_many_pairs_the_closest_are_held_and_all_are_counted() -> None:
     rows = rows_with_copies(90)
     options = {"threshold": 0.9, "block": 16}
@@ -124,6 +138,26 @@ def test_more_copies_than_neighbours_are_still_copies():
     rows[10:20] = rows[10] + 1e-3 * rows[10:20]
     found = near_duplicates(np.arange(30), rows, threshold=0.96, apart=0.3)
     assert (found.count, set(found.group[10:20])) == (45, {1})
+
+
+@pytest.mark.parametrize("dimensions", [2, 3, 4])
+def test_in_few_dimensions_chance_makes_no_duplicates(dimensions):
+    generator = np.random.default_rng(dimensions)
+    rows = np.c_[generator.uniform(size=(1500, dimensions)), np.ones(1500)]
+    rows = rows - rows.mean(0)
+    rows[:, -1] = 2.0  # directions have as many dimensions as points
+    rows[700] = rows[30] + 1e-6
+    found = near_duplicates(np.arange(1500), rows, threshold=0.96, apart=0.3)
+    assert (found.index_a[0], found.index_b[0]) == (30, 700)
+    assert found.count <= 5  # by a share of 0.3 of the fifth distance alone: 26 or more
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_any_number_of_exact_copies_are_duplicates(dtype):
+    rows = np.random.default_rng(0).normal(size=(300, 512)).astype(dtype)
+    rows[:100] = rows[0] * np.linspace(1, 3, 100, dtype=dtype)[:, None]
+    found = near_duplicates(np.arange(300), rows, threshold=0.96, apart=0.3)
+    assert found.count == 100 * 99 // 2
 
 
 @pytest.mark.parametrize("samples", [1, 2, 4])

@@ -8,7 +8,10 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -72,6 +75,17 @@ def one_dies() -> Spec:
     return mlp(dataset=Dies(*data(400).tensors))
 
 
+def sharded() -> Spec:
+    """The slow one on a model that all processes of torchrun share."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = network().double()
+    for layer in (model[0], model):
+        fully_shard(layer, mesh=mesh)
+    return mlp(model=model, dataset=Slow(*data(400).tensors))
+
+
 class Interrupts(TensorDataset):
     """Presses Ctrl-C where the environment asks for it, and not yet while the fingerprint is taken."""
 
@@ -80,7 +94,9 @@ class Interrupts(TensorDataset):
     def __getitem__(self, index: int) -> Any:
         self.reads += 1
         if index == 40 and self.reads > 2 * SIZE and os.environ.get("PRESS_CTRL_C"):
-            os.kill(os.getpid(), signal.SIGINT)
+            # A shell may have started this process in the background, where Ctrl-C is ignored.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.raise_signal(signal.SIGINT)  # handled before it returns
         return super().__getitem__(index)
 
 

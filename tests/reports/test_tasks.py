@@ -4,7 +4,7 @@ import pytest
 
 from pergrad.reports import write_report
 from tests.reports.browser import browsing
-from tests.reports.result_folders import doubted
+from tests.reports.result_folders import clustered, doubted, write_folder
 
 SEVENS = set(range(7, 120, 10))
 SET = """
@@ -132,3 +132,15 @@ def test_scores_and_suggestions_filter_and_sort(opened) -> None:
     opened.run(SET, "sort", "index")
     found = opened.run(SHOWN)
     assert found == sorted(found)
+
+
+def test_without_labels_there_are_neither_empty_columns_nor_their_filters(
+    browser, tmp_path
+) -> None:
+    browser.open(write_report(write_folder(tmp_path, clustered(40))), width=1280)
+    heads = "return [...document.querySelectorAll('table.explorer thead th')]"
+    shown = browser.run(f"{heads}.filter(th => th.offsetParent).map(th => th.textContent.trim())")
+    assert shown == ["select", "preview", "sample", "norm", "loss", "group"]
+    assert browser.run("return document.getElementById('by-class').offsetParent") is None
+    assert browser.run("return document.getElementById('by-kind').offsetParent !== null")
+    assert browser.console() == []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pergrad.attribution.buckets import Buckets, Recall
 from pergrad.attribution.directions import Directions, directions
@@ -17,8 +19,12 @@ __all__ = ["EXACT_UP_TO", "Duplicates", "near_duplicates"]
 EXACT_UP_TO = 20_000  # samples; of more, only those in near buckets are compared
 _WIDE = 4  # blocks of columns compared at once
 _ROUNDING = 1e-4  # of a cosine in float32; candidates are compared again
-_NEIGHBOUR = 5
-_SAME = 0.02  # distance of unit vectors that are the same, however close others are
+_NEAR, _FURTHER, _FAR = 5, 10, 40  # neighbours whose distances say how close others usually are
+_BY_CHANCE = 1e-3  # share of the samples that may be so close to another one by chance
+_SAME = 1e-4  # distance of unit vectors that are the same, however close others are
+_COPIES = 0.02  # largest distance in a group of more copies than the near neighbours
+_DIRECTIONS = 64
+_SHORTENED_FROM = 4096  # rows; finding the directions of fewer takes longer than it saves
 _AT_ONCE = 256  # rows compared with all others at once
 _WAITING = 1 << 14  # pairs in memory before they are joined to groups
 
@@ -62,7 +68,9 @@ def near_duplicates(
 
     If `apart` is given, and all pairs are compared, the two must also be closer than that share of the
     distance from either to its fifth-nearest sample: where many samples are alike, copies are those that are
-    much closer still. Pairs that differ by less than 2% of their length count in any case.
+    much closer still. In few dimensions samples often are so close by chance, so the share is smaller there.
+    Of many copies all may be as close as the fifth: pairs that differ by less than 2% of their length are
+    compared with the fortieth instead, and those by less than 0.01% count in any case.
 
     Zero gradients have no direction and are never duplicates. Up to `exact_up_to` samples all pairs are
     compared, but for those that are apart along the principal direction of all: two unit vectors are no
@@ -82,12 +90,12 @@ def near_duplicates(
     buckets = None if len(rows) <= max(1, exact_up_to) else Buckets(pointing, rows)
     if buckets is None:
         units = pointing[rows]
-        far = None if apart is None else _Fifth(units)
-        for pairs, cosine in _all_pairs(units, threshold, block):
-            if far is not None and apart is not None and len(cosine):
-                distance = np.sqrt(np.maximum(0.0, 2 - 2 * cosine))
-                near = distance <= np.maximum(_SAME, apart * far.of(pairs).min(axis=0))
-                pairs, cosine = pairs[:, near], cosine[near]
+        around = None if apart is None else _Neighbours(units, apart)
+        every = _all_pairs(units, threshold, block)
+        for pairs, cosine in every if around is None else _together(every):
+            if around is not None:
+                is_copy = around.are_copies(pairs, cosine)
+                pairs, cosine = pairs[:, is_copy], cosine[is_copy]
             found.add(rows[pairs], cosine)
     else:
         for a, b, cosine in buckets.pairs(threshold):
@@ -99,24 +107,65 @@ def near_duplicates(
     )
 
 
-class _Fifth:
-    """Computes the distance from a row to its fifth-nearest other row, when it is asked for."""
+class _Neighbours:
+    """Says how close to a row another one must be to be its copy; distances are computed when needed."""
 
-    def __init__(self, units: Floats) -> None:
+    def __init__(self, units: Floats, apart: float) -> None:
         self._units = units
+        self._squares = np.einsum("nk,nk->n", units, units, dtype=np.float64)
         self._known = np.full(len(units), np.nan)
+        self._shares = self._shares_of_distance(apart)
 
-    def of(self, rows: Integers) -> Floats:  # any shape
-        missing = np.unique(rows)
+    def are_copies(self, pairs: Integers, cosine: Floats) -> NDArray[np.bool_]:  # (2, p), (p,)
+        """Returns which pairs are as close as copies of each other are."""
+        # Lengths in float64: those of float32 are 1 only up to rounding, which a small distance would show.
+        distance = np.sqrt(np.maximum(0.0, self._squares[pairs].sum(axis=0) - 2 * cosine))
+        # The pairs themselves show most rows to have five neighbours too close: these need no product.
+        at_most = np.maximum(self._shares[0] * _fifths(pairs, distance, len(self._units)), _COPIES)
+        found = distance <= at_most[pairs].min(axis=0)
+        pairs, distance = pairs[:, found], distance[found]
+        missing = np.unique(pairs)
         missing = missing[np.isnan(self._known[missing])]
         for some in blocks(len(missing), _AT_ONCE):
-            chosen = missing[some]
-            cosines = self._units[chosen] @ self._units.T
-            cosines[np.arange(len(chosen)), chosen] = -1.0
-            place = max(0, len(self._units) - _NEIGHBOUR)
-            fifth = np.partition(cosines, place, axis=1)[:, place].astype(np.float64)
-            self._known[chosen] = np.sqrt(np.maximum(0.0, 2 - 2 * fifth))
-        return self._known[rows]
+            near, far = self._distances(missing[some], (_NEAR, _FAR)) * self._shares[:, None]
+            self._known[missing[some]] = np.maximum(near, np.minimum(far, _COPIES))
+        found[found] = distance <= np.maximum(self._known[pairs].min(axis=0), _SAME)
+        return np.asarray(found)
+
+    def _shares_of_distance(
+        self, most: float
+    ) -> Floats:  # (2,) of the distance to _NEAR and to _FAR
+        """Returns the shares of both distances within which another row is in 1 of 1,000 cases by chance.
+
+        In d dimensions the nearest row is closer than the share t of the distance to the fifth for 4 t^d of
+        the rows, and (r_5 / r_10)^d has the median 1/2. The median does not mind groups of copies.
+        """
+        if len(self._units) <= _FURTHER:
+            return np.array([most, most])
+        some = np.arange(len(self._units))[:: max(1, len(self._units) // _AT_ONCE)][:_AT_ONCE]
+        near, further = np.maximum(self._distances(some, (_NEAR, _FURTHER)), _SAME)
+        growth = float(np.median(np.log(further / near)))
+        share = min(most, (_BY_CHANCE / (_NEAR - 1)) ** (growth / math.log(2)))
+        return np.array([share, share * (_NEAR / _FAR) ** (growth / math.log(2))])
+
+    def _distances(self, rows: Integers, which: Sequence[int]) -> Floats:  # (len(which), n)
+        cosines = self._units[rows] @ self._units.T
+        cosines[np.arange(len(rows)), rows] = -1.0
+        places = [max(0, len(self._units) - number) for number in which]
+        found = np.partition(cosines, places, axis=1)[:, places]
+        return np.sqrt(np.maximum(0.0, 2 - 2 * found.T.astype(np.float64)))
+
+
+def _fifths(pairs: Integers, distance: Floats, rows: int) -> Floats:  # (2, p), (p,) -> (rows,)
+    """Returns the fifth-smallest distance of each row in the pairs; inf if it is in fewer."""
+    owner, far = pairs.ravel(), np.tile(distance, 2)
+    order = np.lexsort((far, owner))
+    owner, far = owner[order], far[order]
+    starts = np.searchsorted(owner, np.arange(rows)) + _NEAR - 1
+    found = np.full(rows, np.inf)
+    has_five = starts < np.searchsorted(owner, np.arange(rows), side="right")
+    found[has_five] = far[starts[has_five]]
+    return found
 
 
 class _Found:
@@ -161,8 +210,9 @@ def _all_pairs(
     places = _along(_principal(units), units)
     order = np.argsort(places, kind="stable")
     along, units = places[order], units[order]
+    short = _shortened(units)
     for rows, columns in _bands(along, threshold, block):
-        cosines = units[rows] @ units[columns].T
+        cosines = short[rows] @ short[columns].T  # or more
         a, b = np.divmod(np.flatnonzero(cosines >= threshold - _ROUNDING), cosines.shape[1])
         a, b = a + rows.start, b + columns.start
         a, b = a[a < b], b[a < b]
@@ -172,6 +222,45 @@ def _all_pairs(
         pairs = np.sort(order[np.stack([a[near], b[near]])], axis=0)
         del cosines, a, b
         yield pairs, found[near]
+
+
+def _shortened(units: Floats) -> Floats:  # (n, k) -> (n, up to 65)
+    """Returns rows whose products are at least the cosines, and fewer numbers.
+
+    They are the coordinates in the space of the 64 largest principal directions, and the length of the rest:
+    the product of two rests is at most that of their lengths.
+    """
+    if units.shape[1] <= 2 * _DIRECTIONS or len(units) <= _SHORTENED_FROM:
+        return units
+    moment = sum(units[some].T @ units[some] for some in blocks(len(units)))
+    basis = np.linalg.eigh(moment)[1][:, -_DIRECTIONS:].astype(units.dtype)
+    inside = units @ basis
+    squares = np.einsum("nk,nk->n", inside, inside, dtype=np.float64)
+    rest = np.sqrt(np.maximum(0.0, 1 + _ROUNDING / 2 - squares)).astype(units.dtype)
+    return np.concatenate([inside, rest[:, None]], axis=1)
+
+
+def _together(
+    parts: Iterator[tuple[Integers, Floats]],
+) -> Iterator[tuple[Integers, Floats]]:  # (2, p), (p,)
+    """Joins the pairs of several blocks: distances to neighbours cost less for many rows at once."""
+    waiting: list[tuple[Integers, Floats]] = []
+    held = 0
+    for part in parts:
+        waiting.append(part)
+        held += len(part[1])
+        if held >= _WAITING:
+            yield _joined(waiting)
+            waiting, held = [], 0
+    if held:
+        yield _joined(waiting)
+
+
+def _joined(parts: list[tuple[Integers, Floats]]) -> tuple[Integers, Floats]:
+    if len(parts) == 1:
+        return parts[0]
+    pairs, cosines = zip(*parts, strict=True)
+    return np.concatenate(pairs, axis=1), np.concatenate(cosines)
 
 
 def _principal(units: Floats) -> Floats:  # (n, k) -> (k,)

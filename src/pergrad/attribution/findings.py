@@ -23,10 +23,12 @@ from pergrad.attribution.suspicion import ranks, suspicion
 
 __all__ = ["Findings", "analyse", "quantiles"]
 
-# Cosines of near-duplicates, and their distance as a share of that to the fifth-nearest sample. Chosen on
-# the older cells of `benchmarks.ranking`: 97% of the copies with 1% of noise are found, and hardly any other.
+# Cosines of near-duplicates, and the largest share of their distance in that to the fifth-nearest sample.
+# Chosen on the older cells of `benchmarks.ranking` (97% of the copies with 1% of noise are found, and hardly
+# any other) and on data of two to four columns, where fewer are found.
 _ALIKE, _APART = 0.96, 0.3
 _ALIKE_OF_MANY, _ALIKE_BY_LOSS = 0.985, 0.99
+_ROUNDING = 1e-5  # of float32, relative to the longest gradient
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
@@ -106,8 +108,8 @@ def analyse(
         top: number of top-ranked samples for which to find the samples that push them.
         damping: damping of `self_influence`, relative to the mean curvature.
         duplicate_cosine: smallest cosine of two gradients that count as near-identical. By default 0.96 of
-            label-free gradients after their mean is subtracted, if the two are also much closer than other
-            samples are; 0.985 of more than 20,000; 0.99 of gradients of the loss.
+            label-free gradients after their mean is subtracted, 0.985 of more than 20,000, and 0.99 of
+            gradients of the loss; of at most 20,000 the two must also be much closer than other samples are.
         names: names of the classes, for the evidence.
 
     >>> import numpy as np
@@ -168,14 +170,18 @@ def _label_free(
 
 def _duplicates(samples: Samples, pointing: Directions, threshold: float | None) -> Duplicates:
     """Finds near-duplicates by label-free gradients where there are any, else by those of the loss."""
-    usable, cosine, apart = samples.usable, _ALIKE_BY_LOSS, None
+    usable, cosine = samples.usable, _ALIKE_BY_LOSS
+    apart: float | None = _APART
     if samples.free is not None:
         usable = samples.comparable
         # What all samples share makes them look alike, whatever they are.
         last = samples.free.shape[1] - 1
+        whole = directions(Chosen(samples.free, usable, last))
         pointing = directions(Chosen(samples.free, usable, last, centred=True))
+        if pointing.lengths.max(initial=0.0) <= _ROUNDING * whole.lengths.max(initial=0.0):
+            pointing = whole  # all are the same sample: only rounding is left without the mean
         is_exact = len(pointing) <= EXACT_UP_TO
-        cosine, apart = (_ALIKE, _APART) if is_exact else (_ALIKE_OF_MANY, None)
+        cosine = _ALIKE if is_exact else _ALIKE_OF_MANY
     if threshold is not None:
         cosine, apart = threshold, None
     found = near_duplicates(samples.index[usable], pointing, threshold=cosine, apart=apart)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.distributed import Store
@@ -19,7 +22,7 @@ from pergrad.audit.streaming.losses import loss_of_samples
 from pergrad.audit.streaming.memory import bytes_kept, fitting_batch_size, free_bytes
 from pergrad.audit.streaming.queue import Beats, Queue, shared_items, together_alive
 from pergrad.audit.streaming.ranks import Ranks, joined_ranks
-from pergrad.audit.streaming.stream import Stream, Watch, Work, batches_in
+from pergrad.audit.streaming.stream import Stream, Watch, Work, batches_in, shard
 from pergrad.audit.streaming.task import (
     Task,
     made_task,
@@ -35,6 +38,7 @@ from pergrad.audit.subject.checks import (
 )
 from pergrad.audit.subject.dtypes import placed
 from pergrad.audit.subject.options import AuditOptions
+from pergrad.audit.subject.sharding import is_sharded_model, refuse_other_sharding
 from pergrad.audit.subject.spec import Spec
 from pergrad.audit.writing.finishing import finish
 from pergrad.errors import AuditError
@@ -44,6 +48,9 @@ __all__ = ["run_audit"]
 _CERTIFIED = 8  # samples whose gradients are proved before the audit begins
 _WINDOWS = 4  # tries to find samples whose gradients are finite
 _PROBED = 2  # samples whose forward measures the activation memory of one
+_WHOLE = 3  # times the whole model that a proof takes in each process: its values and two gradients
+
+T = TypeVar("T")
 
 
 class _Silent:
@@ -87,8 +94,9 @@ def run_audit(
     """
     options = options or AuditOptions()
     watch = watch or _Silent()
+    refuse_other_sharding(spec.model, spec.checkpoints)  # before any process locks the folder
     results = ResultsFolder(Path(folder))
-    with joined_ranks() as ranks:
+    with joined_ranks(by_group=is_sharded_model(spec.model)) as ranks:
         ranks.together(results.open)
         with results.locked() if ranks.is_first else nullcontext():
             if force:
@@ -96,7 +104,9 @@ def run_audit(
             made = ranks.together(lambda: made_task(spec, options, ranks))
             task = with_buckets(with_one_hash(made, ranks), ranks)
             refuse_different_ranks(task, ranks)
-            batch_size = ranks.first_decides(lambda: _begun(results, task, ranks, watch))
+            is_new, batch_size = ranks.first_decides(lambda: _state(results, task))
+            if is_new:
+                batch_size = _begun(results, task, ranks, watch, batch_size)
             if batch_size is None:
                 ranks.first_decides(lambda: _made_again(results, task, ranks, command, watch))
             else:
@@ -108,36 +118,53 @@ def run_audit(
             return ranks.first_decides(lambda: _summary_in(results))
 
 
-def _begun(results: ResultsFolder, task: Task, ranks: Ranks, watch: Watch) -> int | None:
-    """Starts or resumes the audit; returns its batch size, or None if it is finished."""
+def _state(results: ResultsFolder, task: Task) -> tuple[bool, int | None]:
+    """Returns whether the folder holds no rows yet, and its batch size; None: it has none, or is finished."""
     about = results.open()
     if about is not None and (results.is_finished or kept_spans(results.chunks)):
         identity = dict(task.identity)
         if identity["batch_size"] in (None, about["batch_size"]):
             identity["batch_size"] = about["identity"]["batch_size"]
         results.refuse_another(about, identity)
-        return None if results.is_finished else results.batch_size(about)
+        return False, None if results.is_finished else results.batch_size(about)
     # An audit that failed before its first rows, as by an error in the spec, starts again: nothing is lost.
+    is_again = about is not None and about["identity"] == task.identity
+    return True, results.batch_size(about) if about is not None and is_again else None
+
+
+def _begun(results: ResultsFolder, task: Task, ranks: Ranks, watch: Watch, most: int | None) -> int:
+    """Starts the audit; returns its batch size, at most that of an earlier run that ran out of memory.
+
+    The first process finds out what there is to know of the first samples; of a sharded model, all do.
+    """
+
+    def found(what: Callable[[], T]) -> list[T]:
+        if task.is_sharded:
+            return ranks.all_agree(ranks.together(what))
+        return [ranks.first_decides(what)]
+
     if task.options.tokens is not None:
         size = task.options.tokens
     else:
-        size = task.options.batch_size or _found_batch_size(task, ranks)
+        size = task.options.batch_size or min(found(lambda: _found_batch_size(task, ranks)))
         size = min(size, len(task.indices))
+    size = size if most is None else min(size, most)
     about = {"pergrad": pergrad.__version__, "identity": task.identity, "batch_size": size}
-    notes = _notes_of_first(task, min(_CERTIFIED, size))
-    for note in notes:
+    of_all = found(lambda: notes_of_mode(_model(task)))
+    notes = list(dict.fromkeys(note for of_one in of_all for note in of_one))
+    notes = notes or found(lambda: _notes_of_losses(task, min(_CERTIFIED, size)))[0]
+    for note in notes if ranks.is_first else ():
         if TRAINING not in note:  # BatchNorm is refused, by an error of its own
             watch.say(f"warning: {note}")
-    results.begin({**about, "notes": notes, "certificate": _certificate(task, size)})
+    certificate = _certificate(task, size, found)
+    about |= {"notes": notes, "certificate": certificate}
+    ranks.first_decides(lambda: results.begin(about))
     return size
 
 
-def _notes_of_first(task: Task, count: int) -> list[str]:
-    """Finds training mode and random losses; refuses a loss that is divided by the size of the batch."""
+def _notes_of_losses(task: Task, count: int) -> list[str]:
+    """Finds random losses; refuses a loss that is divided by the size of the batch."""
     loaded, model = _first(task, count), _model(task)
-    notes = notes_of_mode(model)
-    if notes:
-        return notes
     arguments = _gradients(task, model).arguments(loaded.arguments)
     notes = notes_of_randomness(task.spec.loss, model, arguments, task.options.seed)
     if not notes:
@@ -163,21 +190,37 @@ def _made_again(
         finish(results, task, ranks, command or summary.get("command"), {}, before=summary)
 
 
-def _certificate(task: Task, batch_size: int) -> dict[str, Any]:
+def _certificate(
+    task: Task, batch_size: int, found: Callable[[Callable[[], Any]], list[Any]]
+) -> dict[str, Any]:
     """Proves the gradients of the first samples, or says why they are not proved."""
     if not task.options.certify:
         return {"ok": False, "reason": "certify is off"}
+    gathers = not task.is_sharded or max(found(lambda: _missing_bytes(task))) <= 0
     count = min(_CERTIFIED, batch_size)
-    gradients = _gradients(task, _model(task))
-    found: dict[str, Any] = {}
-    # Samples that are not finite prove nothing: try the next ones.
-    for start in range(0, min(_WINDOWS * count, len(task.indices)), count):
+
+    def proved(start: int) -> dict[str, Any]:
         loaded = _first(task, count, start)
         with drawing_from(task.options.seed, 0):
-            found = gradients.certified(loaded.arguments, loaded.count)
-        if found["ok"] or "not finite" not in found["reason"]:
-            return found
-    return found
+            return _gradients(task, _model(task)).certified(
+                loaded.arguments, loaded.count, gathers=gathers
+            )
+
+    certificate: dict[str, Any] = {}
+    # Samples that are not finite prove nothing: try the next ones.
+    for start in range(0, min(_WINDOWS * count, len(task.indices)), count):
+        of_all = found(partial(proved, start))
+        certificate = next((one for one in of_all if not one["ok"]), of_all[0])
+        if certificate["ok"] or "not finite" not in certificate["reason"]:
+            break
+    return certificate
+
+
+def _missing_bytes(task: Task) -> int:
+    """Returns how much memory this process lacks to gather a model: parameters, and two gradients."""
+    whole = sum(p.numel() * p.element_size() for p in task.spec.model.parameters())
+    shares = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if task.device.type == "cpu" else 1
+    return _WHOLE * whole - free_bytes(task.device) // shares
 
 
 def _first(task: Task, count: int, begin: int = 0) -> Loaded:
@@ -239,7 +282,8 @@ def _streamed(
     options = task.options
     # Decided before any process adds chunks.
     left = ranks.first_decides(lambda: gaps(kept_spans(results.chunks), len(task.indices)))
-    items = shared_items(batches_in(left, batch_size, task.padded), ranks.count)
+    batches = batches_in(left, batch_size, task.padded)
+    items = shared_items(batches, ranks.count)
     todo = sum(stop - start for start, stop in items)
     watch.begin(len(task.indices), len(task.indices) - todo)
     queue = Queue(items, store)
@@ -255,7 +299,12 @@ def _streamed(
         finished=queue.finished,
         check=beats.check if beats is not None else lambda: None,
     )
-    stream.run(Work(queue.claim, task.padded), batch_size)
+    if task.is_sharded:
+        own = shard(batches, ranks.number, ranks.count)
+        stand_in = ranks.together(lambda: _first(task, 1))
+        stream.run_together(own, stand_in, ranks, batch_size)
+    else:
+        stream.run(Work(queue.claim, task.padded), batch_size)
     ranks.all_agree(None)  # all have written
     return stream.written
 

@@ -100,10 +100,17 @@ class Results:
         outlier = self.samples["outlier"]
         for row in self.outlying().tolist():
             rows.append((row, "outlier", float(outlier[row])))
-        group = self.samples["duplicate_group"]
-        for row in np.lexsort((self.samples["index"], group)).tolist():
-            if group[row] > 0:
-                rows.append((row, "duplicate", float(group[row])))
+        found = [row for row, _, _ in rows]
+        why = ["; ".join(self.evidence(row)) for row in found]
+        cosine = self._closest()
+        for number, members in self.groups().items():
+            indices = self.samples["index"][members].tolist()
+            labels = ", labels differ" if self.labels_differ(members) else ""
+            for row in members.tolist():
+                others = [f"{n}" for n in indices if n != self.samples["index"][row]]
+                named = ", ".join(others[:5]) + (", ..." if others[5:] else "")
+                rows.append((row, "duplicate", cosine.get(row, np.nan)))
+                why.append(f"to the model the same as {named} (group {number}{labels})")
         found = [row for row, _, _ in rows]
         table = self.table
         return pa.table(
@@ -114,9 +121,38 @@ class Results:
                 "label": table["label"].take(pa.array(found, pa.int64())),
                 "suggested": table["suggested"].take(pa.array(found, pa.int64())),
                 "confidence": table["confidence"].take(pa.array(found, pa.int64())),
-                "why": pa.array(["; ".join(self.evidence(row)) for row in found], pa.string()),
+                "why": pa.array(why, pa.string()),
             }
         )
+
+    def groups(self) -> dict[int, np.ndarray]:
+        """Returns the rows of each group of near-duplicates, by its number."""
+        group = self.samples["duplicate_group"]
+        order = np.argsort(group, kind="stable")
+        order = order[group[order] > 0]
+        numbers, starts = np.unique(group[order], return_index=True)
+        parts = np.split(order, starts[1:])
+        return {int(number): part for number, part in zip(numbers, parts, strict=False)}
+
+    def labels_differ(self, rows: np.ndarray) -> bool:
+        """Whether the rows have more than one label."""
+        return bool((self._label_codes[rows] != self._label_codes[rows[0]]).any())
+
+    @cached_property
+    def _label_codes(self) -> np.ndarray:  # (n,) int, equal for equal labels
+        if "label" not in self.table.column_names:
+            return np.zeros(len(self), dtype=np.int64)
+        labels = self.table["label"].combine_chunks().dictionary_encode().indices
+        return np.asarray(labels.fill_null(-1))
+
+    def _closest(self) -> dict[int, float]:
+        """Returns the cosine of each row with its nearest duplicate, of the pairs that are stored."""
+        found: dict[int, float] = {}
+        for side in ("index_a", "index_b"):
+            rows = np.searchsorted(self.samples["index"], self.duplicates[side])
+            for row, cosine in zip(rows.tolist(), self.duplicates["cosine"].tolist(), strict=True):
+                found[row] = max(cosine, found.get(row, -1.0))
+        return found
 
     def outlying(self, most: int = 100) -> np.ndarray:
         """Returns the rows whose label-free self-influence is far above the usual, the highest first."""

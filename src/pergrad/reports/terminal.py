@@ -17,11 +17,16 @@ __all__ = ["headline", "overview"]
 
 
 def headline(folder: str | Path) -> tuple[str, ...]:
-    """Returns the findings of an audit, one sentence per line, the most important first.
+    """Returns the findings of an audit, one sentence per line, the most important first, then its notes.
 
     Refuses a folder without a finished audit.
     """
-    return headline_of(read_results(folder))
+    results = read_results(folder)
+    return (*headline_of(results), *_notes(results))
+
+
+def _notes(results: Results) -> list[str]:
+    return [f"note: {note}" for note in results.summary.get("notes") or ()]
 
 
 def overview(folder: str | Path, *, rows: int = 10) -> RenderableType:
@@ -31,6 +36,7 @@ def overview(folder: str | Path, *, rows: int = 10) -> RenderableType:
     """
     results = read_results(folder)
     first, *others = headline_of(results)
+    others = [*others, *_notes(results)]
     lines = [Text(first, style="bold"), *(Text(line) for line in others)]
     return Group(*lines, Text(), _table(results, rows))
 

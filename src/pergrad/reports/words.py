@@ -79,6 +79,10 @@ def _counted(results: Results) -> list[str]:
     if groups:
         alike = f"{count(groups, 'group')} of near-duplicates"
         lines.append(f"{alike} ({count(pairs, 'pair')}): to the model they are the same sample.")
+        differ = sum(results.labels_differ(rows) for rows in results.groups().values())
+        if differ and results.judges_labels:
+            which = f"In {differ:,} of them" if groups > 1 else "In it"
+            lines[-1] += f" {which} the labels differ."
     recall = results.summary.get("duplicates_recall")
     if recall is not None and recall["share"] is not None:
         lines.append(

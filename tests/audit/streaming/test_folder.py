@@ -44,7 +44,7 @@ def test_what_a_killed_process_was_writing_does_not_make_a_folder_foreign(tmp_pa
         ("[]", "is corrupt .TypeError"),
         (json.dumps({"kind": "tax audit"}), "was not written by an audit"),
         (json.dumps({"kind": "an audit by pergrad", "format": 9}), "has format 9"),
-        (json.dumps({"kind": "an audit by pergrad", "format": 2}), "is corrupt .KeyError"),
+        (json.dumps({"kind": "an audit by pergrad", "format": 3}), "is corrupt .KeyError"),
     ],
 )
 def test_a_corrupt_or_foreign_folder_is_refused_and_stays_as_it_is(begun, content, message):

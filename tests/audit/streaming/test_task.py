@@ -17,10 +17,14 @@ def alone():
     dist.destroy_process_group()
 
 
-def test_a_sharded_model_is_refused_by_the_name_of_what_shards_it(alone):
+def test_a_sharded_model_has_the_identity_of_the_whole_one(alone):
     model = fully_shard(network(), mesh=init_device_mesh("cpu", (1,)))
-    with pytest.raises(AuditError, match=r"fully_shard shards this model.*whole model"):
-        made_task(mlp(model=model), AuditOptions(), Ranks())
+    found = with_one_hash(made_task(mlp(model=model), AuditOptions(), Ranks()), Ranks())
+    wanted = with_one_hash(made_task(mlp(), AuditOptions(), Ranks()), Ranks())
+    assert found.is_sharded
+    assert found.identity == wanted.identity
+    with pytest.raises(AuditError, match="over cpu devices"):
+        made_task(mlp(model=model), AuditOptions(device="cuda"), Ranks())
 
 
 class Second(Ranks):

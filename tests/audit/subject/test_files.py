@@ -20,6 +20,12 @@ def test_columns_of_numbers_are_the_input_and_the_label_is_the_target(tmp_path) 
     assert "2 columns of numbers, target 'label'" in said[0]
 
 
+def test_a_target_that_is_no_class_is_shown(tmp_path) -> None:
+    (tmp_path / "data.csv").write_text("rooms,price\n2,10.5\n3,12.25\n")
+    data = FileData(tmp_path / "data.csv")
+    assert data.shown(data[1]) == "rooms 3 → price 12.25"
+
+
 def test_json_lines_and_texts_are_read_too(tmp_path) -> None:
     (tmp_path / "data.jsonl").write_text('{"text": "hi", "label": 1}\n{"text": "oh", "label": 0}\n')
     data = FileData(tmp_path / "data.jsonl")

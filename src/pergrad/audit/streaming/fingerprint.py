@@ -13,6 +13,8 @@ from torch.utils.data import Subset, TensorDataset
 
 from pergrad.audit.streaming.loading import drawing_from, item_of
 from pergrad.audit.subject.losses import LossOfLogits
+from pergrad.audit.subject.sharding import structure_of
+from pergrad.distributed.placing import is_sharded, whole_of
 from pergrad.errors import AuditError
 
 __all__ = [
@@ -28,24 +30,30 @@ _DIGITS = 16
 
 
 def fingerprint_of_model(model: nn.Module) -> str:
-    """Hashes the structure, the mode, which parameters are trained, and every value."""
-    digest = hashlib.sha256(repr(model).encode())
+    """Hashes the structure, the mode, which parameters are trained, and every value.
+
+    A sharded model has the fingerprint of the whole one. All its processes call this together, and gather
+    one parameter after the other.
+    """
+    digest = hashlib.sha256(structure_of(model).encode())
     for name, module in model.named_modules():
         digest.update(f"{name} {module.training};".encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{name} {tensor.requires_grad} ".encode())
-        _add(digest, tensor)
+        _add(digest, whole_of(tensor.detach()))
     return digest.hexdigest()[:_DIGITS]
 
 
 def checksum_of_model(model: nn.Module) -> str:
     """Sums the bits of every tensor: as fast as memory, to see whether the models of all ranks are equal.
 
-    Tensors with the same numbers in another order have the same checksum, but not the same fingerprint.
+    Tensors with the same numbers in another order have the same checksum, but not the same fingerprint. Each
+    process has other shards of a sharded parameter, which are left out.
     """
     digest = hashlib.sha256(repr(model).encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        total = _sum_of_bits(tensor.detach()) if tensor.layout == torch.strided else 0
+        is_whole = tensor.layout == torch.strided and not is_sharded(tensor)
+        total = _sum_of_bits(tensor.detach()) if is_whole else 0
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {total};".encode())
     return digest.hexdigest()[:_DIGITS]
 

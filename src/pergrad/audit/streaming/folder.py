@@ -17,7 +17,7 @@ if sys.platform != "win32":
 
 __all__ = ["ResultsFolder"]
 
-_FORMAT = 2  # format 1 had another sketch
+_FORMAT = 3  # formats 1 and 2 had other sketches
 _KIND = "an audit by pergrad"
 _BATCH_SIZE = "batch_size-"
 _FALLBACK = "fallback"  # a file with the reason

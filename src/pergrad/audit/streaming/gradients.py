@@ -6,7 +6,6 @@ What is refused is computed sample by sample, where the samples do not meet.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -26,11 +25,13 @@ from pergrad.audit.streaming.losses import checked_losses, loss_of_samples
 from pergrad.audit.streaming.norms_and_sketch import NormsAndSketch
 from pergrad.audit.subject.dtypes import moved, own_dtype
 from pergrad.audit.subject.losses import LossOfLogits
+from pergrad.audit.subject.sharding import device_of, is_sharded_model
 from pergrad.audit.subject.spec import Spec
-from pergrad.engine import certify, record
+from pergrad.engine import record
+from pergrad.engine.checking.first_batch import certified_first
 from pergrad.engine.looping.fallback import Runner
 from pergrad.engine.recording.options import Options
-from pergrad.errors import AuditError, FallbackWarning, PergradError
+from pergrad.errors import AuditError, PergradError
 
 __all__ = ["CLASSIFIED", "Gradients", "Rows", "joined_rows"]
 
@@ -91,17 +92,23 @@ class Gradients:
         self._spec = spec
         self._loss = spec.loss
         self._free = LabelFree(free_dim, seed)
-        self._may_share = isinstance(spec.loss, LossOfLogits) and spec.logits is spec.loss.logits
+        # All processes run a sharded model together, so none may run other passes than the others.
+        self._is_together = is_sharded_model(model)
         self._checkpoints = tuple(checkpoints)
         self._dtype = own_dtype(model)
+        self._may_share = (
+            not self._is_together
+            and isinstance(spec.loss, LossOfLogits)
+            and spec.logits is spec.loss.logits
+        )
         parameters = [p for p in model.parameters() if p.requires_grad]
-        self._device = parameters[0].device
+        self._device = device_of(model, None) if self._is_together else parameters[0].device
         self._max_bytes = _MAX_BYTES_ON_GPU if self._device.type == "cuda" else _MAX_BYTES
         self._groups = len(groups)
         self._group_of = {
             name: number for number, names in enumerate(groups.values()) for name in names
         }
-        self._runner = Runner("loop", warns=False)
+        self._runner = Runner(None if self._is_together else "loop", warns=False)
         self.fallback: str | None = (
             None  # why batches are computed sample by sample, where they are
         )
@@ -217,41 +224,26 @@ class Gradients:
         found["probability"] = torch.stack([own, of_predicted], dim=1).cpu().numpy()
         return found
 
-    def certified(self, batch: tuple[Any, ...], count: int) -> dict[str, Any]:
+    def certified(
+        self, batch: tuple[Any, ...], count: int, *, gathers: bool = True
+    ) -> dict[str, Any]:
         """Proves gradients, norms and sketches of a batch; returns the facts, or why nothing is proved.
 
         Raises an error if they are wrong. Errors of the model itself come again in the pass over the data.
+        A sharded model is gathered in each process, unless `gathers` is False.
         """
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FallbackWarning)
-                report = certify(
-                    self._model,
-                    self._losses(count),
-                    *self.arguments(batch),
-                    quantities=[self._quantity],
-                    seed=0,
-                    quiet=True,
-                    fallback="loop",
-                    batch_size=count,
-                    max_bytes=self._max_bytes,
-                    loss_reduction="sum",
-                )
-        except Exception as error:
-            return {"ok": False, "reason": str(error) or type(error).__name__}
-        if not report.ok:
-            raise AuditError(
-                f"the gradients of the first {count} samples are wrong (pass certify=False, or "
-                f"--no-certify, to audit without a proof):\n{report}"
-            )
-        return {
-            "ok": True,
-            "samples": count,
-            "parameters": len(report.rows),
-            "largest_error": max(row.error for row in report.rows),
-            "proved_in": report.rows[0].precision.removeprefix("torch."),
-            "notes": list(report.notes),
-        }
+        return certified_first(
+            self._model,
+            self._losses(count),
+            self.arguments(batch),
+            count,
+            max_bytes=self._max_bytes,
+            error=AuditError,
+            purpose="audit",
+            quantities=[self._quantity],
+            fallback=None if self._is_together else "loop",
+            gathers=gathers,
+        )
 
     def _losses(self, count: int) -> Callable[..., Tensor]:
         def losses(model: nn.Module, *arguments: Any) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pergrad.distributed.sharding import is_sharded
 from pergrad.runtime.bounds import is_out_of_memory
 
 __all__ = [
@@ -26,11 +27,18 @@ _TIMES = 4  # upper bound of peak memory relative to what the forward keeps
 
 def bytes_kept(model: nn.Module, forward: Callable[[], Any]) -> int:
     """Returns the bytes a forward saves for its backward, without parameters and buffers."""
-    own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
+
+    def storages() -> set[int]:
+        tensors = (t for t in (*model.parameters(), *model.buffers()) if not is_sharded(t))
+        return {t.untyped_storage().data_ptr() for t in tensors}
+
+    is_whole, before = not any(map(is_sharded, model.parameters())), storages()
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
+        # The parameters of a sharded model are other tensors while their module runs.
+        own = before if is_whole else storages()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -24,6 +24,7 @@ _SILENT = 20.0  # seconds without one after which a process counts as dead
 _GRACE = 10.0  # seconds to save rows, once a process is known to be dead
 _STOPPED = 3  # the exit code of an audit that can resume
 _WAIT = timedelta(seconds=20)
+_FAILED = "failed"  # key in the store: which process has stopped by an error
 
 
 def shared_items(batches: Sequence[Span], ranks: int) -> list[Span]:
@@ -101,6 +102,9 @@ class Beats:
             count += 1
             try:
                 self._store.set(f"alive/{self._ranks.number}", str(count))
+                if self._store.check([_FAILED]):
+                    self._end(self._store.get(_FAILED).decode())
+                    return
                 for number in others:
                     found = self._store.get(f"alive/{number}")
                     if number not in seen or seen[number][0] != found:
@@ -147,5 +151,9 @@ def together_alive(ranks: Ranks) -> Iterator[tuple[dist.Store | None, Beats | No
     beats = Beats(dist.TCPStore(host, port, is_master=False, **options), ranks)  # type: ignore[arg-type]
     try:
         yield store, beats
+    except BaseException as error:
+        with suppress(Exception):  # the store lives in the first process
+            store.set(_FAILED, f"process {ranks.number} has stopped ({type(error).__name__})")
+        raise
     finally:
         beats.stop()

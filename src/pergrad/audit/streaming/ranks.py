@@ -26,6 +26,7 @@ class Ranks:
     number: int = 0
     count: int = 1
     local: int = 0
+    group: dist.ProcessGroup | None = None  # None: the world
 
     @property
     def is_first(self) -> bool:
@@ -37,7 +38,7 @@ class Ranks:
             return [value]
         found: list[Any] = [None] * self.count
         try:
-            dist.all_gather_object(found, value)
+            dist.all_gather_object(found, value, self.group)
         except RuntimeError as error:  # a connection that was closed
             raise InterruptedAuditError(
                 "another process has ended: all rows written so far are kept; run the same command to resume"
@@ -74,9 +75,21 @@ def ranks_from(environment: Mapping[str, str]) -> Ranks:
 
 
 @contextmanager
-def joined_ranks() -> Iterator[Ranks]:
-    """Joins the process group of torchrun within the block."""
+def joined_ranks(*, by_group: bool = False) -> Iterator[Ranks]:
+    """Joins the process group of torchrun within the block.
+
+    With `by_group`, the ranks are those of the process group that a sharded model has, and they talk over a
+    group of their own, which waits longer than a step may.
+    """
     ranks = ranks_from(os.environ)
+    if by_group and dist.get_world_size() > 1:
+        group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        local = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
+        try:
+            yield Ranks(dist.get_rank(), dist.get_world_size(), local, group)
+        finally:
+            dist.destroy_process_group(group)
+        return
     if ranks.count == 1 or dist.is_initialized():
         yield ranks
         return

@@ -16,7 +16,9 @@ from pergrad.audit.streaming.folder import ResultsFolder
 from pergrad.audit.streaming.gradients import Gradients, Rows, joined_rows
 from pergrad.audit.streaming.loading import Loaded, Loader, drawing_from
 from pergrad.audit.streaming.memory import is_out_of_memory
+from pergrad.audit.streaming.ranks import Ranks
 from pergrad.audit.subject.places import told
+from pergrad.distributed.groups import is_of_lost_rank, is_running
 from pergrad.errors import AuditError, InterruptedAuditError, PergradError
 
 __all__ = ["Stream", "Watch", "Work", "batches_in", "shard"]
@@ -63,6 +65,13 @@ def batches_in(spans: Sequence[Span], size: int, padded: np.ndarray | None = Non
 def shard(batches: Sequence[Span], rank: int, count: int) -> list[Span]:
     """Returns one rank's share of the batches, consecutive ones."""
     return list(batches[rank * len(batches) // count : (rank + 1) * len(batches) // count])
+
+
+def _is_of_lost_process(error: BaseException | None) -> bool:
+    """Whether an error came about because another process of a sharded model has ended."""
+    if error is None or not is_running():
+        return False
+    return is_of_lost_rank(error) or _is_of_lost_process(error.__cause__ or error.__context__)
 
 
 @dataclass
@@ -146,6 +155,43 @@ class Stream:
                 return
             size = self._shrunk(work, size)
 
+    def run_together(
+        self, batches: Sequence[Span], stand_in: Loaded, ranks: Ranks, size: int
+    ) -> None:
+        """Computes and saves the rows of this process's batches of a model that needs all processes.
+
+        All of them run as many batches as the one with most. A process without one, or with none but
+        unreadable items, computes the stand-in meanwhile, and drops its rows.
+        """
+        self._since = time.perf_counter()
+        loaded = self._loader.batches(batches, self._workers)
+        try:
+            for _ in range(max(ranks.all_agree(len(batches)))):
+                self._check()
+                batch = ranks.together(lambda: next(loaded, None))
+                has_rows = batch is not None and batch.count > 0
+                found = self._rows_or_none(batch if batch is not None and has_rows else stand_in)
+                if found is None:
+                    raise self._out_of_memory(batch or stand_in, size)
+                if batch is not None:
+                    self._take(batch, found if has_rows else (None, 0.0), size)
+                    self._watch.advance(self._finished(batch.stop - batch.start))
+        finally:
+            self._save()
+
+    def _out_of_memory(self, batch: Loaded, size: int) -> InterruptedAuditError:
+        """Says how to go on where the others wait for this process in the middle of a batch."""
+        what = f"out of memory with a batch of {batch.count} samples of a sharded model"
+        if batch.count > 1:
+            self._folder.note_batch_size(max(1, size // 2))
+            return InterruptedAuditError(
+                f"{what}; all rows so far are kept: run the same command to resume with smaller batches"
+            )
+        return InterruptedAuditError(
+            f"{what}; all rows so far are kept: free memory, or shard it over more processes, and run the "
+            "same command to resume"
+        )
+
     def _run_while_it_fits(self, work: Work, size: int) -> None:
         """Removes finished rows from `work.left`; returns early if a batch does not fit into memory."""
         for batch in self._loader.batches(work.batches(size), self._workers):
@@ -169,6 +215,11 @@ class Stream:
         except Exception as error:
             if is_out_of_memory(error):
                 return None
+            if _is_of_lost_process(error):
+                raise InterruptedAuditError(
+                    "another process has ended: all rows written so far are kept; run the same command to "
+                    "resume"
+                ) from error
             if isinstance(error, PergradError) and not isinstance(error, AuditError):
                 raise
             own = isinstance(error, AuditError)

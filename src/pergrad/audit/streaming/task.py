@@ -24,8 +24,9 @@ from pergrad.audit.subject.dtypes import own_dtype
 from pergrad.audit.subject.lengths import by_bucket, length_of
 from pergrad.audit.subject.options import AuditOptions, chosen_device, chosen_indices
 from pergrad.audit.subject.places import told
+from pergrad.audit.subject.sharding import device_of, is_sharded_model
 from pergrad.audit.subject.spec import Spec, grouped_parameters
-from pergrad.distributed.sharding import sharding_modules
+from pergrad.distributed.sharding import reshard
 from pergrad.errors import AuditError
 
 __all__ = ["Task", "made_task", "refuse_different_ranks", "with_buckets", "with_one_hash"]
@@ -47,9 +48,14 @@ class Task:
         None  # length of each sample's bucket, if batches have a token budget
     )
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether all processes must run the model together."""
+        return is_sharded_model(self.spec.model)
+
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Returns everything that must be equal for an audit to resume."""
+        """Returns everything that must be equal for an audit to resume; all processes compute it."""
         dtype = self.options.dtype or str(own_dtype(self.spec.model)).removeprefix("torch.")
         return {
             "model": self.model_fingerprint,
@@ -107,12 +113,11 @@ class Task:
 
 
 def made_task(spec: Spec, options: AuditOptions, ranks: Ranks) -> Task:
-    if sharding_modules(spec.model):
-        raise AuditError(
-            "fully_shard shards this model, and an audit computes batches in each process alone: build the "
-            "spec with the whole model, in bfloat16 (dtype) if one GPU does not hold it in float32"
-        )
-    device = chosen_device(options.device, ranks.local)
+    if is_sharded_model(spec.model):
+        reshard(spec.model)
+        device = device_of(spec.model, options.device)
+    else:
+        device = chosen_device(options.device, ranks.local)
     groups = grouped_parameters(spec)
     indices = chosen_indices(options.subset, len(spec.dataset), options.seed)
     of_data, repeats = fingerprint_of_data(spec.dataset, options.seed)
@@ -120,8 +125,14 @@ def made_task(spec: Spec, options: AuditOptions, ranks: Ranks) -> Task:
 
 
 def with_one_hash(task: Task, ranks: Ranks) -> Task:
-    """Returns the task with the fingerprint of its model, which the first process computes for all."""
-    found = ranks.first_decides(lambda: fingerprint_of_model(task.spec.model))
+    """Returns the task with the fingerprint of its model, which the first process computes for all.
+
+    That of a sharded model needs all processes.
+    """
+    if task.is_sharded:
+        found = ranks.together(lambda: fingerprint_of_model(task.spec.model))
+    else:
+        found = ranks.first_decides(lambda: fingerprint_of_model(task.spec.model))
     return replace(task, model_fingerprint=found)
 
 

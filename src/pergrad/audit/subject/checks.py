@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from pergrad.distributed.sharding import is_sharded
 from pergrad.errors import AuditError
 
 __all__ = ["TRAINING", "notes_of_mode", "notes_of_randomness", "refuse_divided_loss"]
@@ -21,6 +22,8 @@ TRAINING = "the model is in training mode"
 def notes_of_mode(model: nn.Module) -> list[str]:
     """Returns a note if the model draws at random, or else behaves as in training.
 
+    Of a sharded model, each process checks the values that it holds.
+
     >>> notes_of_mode(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)).train())
     ["dropout is on in '1' (p=0.1): losses and gradients are random; call model.eval() before the audit"]
     """
@@ -33,7 +36,8 @@ def notes_of_mode(model: nn.Module) -> list[str]:
                 "before the audit"
             ]
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
+        own = cast(Any, parameter).to_local() if is_sharded(parameter) else parameter
+        if own.is_floating_point() and not bool(torch.isfinite(own).all()):
             return [f"parameter {name!r} has values that are not finite: the training has diverged"]
     if any(m.training and isinstance(m, _BATCH_NORMS) for m in model.modules()):
         return [f"{TRAINING}: call model.eval() before the audit"]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from pergrad.audit.subject.sharding import is_sharded_model
 from pergrad.errors import AuditError
 
 __all__ = ["Dtype", "moved", "own_dtype", "placed"]
@@ -26,6 +27,14 @@ def placed(model: nn.Module, device: torch.device, dtype: Dtype | None) -> nn.Mo
     """Returns the model on that device in that dtype: itself if it is already there, else a copy."""
     wanted = getattr(torch, dtype) if dtype is not None else None
     tensors = [*model.parameters(), *model.buffers()]
+    if is_sharded_model(model):
+        for name, p in model.named_parameters():
+            if wanted is not None and p.is_floating_point() and p.dtype != wanted:
+                raise AuditError(
+                    f"fully_shard has sharded parameter {name!r} in {p.dtype}, and a sharded model is not "
+                    f"copied to {wanted}: leave out the dtype, or cast the model before fully_shard"
+                )
+        return model
     is_there = all(t.device == device for t in tensors)
     has_dtype = wanted is None or all(t.dtype == wanted for t in tensors if t.is_floating_point())
     if is_there and has_dtype:

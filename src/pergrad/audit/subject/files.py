@@ -67,6 +67,7 @@ class FileData:
             raise AuditError(f"{path} has no column of numbers or texts beside {label!r}: {names}")
         self.classes = None if classes is None else [str(name) for name in classes]
         self._empty = _empty_cells(table, [*numbers, *([self.text] if self.text else []), label])
+        self.label = label
         self._targets = self._as_targets(table[label], label, say)
         self._texts = None if self.text is None else table[self.text].to_pylist()
         self.columns = numbers
@@ -93,11 +94,12 @@ class FileData:
         return source[index], self._targets[index]
 
     def shown(self, item: tuple[Any, Tensor]) -> str:
-        """Returns a row as text, with the names of its columns."""
+        """Returns a row as text, with the names of its columns; a target that is no class at the end."""
+        target = f" → {self.label} {item[1].item():.4g}" if item[1].is_floating_point() else ""
         if isinstance(item[0], str):
-            return item[0]
+            return f"{item[0]}{target}"
         pairs = zip(self.columns, item[0].tolist(), strict=True)
-        return ", ".join(f"{name} {value:.4g}" for name, value in pairs)
+        return ", ".join(f"{name} {value:.4g}" for name, value in pairs) + target
 
     def _as_targets(self, column: Any, name: str, say: Callable[[str], None]) -> Tensor:
         if column.null_count == len(column):

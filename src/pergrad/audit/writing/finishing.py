@@ -20,6 +20,7 @@ from pergrad.audit.streaming.loading import Loader
 from pergrad.audit.streaming.ranks import Ranks
 from pergrad.audit.streaming.task import Task
 from pergrad.audit.subject.checks import notes_of_mode
+from pergrad.audit.subject.sharding import name_of
 from pergrad.audit.writing.joining import read_all
 from pergrad.audit.writing.results import FORMAT, write_previews, write_summary, write_tables
 from pergrad.errors import AuditError, PergradError
@@ -177,7 +178,7 @@ def _what(task: Task, samples: Samples, findings: Findings, classes: _Classes) -
     return {
         "samples": len(samples),
         "model": {
-            "name": type(model).__name__,
+            "name": name_of(model),
             "parameters": sum(sizes.values()),
             "fingerprint": task.model_fingerprint,
         },

@@ -23,6 +23,11 @@
     a.localeCompare(b, undefined, { numeric: true }));
   for (const name of names("label")) option(by("by-class"), name, name);
   for (const name of names("suggested")) option(by("by-suggested"), name, name);
+  for (const [column, filter] of [["label", "by-class"], ["suggested", "by-suggested"], ["predicted", ""]]) {
+    if (data[column].some((value) => value !== null)) continue;
+    body.parentElement.classList.add(`no-${column}`);
+    if (filter) by(filter).parentElement.style.display = "none";
+  }
 
   const matches = (n) => {
     const kind = by("by-kind").value;

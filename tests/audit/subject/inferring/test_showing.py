@@ -68,3 +68,25 @@ def test_tokens_are_decoded_by_the_tokenizer() -> None:
 )
 def test_what_is_shown_is_said(item, words) -> None:
     assert words_of_show(inferred_show([item]), item).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (torch.tensor(2.5), "1, 2 → 2.5"),
+        (torch.tensor([2.5, 3.0]), "1, 2 → 2.5, 3"),
+        (np.float64(2.5), "1, 2 → 2.5"),
+        (3, "1, 2 → 3"),
+        (torch.zeros(5), "1, 2"),
+        ("a word", "1, 2"),
+    ],
+)
+def test_a_short_target_is_shown_beside_its_row(target, expected) -> None:
+    item = (torch.tensor([1.0, 2.0]), target)
+    assert inferred_show([item], with_target=True)(item) == expected
+    assert inferred_show([item])(item) == "1, 2"
+
+
+def test_a_target_is_not_shown_beside_a_picture() -> None:
+    item = (torch.zeros(8, 8), torch.tensor(1.0))
+    assert inferred_show([item], with_target=True)(item).shape == (8, 8)

@@ -3,7 +3,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from pergrad.audit.subject.inferring.sources import as_dataset, listed, names_of_classes
+from pergrad.audit.subject.inferring.sources import (
+    as_dataset,
+    listed,
+    name_of_data,
+    names_in_config,
+    names_of_classes,
+)
 from pergrad.errors import AuditError
 
 X, Y = torch.randn(6, 2), torch.arange(6)
@@ -103,3 +109,27 @@ def test_names_of_classes_are_those_of_the_data_set_below() -> None:
 
     assert names_of_classes(Subset(Named(X), [0])) == ["a", "b"]
     assert names_of_classes(TensorDataset(X)) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({0: "cat", 1: "dog"}, ["cat", "dog"]),
+        ({0: "LABEL_0", 1: "LABEL_1"}, None),
+        ({0: "cat", 2: "dog"}, None),
+        (None, None),
+    ],
+)
+def test_names_of_classes_are_those_of_the_configuration(names, expected) -> None:
+    config = type("Config", (), {"id2label": names})
+    made = type("TinyForSequenceClassification", (), {"config": config})()
+    assert names_in_config(made) == expected
+    assert names_in_config(type("TinyForCausalLM", (), {"config": config})()) is None
+
+
+def test_data_without_a_name_is_named() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame, _ = as_dataset(pandas.DataFrame({"a": [1.0, 2.0], "y": [0, 1]}), lambda words: None)
+    assert name_of_data(frame) == "data frame"
+    assert name_of_data([1] * 2000) == "2,000 items"
+    assert name_of_data(TensorDataset(torch.zeros(2))) is None

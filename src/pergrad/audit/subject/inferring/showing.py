@@ -14,14 +14,18 @@ __all__ = ["inferred_show", "words_of_show"]
 
 _LEAST_SIDE = 4  # pixels of a picture; smaller arrays are numbers
 _MOST_NUMBERS = 24  # of a row in words
+_MOST_TARGETS = 4  # numbers of a target beside its input
 _TRIED = 64  # items that may be unreadable before nothing is shown
 _TOKENS = "input_ids"
 
 
-def inferred_show(dataset: Any, *, tokenizer: Any = None) -> Callable[[Any], Any] | None:
+def inferred_show(
+    dataset: Any, *, tokenizer: Any = None, with_target: bool = False
+) -> Callable[[Any], Any] | None:
     """Returns a function that shows an item, or None if nothing in the first item can be shown.
 
-    A tokenizer decodes items that are tokens.
+    A tokenizer decodes items that are tokens. `with_target` shows the target of (input, target) too, beside
+    what is not a picture: where labels are not judged, it is not shown elsewhere.
 
     >>> import torch
     >>> from torch.utils.data import TensorDataset
@@ -38,7 +42,19 @@ def inferred_show(dataset: Any, *, tokenizer: Any = None) -> Callable[[Any], Any
         return None
     if hasattr(tokenizer, "decode") and _is_tokens(_tokens(item)):
         return lambda item: str(tokenizer.decode(_tokens(item), skip_special_tokens=True))
+    if with_target:
+        return lambda item: _with_target(_shown(_inputs(item)), item)
     return lambda item: _shown(_inputs(item))
+
+
+def _with_target(shown: Any, item: Any) -> Any:
+    if not isinstance(shown, str) or not isinstance(item, tuple | list) or len(item) != 2:
+        return shown
+    target = item[1]
+    if isinstance(target, int | float):
+        target = np.asarray(target)
+    is_short = _is_array(target) and int(np.prod(target.shape)) <= _MOST_TARGETS
+    return f"{shown} → {_shown(target)}" if is_short else shown
 
 
 def words_of_show(show: Callable[[Any], Any] | None, item: Any) -> str:

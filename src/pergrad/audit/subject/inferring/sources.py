@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from pergrad.audit.subject.files import FileData
 from pergrad.audit.subject.places import told
 from pergrad.errors import AuditError
 
-__all__ = ["as_dataset", "listed", "names_of_classes"]
+__all__ = ["as_dataset", "listed", "name_of_data", "names_in_config", "names_of_classes"]
 
 _MOST = 10_000_000  # items; an endless data set would fill the memory
 _MOST_ERRORS = 100  # in a row
@@ -131,3 +132,22 @@ def names_of_classes(dataset: Any) -> list[str] | None:
         if not hasattr(dataset, "dataset"):  # of a Subset
             return None
         dataset = dataset.dataset
+
+
+def names_in_config(model: Any) -> list[str] | None:
+    """Returns the names of classes in the configuration of a classifier of Hugging Face, if it has any."""
+    found = getattr(getattr(model, "config", None), "id2label", None)
+    if "Classification" not in type(model).__name__ or not isinstance(found, dict):
+        return None
+    names = [found.get(number) for number in range(len(found))]
+    if any(not isinstance(name, str) for name in names):
+        return None
+    without = [f"LABEL_{number}" for number in range(len(found))]  # as made without names
+    return None if names == without else [str(name) for name in names]
+
+
+def name_of_data(dataset: Any) -> str | None:
+    """Returns what to call data without a name of its own; None: the name of its class says enough."""
+    if isinstance(dataset, FileData):
+        return Path(dataset.path).name.removeprefix("the ")
+    return f"{len(dataset):,} items" if isinstance(dataset, list) else None

@@ -12,7 +12,12 @@ from pergrad.audit.subject.inferring.collating import inferred_collate
 from pergrad.audit.subject.inferring.kinds import Kind, inferred_kind, kind_of_loss, takes_outputs
 from pergrad.audit.subject.inferring.probing import Probe, first_items, logits_in, probed
 from pergrad.audit.subject.inferring.showing import inferred_show, words_of_show
-from pergrad.audit.subject.inferring.sources import as_dataset, names_of_classes
+from pergrad.audit.subject.inferring.sources import (
+    as_dataset,
+    name_of_data,
+    names_in_config,
+    names_of_classes,
+)
 from pergrad.audit.subject.losses import LossOfLogits
 from pergrad.audit.subject.spec import Spec
 from pergrad.errors import AuditError
@@ -49,9 +54,13 @@ def inferred_spec(
         raise AuditError("the data set is empty: there is nothing to audit")
     if own_collate is not None:
         given.setdefault("collate", own_collate)
-    if given.get("classes") is None and (names := names_of_classes(dataset)) is not None:
-        given["classes"] = names
-        say(f"classes: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}")
+    if given.get("name") is None and (name := name_of_data(dataset)) is not None:
+        given["name"] = name
+    if given.get("classes") is None:
+        names = names_of_classes(dataset) or names_in_config(model)
+        if names is not None:
+            given["classes"] = names
+            say(f"classes: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}")
     items = first_items(dataset)
     if given.get("collate") is None:
         given["collate"] = inferred_collate(items[0], tokenizer, say)
@@ -133,6 +142,6 @@ def _words_of_labels(kind: Kind) -> str:
 def _with_show(spec: Spec, item: Any, tokenizer: Any, say: Callable[[str], None]) -> Spec:
     if spec.show is not None:
         return spec
-    show = inferred_show(spec.dataset, tokenizer=tokenizer)
+    show = inferred_show(spec.dataset, tokenizer=tokenizer, with_target=spec.target is None)
     say(f"show: {words_of_show(show, item)}")
     return replace(spec, show=show)
