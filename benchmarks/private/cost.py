@@ -4,7 +4,8 @@ A logical batch has several pieces of the benchmark's batch; plain training accu
 All methods take turns in one process; the time is per sample, as Poisson batches differ in size.
 
 `python -m benchmarks.private.cost` writes benchmarks/results/private/cost-cpu.json; `--device cuda` measures
-the GPT-2 shape in bfloat16 autocast.
+the GPT-2 shape in bfloat16 autocast. `ratio` is to eager training, `ratio_compiled` to compiled training: as
+CUDA graphs where the method is.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ def losses(model: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
     return each.view(len(x), -1).sum(1)
 
 
-def plain(setting: Setting, *, is_compiled: bool = False) -> Logical:
+def plain(setting: Setting, *, is_compiled: bool = False, mode: str | None = None) -> Logical:
     model = setting.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    run = torch.compile(model) if is_compiled else model
+    run = torch.compile(model, mode=mode) if is_compiled else model
 
     def step() -> int:
         for x, y in setting.pieces():
@@ -220,9 +221,11 @@ def jax_vmapped(setting: Setting) -> Logical:
 METHODS: dict[str, Callable[[Setting], Logical]] = {
     "plain": plain,
     "plain, compiled": lambda setting: plain(setting, is_compiled=True),
+    "plain, CUDA graphs": lambda setting: plain(setting, is_compiled=True, mode="reduce-overhead"),
     "pergrad": private,
     "pergrad, traced": lambda setting: private(setting, backend="eager"),
     "pergrad, compiled": lambda setting: private(setting, backend="inductor"),
+    "pergrad, CUDA graphs": lambda setting: private(setting, backend="inductor", cuda_graphs=True),
     "pergrad, cryptographic noise": lambda setting: private(setting, cryptographic=True),
     "Opacus hooks": opacus_hooks,
     "Opacus ghost": opacus_ghost,
@@ -248,6 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps: dict[str, Logical] = {}
     failed: dict[str, str] = {}
     for name in chosen.methods:
+        if "CUDA" in name and device.type != "cuda":
+            continue
         try:
             steps[name] = METHODS[name](setting)
             for _ in range(3):  # compile, and warm up
@@ -267,12 +272,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         {
             "method": name,
             "milliseconds_per_sample": 1e3 * statistics.median(values),
-            "ratio": statistics.median(a / b for a, b in zip(values, times["plain"], strict=True)),
+            "ratio": _ratio(values, times.get("plain")),
+            "ratio_compiled": _ratio(values, times.get(_compiled_base(name))),
         }
         for name, values in times.items()
     ]
     for row in rows:
-        print(f"{row['method']:30} {row['milliseconds_per_sample']:9.3f} ms {row['ratio']:6.2f}x")
+        ratios = "  ".join("-" if (r := row[k]) is None else f"{r:.2f}x" for k in _RATIOS)
+        print(f"{row['method']:30} {row['milliseconds_per_sample']:9.3f} ms  {ratios}")
     for name, reason in failed.items():
         print(f"{name:30} failed: {reason}")
     write(
@@ -289,6 +296,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         },
     )
     return 0
+
+
+_RATIOS = ("ratio", "ratio_compiled")
+
+
+def _compiled_base(method: str) -> str:
+    return "plain, CUDA graphs" if method.endswith("CUDA graphs") else "plain, compiled"
+
+
+def _ratio(values: list[float], base: list[float] | None) -> float | None:
+    if base is None:
+        return None
+    return statistics.median(a / b for a, b in zip(values, base, strict=True))
 
 
 def _wait(device: torch.device) -> None:

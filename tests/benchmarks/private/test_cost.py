@@ -10,9 +10,10 @@ import pytest
 from benchmarks.private import cost
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_uncompiled_methods_are_measured(tmp_path: Path) -> None:
-    methods = [name for name in cost.METHODS if not name.endswith("compiled")]
+    methods = [n for n in cost.METHODS if not n.endswith(("compiled", "CUDA graphs"))]
     path = tmp_path / "cost.json"
     assert (
         cost.main(["--size", "tiny", "--rounds", "2", "--methods", *methods, "--output", str(path)])
@@ -22,11 +23,21 @@ def test_uncompiled_methods_are_measured(tmp_path: Path) -> None:
     assert [row["method"] for row in found["rows"]] == methods
     assert found["failed"] == {}
     assert found["rows"][0]["ratio"] == 1
+    assert found["rows"][0]["ratio_compiled"] is None  # compiled training was not measured
     assert all(row["milliseconds_per_sample"] > 0 for row in found["rows"])
 
 
-def test_the_page_shows_the_stored_ratios() -> None:
+@pytest.mark.parametrize(
+    ("device", "ratio", "without"),
+    [
+        ("cpu", "ratio", ("plain", "plain, compiled")),
+        ("cuda", "ratio_compiled", ("plain, compiled",)),
+    ],
+)
+def test_the_page_shows_the_stored_ratios(
+    device: str, ratio: str, without: tuple[str, ...]
+) -> None:
     root = Path(__file__).parents[3]
-    stored = json.loads((root / "benchmarks/results/private/cost-cpu.json").read_text())
-    ratios = [f"{row['ratio']:.2f}" for row in stored["rows"] if "plain" not in row["method"]]
+    stored = json.loads((root / f"benchmarks/results/private/cost-{device}.json").read_text())
+    ratios = [f"{row[ratio]:.2f}" for row in stored["rows"] if row["method"] not in without]
     assert "| " + " | ".join(ratios) + " |" in (root / "docs/howto/private.md").read_text()

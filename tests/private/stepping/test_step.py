@@ -478,6 +478,7 @@ def test_bad_arguments_are_refused() -> None:
     refused("no expected_batch_size", model, optimizer, losses, plan(expected_batch_size=None))
     refused("piece_size must be", model, optimizer, losses, plan(), piece_size=0)
     refused("backend must be one of", model, optimizer, losses, plan(), backend="jit")
+    refused("pass backend='inductor'", model, optimizer, losses, plan(), cuda_graphs=True)
     refused("needs one shape: pass piece_size", model, optimizer, losses, plan(), backend="eager")
     adaptive = plan(clipping=Adaptive(noise=2.0))
     refused("moves at each step", model, optimizer, losses, adaptive, backend="eager", piece_size=2)

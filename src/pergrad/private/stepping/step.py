@@ -94,6 +94,8 @@ class Step:
         backend: compile the step: "inductor", or "eager" to trace it only. Batches are cut and padded to
             `piece_size` (by default the plan's `batch_cap`), so that there is one shape; padded rows add
             nothing.
+        cuda_graphs: launch the compiled pieces as a CUDA graph, as `pergrad.compiled` does: for a host that
+            is slower than the GPU.
         views: loss_fn returns (n, k) losses of k views of each sample, which are averaged before the
             sample's gradient is clipped.
         public_buffers: patterns of names of buffers that the forward pass may change, because they do not
@@ -136,6 +138,7 @@ class Step:
         cryptographic: bool = False,
         certify: bool | None = None,
         backend: Backend | None = None,
+        cuda_graphs: bool = False,
         views: bool = False,
         public_buffers: Iterable[str] = (),
     ) -> None:
@@ -176,6 +179,7 @@ class Step:
             self._bound.clipped_sum,
             piece_size=piece_size,
             backend=backend,
+            cuda_graphs=cuda_graphs,
             certify=not self._is_sharded if certify is None else certify,
             views=views,
             public_buffers=public_buffers,

@@ -54,6 +54,7 @@ class Summation:
         *,
         piece_size: int | None,
         backend: Backend | None,
+        cuda_graphs: bool,
         certify: bool,
         views: bool,
         public_buffers: Iterable[str],
@@ -68,7 +69,11 @@ class Summation:
         # With views, one sample is several rows of the model: its loss is seen as a whole.
         self._module: nn.Module = _Whole(model, self._losses) if views else model
         self._prefix = self.PREFIX if views else ""
-        self._backend = backend
+        if cuda_graphs and backend is None:
+            raise PrivacyError(
+                "cuda_graphs=True launches a compiled step: pass backend='inductor' or backend='eager' too"
+            )
+        self._backend, self._cuda_graphs = backend, cuda_graphs
         self._is_sharded = bool(sharding_modules(model))
         self._traced: tuple[CompiledStep, ClippedSum] | None = None
 
@@ -89,7 +94,6 @@ class Summation:
         with seeded(seed, devices):
             for rows, piece in self._pieces(batch, size, devices[0]):
                 lost, found = self._of_piece(piece, rows)
-                buffers.check()
                 result = found.result
                 for name in self.names:
                     more = result[self._prefix + name]
@@ -100,6 +104,7 @@ class Summation:
                         sums[name] = more
                 losses.append(lost[:rows])
                 norms.append(found.norms[:rows])
+        buffers.check()  # once: comparing values waits for the device
         none = torch.zeros(0, device=devices[0])
         numbers = NotPrivate(size, torch.cat([none, *losses]), torch.cat([none, *norms]))
         return {
@@ -141,6 +146,7 @@ class Summation:
                 self._masked_losses,
                 clipped,
                 backend=self._backend,
+                cuda_graphs=self._cuda_graphs,
                 certify=self._certify,
             )
             self._traced = step, clipped
