@@ -23,6 +23,7 @@ _TITLES = {
 _METHODS = {
     "index": "`pergrad.Index`, 5 checkpoints",
     "index, final model": "`pergrad.Index`, final model",
+    "index, EK-FAC": "`pergrad.Index`, EK-FAC, 5 checkpoints",
     "gradient dots": "gradient dots",
     "kronfluence": "kronfluence, as it comes",
     "kronfluence, damped": "kronfluence, damped",

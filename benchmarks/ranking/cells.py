@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from benchmarks.ranking.data import CHOSEN_ON, DATA, NEW
+from benchmarks.ranking.data import CHOSEN_ON, DATA, FEW_COLUMNS, NEW, USED
 from benchmarks.ranking.planting import (
     CHOSEN_WITH,
     NOISES,
@@ -36,7 +36,7 @@ try:
 except ModuleNotFoundError:  # its formula alone is compared
     get_normalized_margin_for_each_label = None
 
-__all__ = ["Cell", "cells", "computed"]
+__all__ = ["Cell", "cells", "computed", "fresh_cells"]
 
 _AT_ONCE = 512
 # Outliers and near-duplicates instead of wrong labels; the second kind was not used to choose the method.
@@ -54,7 +54,7 @@ class Cell:
     @property
     def is_new(self) -> bool:
         """Whether its data set or its noise was not used to choose the method."""
-        return self.data not in CHOSEN_ON or self.noise not in (*CHOSEN_WITH, _PLANTED)
+        return self.data not in USED or self.noise not in (*CHOSEN_WITH, _PLANTED)
 
 
 def cells(seeds: int) -> list[Cell]:
@@ -66,6 +66,16 @@ def cells(seeds: int) -> list[Cell]:
     planted += [Cell(d, _PLANTED, 100) for d in NEW]
     planted += [Cell(d, _PLANTED_ANEW, 100) for d in DATA]
     return [*older, *new, *planted]
+
+
+def fresh_cells(first: int, seeds: int) -> list[Cell]:
+    """Returns cells of all data sets, noises and kinds of planting, at the seeds from `first` on.
+
+    Data of few columns have near-duplicates alone.
+    """
+    noises = (*NOISES, _PLANTED, _PLANTED_ANEW)
+    found = [Cell(d, n, first + s) for d in DATA for n in noises for s in range(seeds)]
+    return found + [Cell(d, _PLANTED, first + s) for d in FEW_COLUMNS for s in range(seeds)]
 
 
 def computed(cell: Cell) -> list[dict[str, Any]]:
@@ -157,7 +167,7 @@ def _margin(shares: np.ndarray, given: np.ndarray) -> np.ndarray:  # (n, c), (n,
 
 
 def _planted(cell: Cell) -> list[dict[str, Any]]:
-    data = DATA[cell.data](cell.seed)
+    data = (DATA | FEW_COLUMNS)[cell.data](cell.seed)
     generator = np.random.default_rng([cell.seed, 18])
     is_new = cell.noise == _PLANTED_ANEW
     x, outliers = (with_other_outliers if is_new else with_outliers)(data.x, generator)
@@ -175,15 +185,18 @@ def _planted(cell: Cell) -> list[dict[str, Any]]:
         named = set(zip(alike.index_a.tolist(), alike.index_b.tolist(), strict=True))
         hits = len(named & pairs)
         assert findings.outlier is not None
+        scores = {
+            "label-free self-influence": findings.outlier,
+            "loss": rows.loss,
+            "suspicion": findings.suspicion,
+        }
+        outlying = {name: average_precision(score, is_outlier) for name, score in scores.items()}
         found.append(
             {
                 **_about(cell, state),
                 "samples": len(y),
-                "outliers": {
-                    "label-free self-influence": average_precision(findings.outlier, is_outlier),
-                    "loss": average_precision(rows.loss, is_outlier),
-                    "suspicion": average_precision(findings.suspicion, is_outlier),
-                },
+                # Of few columns, shuffled entries and other scales are not unusual.
+                **({"outliers": outlying} if cell.data in DATA else {}),
                 "duplicates": {
                     "recall": hits / len(pairs),
                     "precision": hits / len(named) if named else 1.0,

@@ -10,7 +10,7 @@ import torch
 from sklearn import datasets
 from torch import Tensor, nn
 
-__all__ = ["CHOSEN_ON", "DATA", "NEW", "Data"]
+__all__ = ["CHOSEN_ON", "DATA", "FEW_COLUMNS", "NEW", "USED", "Data"]
 
 _HIDDEN = 64
 
@@ -112,6 +112,40 @@ def eights(seed: int) -> Data:
     return Data(x, (bunch.target % 5).astype(np.int64), _Attention)
 
 
+def plane(seed: int) -> Data:
+    x, y = datasets.make_blobs(800, 2, centers=4, cluster_std=1.5, random_state=seed)[:2]
+    return _tabular(x, y)
+
+
+def space(seed: int) -> Data:
+    x, y = datasets.make_blobs(800, 3, centers=4, cluster_std=1.5, random_state=seed)[:2]
+    return _tabular(x, y, _deep)
+
+
+def four_columns(seed: int) -> Data:
+    made = datasets.make_classification(
+        800,
+        4,
+        n_informative=4,
+        n_redundant=0,
+        n_classes=3,
+        n_clusters_per_class=1,
+        random_state=seed,
+    )
+    return _tabular(*made)
+
+
+def bare_moons(seed: int) -> Data:
+    return _tabular(*datasets.make_moons(1000, noise=0.12, random_state=seed))
+
+
+def three_shells(seed: int) -> Data:
+    made = datasets.make_gaussian_quantiles(
+        n_samples=1200, n_features=3, n_classes=3, random_state=seed
+    )
+    return _tabular(made[0], made[1], _deep)
+
+
 class _Attention(nn.Module):
     """A transformer of one layer over the eight rows of a digit."""
 
@@ -126,6 +160,11 @@ class _Attention(nn.Module):
         return self.head(self.layer(self.inner(x) + self.position).mean(1))
 
 
+# Near-duplicates of few columns: chance alone brings samples near each other there.
+_FEW_CHOSEN_ON = (plane, space, four_columns)
+FEW_COLUMNS: dict[str, Callable[[int], Data]] = {
+    made.__name__: made for made in (*_FEW_CHOSEN_ON, bare_moons, three_shells)
+}
 CHOSEN_ON: dict[str, Callable[[int], Data]] = {
     made.__name__: made for made in (digits, digits_convnet, breast_cancer, wine, clusters)
 }
@@ -133,3 +172,4 @@ NEW: dict[str, Callable[[int], Data]] = {
     made.__name__: made for made in (blobs, moons, shells, eights)
 }
 DATA = CHOSEN_ON | NEW
+USED: frozenset[str] = frozenset([*CHOSEN_ON, *(made.__name__ for made in _FEW_CHOSEN_ON)])

@@ -12,7 +12,6 @@ from benchmarks.ranking.training import STATES
 
 __all__ = ["markdown", "tables", "with_table"]
 
-_START, _END = "<!-- ranking:start -->", "<!-- ranking:end -->"
 _CLOSE = 0.25  # relative error of a count that is close enough
 _TITLES = {
     "A": "A: label-free gradients, leave-one-out",
@@ -32,18 +31,29 @@ def tables(cells: list[dict[str, Any]]) -> list[Table]:
         ("new cells", [cell for cell in cells if cell["new"]]),
     ):
         noisy = [cell for cell in some if "ap" in cell]
-        planted = [cell for cell in some if "duplicates" in cell]
+        planted, few = _with_duplicates(some)
         if noisy:
             found += [_precisions(title, noisy)]
         if planted:
             found += [_planted(title, planted)]
+        if few:
+            found += [_planted(f"{title} of few columns", few)]
     return found
+
+
+def _with_duplicates(
+    cells: list[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the cells with outliers and near-duplicates, and those of few columns."""
+    planted = [cell for cell in cells if "duplicates" in cell]
+    few = [cell for cell in planted if "outliers" not in cell]
+    return [cell for cell in planted if "outliers" in cell], few
 
 
 def markdown(cells: list[dict[str, Any]]) -> str:
     """Returns the figures for the documentation: all cells, and in brackets those that are new."""
     noisy = [cell for cell in cells if "ap" in cell]
-    planted = [cell for cell in cells if "duplicates" in cell]
+    planted, few = _with_duplicates(cells)
     lines = [f"| | {' | '.join(STATES)} |", "|---" * (1 + len(STATES)) + "|"]
 
     def add(
@@ -69,14 +79,17 @@ def markdown(cells: list[dict[str, Any]]) -> str:
     add("outliers by the loss", planted, lambda cell: cell["outliers"]["loss"])
     for name in ("recall", "precision"):
         add(f"near-duplicates, {name}", planted, lambda cell, name=name: cell["duplicates"][name])  # type: ignore[misc]
+    for name in ("recall", "precision") if few else ():
+        add(f"of 2 to 4 columns, {name}", few, lambda cell, name=name: cell["duplicates"][name])  # type: ignore[misc]
     return "\n".join(lines)
 
 
-def with_table(page: str, cells: list[dict[str, Any]]) -> str:
-    """Returns the page with the figures between its two marks."""
-    before, _, rest = page.partition(f"{_START}\n")
-    _, _, after = rest.partition(f"{_END}\n")
-    return f"{before}{_START}\n{markdown(cells)}\n{_END}\n{after}"
+def with_table(page: str, cells: list[dict[str, Any]], name: str = "ranking") -> str:
+    """Returns the page with the figures between the two marks of that name."""
+    start, end = f"<!-- {name}:start -->\n", f"<!-- {name}:end -->\n"
+    before, _, rest = page.partition(start)
+    _, _, after = rest.partition(end)
+    return f"{before}{start}{markdown(cells)}\n{end}{after}"
 
 
 def _table(title: str, first: str) -> Table:
@@ -123,7 +136,7 @@ def _precisions(title: str, cells: list[dict[str, Any]]) -> Table:
 
 def _planted(title: str, cells: list[dict[str, Any]]) -> Table:
     table = _table(f"Outliers and near-duplicates, {title} ({len(cells)})", "finding")
-    for name in cells[0]["outliers"]:
+    for name in cells[0].get("outliers", ()):
         table.add_row(
             f"outliers by {name}, average precision",
             *(_mean(c["outliers"][name] for c in _at(cells, s)) for s in STATES),
