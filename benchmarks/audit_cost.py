@@ -1,11 +1,12 @@
-"""Times an audit against a plain training epoch, on scikit-learn's digits and the demo's convnet.
+"""Times an audit with label-free gradients against a plain training epoch, on scikit-learn's digits.
 
-Run as ``python -m benchmarks.audit_cost``; ``--store`` keeps the rows. ``--model narrow`` uses a convnet so
-small that the fixed costs of an audit dominate. Epochs and audits alternate, so that a slow phase of the
+Run as ``python -m benchmarks.audit_cost``; ``--store`` keeps the rows. ``--samples 10000`` audits shifted,
+turned and scaled digits. Models are the demo's convnet; one so narrow that the fixed costs of an audit
+dominate; one of twice the width; and an MLP. Epochs and audits alternate, so that a slow phase of the
 machine affects all of them; the fastest of each counts, in CPU time of this process. An epoch loads with a
 `DataLoader` and steps with Adam, at the audit's batch size and at 64, the demo's batch size. An audit is
-timed in three parts: the pass over the data, the pass with the analysis of its rows, and a whole audit with
-the labels, tables and pictures of the demo.
+timed in three parts: the pass over the data, which computes two gradients of each sample, the pass with the
+analysis of its rows, and a whole audit with its proof, the labels, tables and pictures of the demo.
 
 From the first audit on, a process keeps the memory that a batch frees, which speeds up epochs too, by a third
 at 1024 samples. So some epochs are timed before the first audit, as in training, and some alternate with
@@ -28,7 +29,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from benchmarks.fastest import fastest, fastest_rows
-from benchmarks.rows import RESULTS, Row, file_name, provenance, write
+from benchmarks.rows import RESULTS, Row, file_name, provenance, read, write
 from pergrad.attribution import Samples, analyse
 from pergrad.audit import AuditOptions, Spec, run_audit
 from pergrad.audit.streaming.gradients import Gradients, joined_rows
@@ -62,13 +63,63 @@ def narrow(seed: int) -> nn.Module:
         )
 
 
-MODELS: dict[str, Callable[[int], nn.Module]] = {"demo": digits.convnet, "narrow": narrow}
-_MODEL_TITLES = {"demo": "convnet of 32 and 64 channels", "narrow": "convnet of 16 and 32 channels"}
+def wide(seed: int) -> nn.Module:
+    """Builds the demo's convnet with twice the channels, and four times the hidden units."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            *(nn.Conv2d(1, 64, 3, padding=1), nn.GroupNorm(4, 64), nn.ReLU()),
+            *(nn.Conv2d(64, 128, 3, padding=1), nn.GroupNorm(4, 128), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(128 * 4 * 4, 512), nn.ReLU()),
+            nn.Linear(512, digits.CLASSES),
+        )
 
 
-def trained_spec(model_name: str, seed: int) -> Spec:
-    """Returns the digits with 5% of the labels flipped, and a convnet trained for a few epochs."""
+def mlp(seed: int) -> nn.Module:
+    """Builds three linear layers of 1024 hidden units."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            *(nn.Flatten(), nn.Linear(64, 1024), nn.ReLU()),
+            *(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, digits.CLASSES)),
+        )
+
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "demo": digits.convnet,
+    "narrow": narrow,
+    "wide": wide,
+    "mlp": mlp,
+}
+_MODEL_TITLES = {
+    "demo": "convnet of 32 and 64 channels",
+    "narrow": "convnet of 16 and 32 channels",
+    "wide": "convnet of 64 and 128 channels",
+    "mlp": "MLP of 1024 units",
+}
+
+
+def more_digits(data: digits.Digits, samples: int, seed: int) -> digits.Digits:
+    """Returns that many digits, shifted, turned and scaled at random; each differs from all others."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.arange(samples) % len(data)
+    turn, scale = (torch.randn(samples, generator=generator) for _ in range(2))
+    turn, scale = 0.15 * turn, 1 + 0.08 * scale
+    maps = torch.zeros(samples, 2, 3)
+    maps[:, 0, 0], maps[:, 0, 1] = scale * turn.cos(), -scale * turn.sin()
+    maps[:, 1, 0], maps[:, 1, 1] = scale * turn.sin(), scale * turn.cos()
+    maps[:, :, 2] = 0.12 * torch.randn(samples, 2, generator=generator)
+    grid = nn.functional.affine_grid(maps, [samples, 1, 8, 8], align_corners=False)
+    images = nn.functional.grid_sample(data.images[rows], grid, align_corners=False)
+    images = images + 0.03 * torch.randn(images.shape, generator=generator)
+    return digits.Digits(images, data.given[rows], data.true[rows])
+
+
+def trained_spec(model_name: str, seed: int, samples: int | None = None) -> Spec:
+    """Returns digits with 5% of the labels flipped, and a model trained for a few epochs."""
     data = digits.digits_with_flips(0.05, seed)
+    if samples is not None:
+        data = more_digits(data, samples, seed)
     model = MODELS[model_name](seed)
     for _ in digits.training(model, data, epochs=3, seed=seed):
         pass
@@ -93,7 +144,10 @@ def passed(spec: Spec, gradients: Gradients, batch_size: int) -> Samples:
     batches = loader.batches(pieces, workers=0)
     rows = joined_rows([gradients.rows(b.arguments, b.stop - b.start) for b in batches])
     groups = dict(zip(grouped_parameters(spec), rows.group_norms.T, strict=True))
-    return Samples(indices, rows.loss, rows.norm, groups, rows.sketch)
+    return Samples(
+        *(indices, rows.loss, rows.norm, groups, rows.sketch),
+        *(rows.free, rows.target, rows.predicted, rows.probability),
+    )
 
 
 def steps(
@@ -115,12 +169,17 @@ def steps(
 
 
 def rows(
-    batch_size: int, sketch_dim: int, rounds: int, seed: int, model_name: str = "demo"
+    batch_size: int,
+    sketch_dim: int,
+    rounds: int,
+    seed: int,
+    model_name: str = "demo",
+    samples: int | None = None,
 ) -> list[Row]:
     """Returns a row per timed function; `ratio` is relative to the plain epoch at the same batch size."""
     made = provenance(torch.device("cpu"), of_commit=None, rounds=rounds, steps=1, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
-        spec = trained_spec(model_name, seed)
+        spec = trained_spec(model_name, seed, samples)
         before = {"plain-before": lambda: epoch(spec, model_name, batch_size)}
         seconds = fastest(before, rounds, warm_up=1, clock=time.process_time)
         timed = steps(spec, model_name, Path(folder), batch_size, sketch_dim)
@@ -130,16 +189,32 @@ def rows(
         _TITLES,
         size="digits",
         model=f"digits-{model_name}",
-        model_title=f"{_MODEL_TITLES[model_name]} on 1797 digits, B={batch_size}",
+        model_title=f"{_MODEL_TITLES[model_name]} on {len(spec.dataset)} digits, B={batch_size}",
         quantity="audit",
-        note=f"the fastest; sketches of {sketch_dim}",
+        note=f"the fastest; sketches of {sketch_dim}, label-free ones of {AuditOptions.free_dim}",
         provenance=made,
     )
+
+
+def markdown() -> str:
+    """Returns the stored costs as a table: the newest rows of each model and number of samples."""
+    newest: dict[str, list[Row]] = {}
+    for path in sorted((RESULTS / "audit_cost").glob("*.jsonl")):
+        found = read(path)
+        newest[found[0].model_title] = found
+    lines = ["| | pass | audit | audit, by epochs before it |", "|---|---|---|---|"]
+    for title in sorted(newest):
+        seconds = {row.method: row.fastest or 0.0 for row in newest[title]}
+        parts = [seconds["pass"] / seconds["plain"], seconds["audit"] / seconds["plain"]]
+        parts.append(seconds["audit"] / seconds["plain-before"])
+        lines.append(f"| {title} | {' | '.join(f'{part:.2f}' for part in parts)} |")
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=MODELS, default="demo")
+    parser.add_argument("--samples", type=int, help="made of the 1797 digits; default: these")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--sketch-dim", type=int, default=AuditOptions.sketch_dim)
     parser.add_argument("--rounds", type=int, default=20)
@@ -149,7 +224,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     found = rows(
-        options.batch_size, options.sketch_dim, options.rounds, options.seed, options.model
+        *(options.batch_size, options.sketch_dim, options.rounds, options.seed),
+        *(options.model, options.samples),
     )
     base = {row.method: row.fastest or 0.0 for row in found}
     print(found[0].model_title)
@@ -161,9 +237,8 @@ def main(arguments: list[str] | None = None) -> None:
             f"  {taken / base['plain-64']:5.2f}x of one at {_TRAINED_WITH}"
         )
     if options.store:
-        name = file_name(
-            "digits", "float32", found[0].provenance, part=f"{options.model}-{options.batch_size}"
-        )
+        part = "-".join(map(str, (options.model, options.samples or 1797, options.batch_size)))
+        name = file_name("digits", "float32", found[0].provenance, part=part)
         path = RESULTS / "audit_cost" / name  # not for the README's table
         write(path, found)
         print(path.relative_to(RESULTS.parent))

@@ -7,19 +7,17 @@ steps add to each other: norms, their attribution, two samples, and samples that
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pergrad
-from benchmarks.fastest import fastest, fastest_rows
+from benchmarks.fastest import fastest, fastest_rows, run_on_one_thread
 from benchmarks.models import MODELS, Size, Task, build
-from benchmarks.rows import RESULTS, Row, provenance, write
+from benchmarks.rows import Row, provenance
 from pergrad.engine.checking.certification import certified_run
 from pergrad.engine.recording.options import Options
 from pergrad.quantities import Quantity
@@ -102,25 +100,11 @@ def on_top(found: list[Row], model: str) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--size", choices=["tiny", "cpu"], default="cpu")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--store", action="store_true", help="keep the rows")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    found = rows(options.size, options.rounds, options.seed)
-    for row in found:
-        assert row.seconds is not None
-        what = f"{row.model_title:50} {row.method_title:30}"
-        print(f"{what} {row.seconds * 1e3:8.2f} ms {row.ratio:5.2f}x")
+    found = run_on_one_thread(
+        rows, arguments, description=__doc__, folder="certificate_cost", rounds=10
+    )
     for model in MODELS:
         print(f"{model}: attribution takes {on_top(found, model):.2f} plain steps on top")
-    if options.store:
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-        path = RESULTS / "certificate_cost" / f"cpu-{stamp}.jsonl"  # not for the README's table
-        write(path, found)
-        print(path)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import pergrad
-from benchmarks.fastest import fastest, fastest_rows
+from benchmarks.fastest import fastest, fastest_rows, store
 from benchmarks.models import transformer
-from benchmarks.rows import RESULTS, Row, provenance, write
+from benchmarks.rows import Row, provenance
 
 _WORDS = 64
 
@@ -139,10 +137,7 @@ def main(arguments: list[str] | None = None) -> None:
         what = f"{row.model_title:38} {row.quantity:6} {row.method:8}"
         print(f"{what} {row.seconds * 1e3:6.2f} ms {row.ratio:5.2f}x")
     if options.store:
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-        path: Path = RESULTS / "eager_cost" / f"cpu-{stamp}.jsonl"  # not for the README's table
-        write(path, found)
-        print(path)
+        store(found, "eager_cost")
 
 
 if __name__ == "__main__":

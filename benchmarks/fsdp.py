@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Literal
 
 import torch
@@ -22,9 +21,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import pergrad
-from benchmarks.fastest import fastest, fastest_rows
+from benchmarks.fastest import fastest, fastest_rows, show, store
 from benchmarks.models import MODELS, Size, Task, build
-from benchmarks.rows import RESULTS, Row, provenance, write
+from benchmarks.rows import Row, provenance
 
 Precision = Literal["float32", "bfloat16"]
 _NAMES = ("transformer", "vit")
@@ -147,15 +146,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         found = rows(options.size, device, options.precision, options.rounds, options.seed)
         if dist.get_rank() == 0:
-            for row in found:
-                assert row.seconds is not None
-                what = f"{row.model_title:60} {row.method_title:30}"
-                print(f"{what} {row.seconds * 1e3:8.2f} ms {row.ratio:5.2f}x")
+            show(found)
             if options.store:
-                stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-                kind = f"{options.device}-{options.precision}-{stamp}.jsonl"
-                write(RESULTS / "fsdp" / kind, found)
-                print(RESULTS / "fsdp" / kind)
+                store(found, "fsdp", f"{options.device}-{options.precision}")
     finally:
         dist.destroy_process_group()
 

@@ -6,18 +6,15 @@ one thread and in CPU time of that thread. The fastest of each counts, and the r
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 
 import pergrad
-from benchmarks.fastest import fastest, fastest_rows
+from benchmarks.fastest import fastest, fastest_rows, run_on_one_thread
 from benchmarks.models import MODELS, Size, Task
-from benchmarks.rows import RESULTS, Row, provenance, write
+from benchmarks.rows import Row, provenance
 
 TITLES = {"plain": "plain training", "keep_grad": "record(..., keep_grad=True)"}
 
@@ -60,24 +57,7 @@ def rows(size: Size, rounds: int, seed: int) -> list[Row]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", choices=["tiny", "cpu"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--store", action="store_true", help="keep the rows")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    found = rows(options.size, options.rounds, options.seed)
-    for row in found:
-        assert row.seconds is not None
-        print(
-            f"{row.model_title:42} {row.method_title:28} {row.seconds * 1e3:8.2f} ms {row.ratio:5.2f}x"
-        )
-    if options.store:
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-        path: Path = RESULTS / "kept_cost" / f"cpu-{stamp}.jsonl"  # not for the README's table
-        write(path, found)
-        print(path)
+    run_on_one_thread(rows, arguments, description=__doc__, folder="kept_cost", rounds=40)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ Checks = Literal["exact", "timed"]
 Status = Literal["ok", "wrong", "failed", "skipped"]
 PACKAGES = (
     *("pergrad", "opacus", "backpack-for-pytorch", "fastDP", "jax", "triton"),
-    *("kronfluence", "dattri", "traker"),
+    *("kronfluence", "dattri", "traker", "transformers"),
 )
 
 
@@ -48,7 +48,8 @@ class Row:
     """One (model, method) pair of one run; figures are None unless `status` is "ok".
 
     `seconds` is the median over the rounds, `ratio` the median of the rounds' ratios to plain, each with its
-    interquartile range; `fastest` is the fastest single step.
+    interquartile range; `fastest` is the fastest single step; `first_seconds`, where it was measured, is what
+    the first steps took, with their compilation.
     """
 
     size: str
@@ -68,6 +69,7 @@ class Row:
     peak_bytes: int | None
     memory_ratio: float | None
     provenance: Provenance
+    first_seconds: float | None = None
 
 
 def _git(*arguments: str) -> str | None:
@@ -170,6 +172,7 @@ def read(path: Path) -> list[Row]:
     rows = []
     for line in path.read_text().splitlines():
         stored = json.loads(line)
+        stored.setdefault("first_seconds", None)  # rows of before have none
         unknown = stored.keys() ^ {field.name for field in fields(Row)}
         if unknown:
             raise ValueError(f"{path.name}: fields {sorted(unknown)} do not match benchmarks.rows")

@@ -28,3 +28,15 @@ def test_stored_rows_can_be_read() -> None:
     stored = sorted((audit_cost.RESULTS / "audit_cost").glob("*.jsonl"))
     assert stored
     assert all(read(path) for path in stored)
+
+
+def test_the_documentation_has_the_stored_costs() -> None:
+    page = (audit_cost.RESULTS.parents[1] / "docs/howto/audit.md").read_text()
+    assert audit_cost.markdown() in page
+
+
+def test_more_digits_differ_from_each_other() -> None:
+    data = audit_cost.more_digits(audit_cost.digits.digits_with_flips(0.05, 0), 4000, 0)
+    assert data.images.shape == (4000, 1, 8, 8)
+    assert len(data.images.flatten(1).unique(dim=0)) == 4000
+    assert data.flipped.float().mean() > 0.04

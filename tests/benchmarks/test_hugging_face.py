@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import hugging_face
-from benchmarks.hugging_face import SUBJECTS, check, document, draw, losses, main, newest
+from benchmarks.hugging_face import measuring, subjects, together
+from benchmarks.hugging_face.__main__ import main
+from benchmarks.hugging_face.measuring import check, prepare, timed
+from benchmarks.hugging_face.subjects import SUBJECTS, losses
+from benchmarks.hugging_face.table import document, draw, newest
 from benchmarks.rows import write
 from tests.benchmarks.row_cases import PLAIN
 
@@ -27,7 +32,7 @@ def test_losses_are_those_of_the_samples_and_norms_are_right(name: str) -> None:
 
 
 def test_a_wrong_norm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hugging_face.pergrad, "norms", lambda *_: torch.zeros(2))
+    monkeypatch.setattr(measuring.pergrad, "norms", lambda *_: torch.zeros(2))
     model = SUBJECTS["gpt2"].build("cpu")
     assert "sample 0 is 0 instead of" in check(model, SUBJECTS["gpt2"].batch("cpu", model))
 
@@ -39,6 +44,60 @@ def test_rows_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture
     text = document(newest(tmp_path))
     assert "| small GPT2LMHeadModel |" in text
     assert "commit" in text
+
+
+def test_a_step_that_fails_or_lacks_memory_is_noted_and_the_others_are_timed() -> None:
+    made = prepare("gpt2", "cpu", torch.device("cpu"), is_compiled=False)
+    lacks = [True]
+
+    def hungry() -> None:
+        if lacks.pop():
+            lacks.append(False)
+            raise torch.OutOfMemoryError("no room")
+        lacks.append(False)
+
+    def broken() -> None:
+        raise ValueError("broken\nwith details")
+
+    made.steps["hungry"] = "norms", hungry
+    made.steps["broken"] = "norms", broken
+    for name in ("hungry", "broken"):
+        made.warm_up(name)
+    assert made.lacked_memory == {"hungry"}
+    by_name = {row.method: row for row in timed(made, 1, ROW.provenance)}
+    assert by_name["hungry"].status == "ok"
+    assert by_name["broken"].status == "failed"
+    assert by_name["broken"].note == "ValueError: broken"
+    assert by_name["pergrad-norms"].first_seconds is not None
+
+
+def test_no_method_is_prepared_after_the_budget() -> None:
+    made = prepare("gpt2", "cpu", torch.device("cpu"), is_compiled=False, budget=0.0)
+    assert made.first == {}
+    statuses = {row.status for row in timed(made, 1, ROW.provenance)}
+    assert statuses == {"failed"}
+    assert "not tried" in made.notes["plain"]
+
+
+def test_models_prepared_together_are_timed_in_turn_and_a_dead_process_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(together.multiprocessing, "get_context", lambda _: context)
+
+    def work(pipe: Connection, name: str, size: str, plan: dict[str, bool]) -> None:
+        assert plan == {"is_compiled": True}
+        if name == "bert":
+            return
+        pipe.send("ready")
+        rounds, provenance = pipe.recv()
+        pipe.send([replace(ROW, model=name, note=f"{rounds}", provenance=provenance)])
+
+    monkeypatch.setattr(together, "_work", work)
+    names = ["gpt2", "bert", "swin-t"]
+    found = [*together.measured(names, "gpu", 3, ROW.provenance, {"is_compiled": True})]
+    assert [(rows[0].model, rows[0].note) for rows in found] == [("gpt2", "3"), ("swin-t", "3")]
+    assert "bert: its process ended before it was ready" in capsys.readouterr().out
 
 
 def test_the_newest_rows_and_their_failures_are_shown(tmp_path: Path) -> None:
@@ -68,5 +127,5 @@ def test_documentation_shows_the_stored_rows() -> None:
 def test_every_model_has_a_real_and_a_small_size() -> None:
     assert len(SUBJECTS) >= 12
     for subject in SUBJECTS.values():
-        assert subject.model in dir(hugging_face.transformers)
+        assert subject.model in dir(subjects.transformers)
         assert subject.small

@@ -140,6 +140,7 @@ def test_contradicting_choices_are_refused(line: str) -> None:
         parse(line.split())
 
 
+@pytest.mark.slow
 def test_stopped_run_keeps_the_rows_of_the_rounds_it_has_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def test_points_past_the_budget_are_left_out_and_say_so(tmp_path: Path) -> None:
     assert {(p.status, p.note) for p in read(path)} == {("skipped", "past the budget of 0 s")}
 
 
+@pytest.mark.slow
 def test_stopped_sweep_keeps_the_values_it_has_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
