@@ -159,3 +159,24 @@ def test_the_certificate_is_asked_for_the_random_numbers_of_the_answer(
     assert judge(replace(PLAIN, first="grads", second="grads")).kind == "exact"
     _, answer, certificate = drawn
     assert torch.equal(answer, certificate)
+
+
+@pytest.mark.parametrize(("norm", "kind"), [((), "wrong"), (("layer_norm",), "invalid")])
+def test_rows_in_the_order_of_the_batch_are_wrong_unless_rounding_decides_it(
+    monkeypatch: pytest.MonkeyPatch, norm: tuple[str, ...], kind: str
+) -> None:
+    names = ("linear", *norm, "batch_argsort")
+    program = Program(Sizes(4, 3, 4), "vec", tuple(Step(n, k) for k, n in enumerate(names)))
+
+    def by_sample(model: nn.Module, loss_fn: Any, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        seen, named = x.clone().requires_grad_(), dict(model.named_parameters())
+        rows = [
+            torch.autograd.grad(loss, [seen, *named.values()], retain_graph=True)
+            for loss in loss_fn(model, seen)
+        ]
+        rows.sort(key=lambda row: int(row[0].flatten(1).abs().sum(1).argmax()))
+        stacked = [torch.stack(of_each) for of_each in zip(*rows, strict=True)]
+        return dict(zip(named, stacked[1:], strict=True))
+
+    monkeypatch.setattr(pergrad, "grads", by_sample)
+    assert judge(program).kind == kind

@@ -207,3 +207,154 @@ for (
 for pool in ("global_mean_pool", "global_max_pool"):
     _of_batches("GCNConv", pool)
     _of_batches("GATConv", pool)
+
+
+# -- layers that take more than nodes and edges, on batches of graphs
+
+
+class _Richer(nn.Module):
+    """One layer between two linear maps; `call` says what the layer takes, and whether it pools."""
+
+    def __init__(self, layer: nn.Module, call: Callable[..., Any], width: int) -> None:
+        super().__init__()
+        self.before, self.layer, self.call = nn.Linear(4, 8), layer, call
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, data: Any) -> Tensor:
+        x, ids = self.call(self.layer, torch.tanh(self.before(data.x)), data), data.batch
+        if isinstance(x, tuple):
+            x, ids = x
+        if ids is not None:
+            x = geometric("nn.global_add_pool")(x, ids, size=data.num_graphs)
+        return self.head(torch.tanh(x))
+
+
+def _rich_graph(n: int) -> Any:
+    made = _graph(n)
+    edges = made.edge_index.shape[1]
+    made.edge_attr, made.pos = noise(edges, 3), noise(len(made.x), 3)
+    made.edge_type, made.kind = torch.arange(edges) % 2, torch.arange(len(made.x)) % 2
+    return made
+
+
+def _richer(
+    name: str,
+    made: Callable[[], nn.Module],
+    call: Callable[..., Any],
+    width: int = 8,
+) -> None:
+    def subject(count: int) -> Subject:
+        model = prepared(_Richer(made(), call, width))
+        graphs, cotangents = [_rich_graph(n) for n in range(count)], noise(count, 3)
+
+        def packed(chosen: list[int]) -> tuple[Any, ...]:
+            data = geometric("data.Batch").from_data_list([graphs[n] for n in chosen])
+            return data, cotangents[chosen]
+
+        def loss_fn(model: nn.Module, data: Any, cotangents: Tensor) -> Tensor:
+            return (model(data) * cotangents).sum(1)
+
+        return Subject(model, loss_fn, packed(list(range(count))), alone=lambda n: packed([n]))
+
+    geometric.add(f"{name} on a Batch", subject)
+
+
+def _layer(name: str, *args: Any, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: geometric(f"nn.{name}")(*args, **options)
+
+
+def _given(*names: str) -> Callable[[nn.Module, Tensor, Any], Any]:
+    """Calls a layer with its rows and these parts of the batch."""
+    return lambda layer, x, data: layer(x, *(data[name] for name in names))
+
+
+_BY_EDGES = _given("edge_index")
+_BY_ATTRIBUTES = _given("edge_index", "edge_attr")
+_BY_TYPES = _given("edge_index", "edge_type")
+_BY_GRAPHS = _given("batch")
+_BY_POSITIONS = _given("pos", "edge_index")
+_BY_ALL = _given("edge_index", "batch")
+
+
+def _aggregated(layer: nn.Module, x: Tensor, data: Any) -> Any:
+    return layer(x, data.batch), None
+
+
+_DEGREES = torch.tensor([0, 0, 6, 4])
+for name, args in {
+    "FiLMConv": (8, 8),
+    "GatedGraphConv": (8, 2),
+    "GENConv": (8, 8),
+    "EGConv": (8, 8),
+    "AGNNConv": (),
+    "APPNP": (2, 0.1),
+    "FeaStConv": (8, 8),
+    "SuperGATConv": (8, 8),
+    "HypergraphConv": (8, 8),
+    "MFConv": (8, 8),
+    "LGConv": (),
+    "AntiSymmetricConv": (8,),
+}.items():
+    _richer(name, _layer(name, *args), _BY_EDGES)
+_richer("CGConv", _layer("CGConv", 8, 3), _BY_ATTRIBUTES)
+_richer("GMMConv", _layer("GMMConv", 8, 8, 3, 2), _BY_ATTRIBUTES)
+_richer("PDNConv", _layer("PDNConv", 8, 8, 3, 4), _BY_ATTRIBUTES)
+_richer(
+    "NNConv",
+    lambda: geometric("nn.NNConv")(8, 8, nn.Sequential(nn.Linear(3, 64), nn.Tanh())),
+    _BY_ATTRIBUTES,
+)
+_richer(
+    "PNAConv",
+    lambda: geometric("nn.PNAConv")(
+        8, 8, ["mean", "max", "std"], ["identity", "amplification"], _DEGREES, edge_dim=3
+    ),
+    _BY_ATTRIBUTES,
+)
+_richer("RGCNConv", _layer("RGCNConv", 8, 8, 2), _BY_TYPES)
+_richer("RGCNConv, bases", _layer("RGCNConv", 8, 8, 2, num_bases=2), _BY_TYPES)
+_richer("RGCNConv, blocks", _layer("RGCNConv", 8, 8, 2, num_blocks=4), _BY_TYPES)
+_richer("RGATConv", _layer("RGATConv", 8, 8, 2), _BY_TYPES)
+_richer(
+    "HEATConv",
+    _layer("HEATConv", 8, 8, 2, 2, 4, 3, 4),
+    lambda layer, x, data: layer(x, data.edge_index, data.kind, data.edge_type, data.edge_attr),
+)
+_richer(
+    "PointNetConv",
+    lambda: geometric("nn.PointNetConv")(nn.Linear(11, 8), nn.Linear(8, 8)),
+    _BY_POSITIONS,
+)
+_richer("PointTransformerConv", _layer("PointTransformerConv", 8, 8), _BY_POSITIONS)
+_richer(
+    "GPSConv",
+    lambda: geometric("nn.GPSConv")(8, geometric("nn.SAGEConv")(8, 8), heads=2, norm=None),
+    _BY_ALL,
+)
+_richer("GraphUNet", _layer("GraphUNet", 8, 8, 8, 1), _BY_ALL)
+_richer(
+    "AttentiveFP",
+    _layer("AttentiveFP", 8, 8, 8, 3, 2, 2),
+    lambda layer, x, data: (layer(x, data.edge_index, data.edge_attr, data.batch), None),
+)
+for name in ("GraphNorm", "InstanceNorm", "LayerNorm"):
+    _richer(name, _layer(name, 8), _BY_GRAPHS)
+for name in ("TopKPooling", "SAGPooling", "ASAPooling"):
+    _richer(
+        name,
+        _layer(name, 8, 0.5),
+        lambda layer, x, data: layer(x, data.edge_index, batch=data.batch)[0:4:3],
+    )
+_richer(
+    "MemPooling",
+    _layer("MemPooling", 8, 8, 2, 3),
+    lambda layer, x, data: (layer(x, data.batch)[0].sum(1), None),
+)
+_richer("Set2Set", _layer("Set2Set", 8, 2), _aggregated, 16)
+_richer("SoftmaxAggregation", _layer("SoftmaxAggregation", learn=True), _aggregated)
+_richer("StdAggregation", _layer("StdAggregation"), _aggregated)
+_richer("SortAggregation", _layer("SortAggregation", 2), _aggregated, 16)
+_richer("SetTransformerAggregation", _layer("SetTransformerAggregation", 8, heads=2), _aggregated)
+_richer(
+    "GraphMultisetTransformer", _layer("GraphMultisetTransformer", 8, k=3, heads=2), _aggregated
+)
