@@ -1,6 +1,7 @@
 """What must hold on a GPU too: the contract, every family of rules, recurrent networks, mixed precision."""
 
 import gc
+import warnings
 from itertools import pairwise
 
 import pytest
@@ -532,8 +533,10 @@ def test_a_warm_step_does_not_wait_for_the_device(how: str, make: object) -> Non
         step = pergrad.compiled(model, lambda model, ids: model(ids), quantity, backend=how)
     for ids in batches[:3]:  # probes and compilers may look at values, once
         step(ids)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+            torch.cuda.set_sync_debug_mode("error")
         for ids in batches[3:]:
             step(ids)
     finally:

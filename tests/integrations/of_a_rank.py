@@ -37,9 +37,19 @@ def with_trainer(folder: Path, bound: float | None) -> nn.Module:
     model, callback = test_hf.llama(), test_hf.hf.Callback(bound, noise_scale=True)
     options: dict[str, Any] = {"gradient_accumulation_steps": 2, "ddp_backend": "gloo"}
     data = test_hf.samples("next")[:8]
-    test_hf.trained(test_hf.Trainer, model, data, folder, callback, **options)
+    trainer = test_hf.trained(test_hf.Trainer, model, data, folder, callback, **options)
     assert callback.norms is not None
     assert len(callback.norms) == 8
+    assert "noise_scale" in trainer.state.log_history[0]
+    torch.save(callback.norms, folder / f"norms-{os.environ['RANK']}.pt")
+    return model
+
+
+def with_plain_trainer(folder: Path, bound: float | None) -> nn.Module:
+    test_hf = tests_of("hf")
+    model = test_hf.llama()
+    options: dict[str, Any] = {"gradient_accumulation_steps": 2, "ddp_backend": "gloo"}
+    test_hf.trained(test_hf.PlainTrainer, model, test_hf.samples("next")[:8], folder, **options)
     return model
 
 
@@ -54,12 +64,13 @@ def with_lightning(folder: Path, bound: float | None) -> nn.Module:
 
 
 KINDS = {"accelerate": with_accelerate, "trainer": with_trainer, "lightning": with_lightning}
+PLAIN = {"plain trainer": with_plain_trainer}
 
 
 def main(kind: str, bound: str, folder: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    model = KINDS[kind](Path(folder), None if bound == "None" else float(bound))
+    model = (KINDS | PLAIN)[kind](Path(folder), None if bound == "None" else float(bound))
     if os.environ["RANK"] == "0":
         torch.save([p.detach() for p in model.parameters()], Path(folder) / "weights.pt")
     dist.barrier()

@@ -74,6 +74,26 @@ def test_clipped_weights_are_those_of_one_loop(kind: str, tmp_path: Path) -> Non
     torch.testing.assert_close(found, by_hand(kind, BOUNDS[kind]), rtol=1e-6, atol=1e-6)
 
 
+def test_trainer_that_logs_trains_as_a_plain_one(tmp_path: Path) -> None:
+    """A plain Trainer averages over the labels of all processes, so its own weights are the oracle."""
+    ours, others = tmp_path / "ours", tmp_path / "others"
+    for folder in (ours, others):
+        folder.mkdir()
+    for p, q in zip(
+        trained("trainer", None, ours), trained("plain trainer", None, others), strict=True
+    ):
+        assert torch.equal(p, q)
+    model, wanted = test_hf.llama(), []
+    for sample in test_hf.samples("next")[:8]:
+        own = torch.autograd.grad(test_hf.own_loss(model, sample), list(model.parameters()))
+        wanted.append(torch.stack([g.square().sum() for g in own]).sum().sqrt())
+    for rank in range(2):
+        norms = torch.load(ours / f"norms-{rank}.pt")
+        torch.testing.assert_close(
+            norms.sort().values, torch.stack(wanted).sort().values, rtol=1e-6, atol=1e-6
+        )
+
+
 @pytest.mark.parametrize("kind", ["accelerate", "lightning"])
 def test_logging_alone_steps_on_the_mean(kind: str, tmp_path: Path) -> None:
     found = trained(kind, None, tmp_path)
