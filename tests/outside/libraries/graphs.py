@@ -170,7 +170,11 @@ def _graph(n: int) -> Any:
 
 def _batched(made: Callable[[int], nn.Module], pool: str, count: int) -> Subject:
     model = prepared(_OfBatches(made(4), made(8), pool))
-    graphs, cotangents = [_graph(n) for n in range(count)], noise(count, 3)
+    return _on_batch(model, [_graph(n) for n in range(count)])
+
+
+def _on_batch(model: nn.Module, graphs: list[Any]) -> Subject:
+    cotangents = noise(len(graphs), 3)
 
     def packed(chosen: list[int]) -> tuple[Any, ...]:
         data = geometric("data.Batch").from_data_list([graphs[n] for n in chosen])
@@ -179,7 +183,7 @@ def _batched(made: Callable[[int], nn.Module], pool: str, count: int) -> Subject
     def loss_fn(model: nn.Module, data: Any, cotangents: Tensor) -> Tensor:
         return (model(data) * cotangents).sum(1)
 
-    return Subject(model, loss_fn, packed(list(range(count))), alone=lambda n: packed([n]))
+    return Subject(model, loss_fn, packed(list(range(len(graphs)))), alone=lambda n: packed([n]))
 
 
 def _perceptron(width: int) -> nn.Module:
@@ -245,16 +249,7 @@ def _richer(
 ) -> None:
     def subject(count: int) -> Subject:
         model = prepared(_Richer(made(), call, width))
-        graphs, cotangents = [_rich_graph(n) for n in range(count)], noise(count, 3)
-
-        def packed(chosen: list[int]) -> tuple[Any, ...]:
-            data = geometric("data.Batch").from_data_list([graphs[n] for n in chosen])
-            return data, cotangents[chosen]
-
-        def loss_fn(model: nn.Module, data: Any, cotangents: Tensor) -> Tensor:
-            return (model(data) * cotangents).sum(1)
-
-        return Subject(model, loss_fn, packed(list(range(count))), alone=lambda n: packed([n]))
+        return _on_batch(model, [_rich_graph(n) for n in range(count)])
 
     geometric.add(f"{name} on a Batch", subject)
 
