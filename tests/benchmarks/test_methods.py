@@ -44,8 +44,10 @@ def pairs() -> Iterator[tuple[str, str]]:
 
 
 def marked(model: str, method: str) -> Any:
-    """JAX compiles large models for ten seconds each: `make test` checks it on the MLP alone."""
-    takes_long = method.startswith("jax") and model != "mlp"
+    """`make test` leaves out what takes seconds: JAX compiling large models, and traces of the ResNet."""
+    takes_long = (method.startswith("jax") and model != "mlp") or (
+        method.endswith("-traced") and model == "resnet" and method != "pergrad-traced"
+    )
     return pytest.param(model, method, marks=pytest.mark.slow if takes_long else ())
 
 
