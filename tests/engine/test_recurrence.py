@@ -187,6 +187,47 @@ def test_packed_sequences_that_change_their_sample_are_refused() -> None:
         pergrad.call_for_per_sample_grads(Crooked())(double(BATCH, TIME, INPUT)).sum().backward()
 
 
+def started(model: Any, x: Tensor, given: Tensor, order: Callable[[Tensor], Tensor]) -> Tensor:
+    """Runs a layer on `given`, starting from a function of `x` that `order` has moved."""
+    state = order(model.start(x[:, 0]))[None]
+    both = (model.start(x[:, 0])[None], state) if isinstance(model.layer, nn.LSTM) else state
+    return model.layer(given, both)[0]
+
+
+@every_kind
+@pytest.mark.parametrize(
+    "order", [lambda h: h.flip(0), lambda h: h[0].expand_as(h), lambda h: h.roll(1, 0)]
+)
+def test_states_of_other_samples_than_those_of_the_input_are_refused(kind: str, order: Any) -> None:
+    layer, start = build(kind, batch_first=True), nn.Linear(INPUT, HIDDEN).double()
+    for given in (lambda x: x, lambda x: x.flip(0)):  # either may be in the order of the batch
+        model = Around(layer, lambda m, x, f=given: started(m, x, f(x), order), start=start)
+        with pytest.raises(MixedSamplesError):
+            pergrad.norms(
+                model, lambda m, x: m(x).square().flatten(1).sum(1), double(BATCH, TIME, INPUT)
+            )
+
+
+@every_kind
+def test_input_that_is_the_same_for_all_samples_belongs_to_those_of_the_states(kind: str) -> None:
+    layer, start = build(kind, batch_first=True), nn.Linear(INPUT, HIDDEN).double()
+
+    def decode(m: Any, x: Tensor) -> Tensor:
+        return started(m, x, torch.ones(len(x), 2, INPUT, dtype=x.dtype), lambda h: h)
+
+    check(Around(layer, decode, start=start), double(BATCH, TIME, INPUT))
+
+
+@pytest.mark.parametrize("cell", [nn.GRUCell, nn.RNNCell])
+def test_cell_on_a_repeated_weight_belongs_to_the_samples_of_its_states(cell: Any) -> None:
+    def decode(m: Any, x: Tensor) -> Tensor:
+        state: Tensor = m.layer(m.token.repeat(int(len(x)), 1), m.start(x))
+        return state
+
+    others = {"token": nn.Parameter(double(1, INPUT)), "start": nn.Linear(INPUT, HIDDEN).double()}
+    check(Around(cell(INPUT, HIDDEN).double(), decode, **others), double(BATCH, INPUT))
+
+
 @pytest.mark.parametrize("kind", ["gru", "rnn_tanh", "rnn_relu"])
 def test_autocast_gives_the_dtype_of_the_plain_layer(kind: str) -> None:
     module = KINDS[kind](INPUT, HIDDEN, batch_first=True)

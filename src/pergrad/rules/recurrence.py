@@ -21,10 +21,18 @@ from pergrad.factors.choosing import chooser_of
 from pergrad.rules.cells import Cell, Kept, State
 from pergrad.rules.linear import linear
 from pergrad.rules.registry import Gradients, implements_per_sample_grads
-from pergrad.rules.samples import SamplesOf, SequencesOf, StatesOf, moves
+from pergrad.rules.samples import SamplesOf, SequencesOf, StartedFrom, StatesOf, moves
 from pergrad.runtime import internals, without_autocast
 
-__all__ = ["Run", "Steps", "Unrolled", "linear_over_steps", "recurrent_states", "unrolled"]
+__all__ = [
+    "Run",
+    "Steps",
+    "Unrolled",
+    "linear_over_steps",
+    "recurrent_states",
+    "started_from",
+    "unrolled",
+]
 
 
 class Steps(NamedTuple):
@@ -73,6 +81,14 @@ class Unrolled(NamedTuple):
     run: Run
     before: Tensor  # h of the step before
     unprojected: Tensor | None  # h before W_r, if there is a W_r
+
+
+@moves(StartedFrom, steps="steps", input="input", state="state")
+def started_from(steps: Steps, input: Tensor, state: Tensor) -> Tensor:
+    """Returns `input`; one that is the same for all samples, as of a decoder, belongs to those of `state`."""
+    if has_torch_function((input, state)):
+        return handle_torch_function(started_from, (input, state), steps, input, state)
+    return input.view_as(input)
 
 
 @moves(SequencesOf, steps="steps", rows="projected")
@@ -161,7 +177,7 @@ def _linear_over_steps(
     return linear(grad_output, input, weight, bias)
 
 
-@moves(StatesOf, start="start", hidden="hidden")
+@moves(StatesOf, steps="steps", start="start", hidden="hidden")
 def recurrent_states(
     steps: Steps,
     projected: Tensor,

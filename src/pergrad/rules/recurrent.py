@@ -14,7 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pergrad.rules.cells import GRU, LSTM, RELU, TANH, Cell, State
-from pergrad.rules.recurrence import Steps, linear_over_steps, recurrent_states, unrolled
+from pergrad.rules.recurrence import (
+    Steps,
+    linear_over_steps,
+    recurrent_states,
+    started_from,
+    unrolled,
+)
 from pergrad.rules.registry import decomposes
 from pergrad.rules.samples import carry_samples
 
@@ -33,7 +39,7 @@ def _layer(
     w_hr: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Runs one layer in one direction; returns its output and its last states."""
-    projected = F.linear(input, w_ih, b_ih)
+    projected = F.linear(started_from(steps, input, states[0]), w_ih, b_ih)
     like = steps.first(projected)
     start = tuple([carry_samples(s, like) for s in states])
 

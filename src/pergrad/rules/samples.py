@@ -22,6 +22,7 @@ __all__ = [
     "RowsTimesWeight",
     "SamplesOf",
     "SequencesOf",
+    "StartedFrom",
     "StatesOf",
     "are_samples",
     "carry_samples",
@@ -31,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SamplesOf:
-    """The result has its samples where the argument has them."""
+    """The result has its samples where the argument has them, unless it needs gradients and has its own."""
 
     argument: int
 
@@ -68,15 +69,37 @@ class SequencesOf:
 
 
 @dataclass(frozen=True)
-class StatesOf:
-    """The first result has the samples of `hidden`, all others those of the first tensor of `start`."""
+class StartedFrom:
+    """The result has the samples of `input`; those of `state`, of each sequence, if it has none.
 
+    The argument `steps` describes the sequences, as for `SequencesOf`.
+    """
+
+    steps: int
+    input: int
+    state: int
+
+
+@dataclass(frozen=True)
+class StatesOf:
+    """The first result has the samples of `hidden`, all others those of `start`, which must be the same.
+
+    The argument `steps` describes the sequences, as for `SequencesOf`.
+    """
+
+    steps: int
     start: int
     hidden: int
 
 
 Movement: TypeAlias = (
-    SamplesOf | RowsTimesWeight | AreSamples | LikeFunction | SequencesOf | StatesOf
+    SamplesOf
+    | RowsTimesWeight
+    | AreSamples
+    | LikeFunction
+    | SequencesOf
+    | StartedFrom
+    | StatesOf
 )
 DECLARED: dict[Callable[..., Any], Movement] = {}
 F = TypeVar("F", bound=Callable[..., Any])

@@ -437,7 +437,10 @@ class WeightCalls(TorchFunctionMode):
         else:
             error = unsupported(func, weights, lost.reason)
         self.refusal = self.refusal or error
-        results = refused(error, weights[0].anchor, parts_of(output))
-        for t in results:
+        flat = parts_of(output)
+        places = [k for k, t in enumerate(flat) if isinstance(t, Tensor)]
+        results = refused(error, weights[0].anchor, [flat[k] for k in places])
+        for k, t in zip(places, results, strict=True):
             self.tracker.mark(t, lost)
-        return refilled(output, results)
+            flat[k] = t
+        return refilled(output, flat)

@@ -6,17 +6,37 @@ from collections.abc import Sequence
 
 import torch
 
-from pergrad.engine.samples.layouts import Layout, Lost, Owners, Samples
+from pergrad.engine.samples.layouts import Constant, Layout, Lost, Owners, Samples
 from pergrad.engine.samples.propagation.elementwise import aligned
 from pergrad.engine.samples.propagation.table import Call, moves_declared
-from pergrad.rules.samples import DECLARED, AreSamples, SamplesOf, SequencesOf, StatesOf
+from pergrad.rules.samples import (
+    DECLARED,
+    AreSamples,
+    SamplesOf,
+    SequencesOf,
+    StartedFrom,
+    StatesOf,
+)
 
 __all__ = ["declared_samples"]
 
 
 @moves_declared(SamplesOf)
 def _samples_of(declared: SamplesOf, call: Call) -> Layout:
-    return call.layout(call.args[declared.argument])
+    own = next((la for t, la in call.with_samples if t.requires_grad), None)
+    return own or call.layout(call.args[declared.argument])
+
+
+@moves_declared(StartedFrom, by_value=True)
+def _started_from(declared: StartedFrom, call: Call) -> Layout:
+    steps, own = call.args[declared.steps], call.layout(call.args[declared.input])
+    layout = call.layout(call.args[declared.state])
+    if not isinstance(own, Constant) or not isinstance(layout, Samples | Owners):
+        return own
+    if steps.sizes is None:
+        return layout.at(1 - steps.dim)
+    owner = layout.owner_of_each(call.output.device)
+    return call.scope.owners(0, torch.cat([owner[:size] for size in steps.sizes]))
 
 
 @moves_declared(AreSamples)
@@ -60,4 +80,14 @@ def _states_of(declared: StatesOf, call: Call) -> Sequence[Layout]:
     layout = call.layout(hidden)
     if isinstance(layout, Lost):
         return [call.mixed("treats several samples as one sequence")] * len(call.outputs)
+    rows = [la for s in start if isinstance(la := call.layout(s), Samples | Owners)]
+    if isinstance(layout, Samples | Owners) and rows:
+        steps = call.args[declared.steps]
+        if steps.sizes is None:
+            first = layout.at(0)
+        else:
+            first = call.scope.owners(0, layout.owner_of_each(hidden.device)[: steps.sizes[0]])
+        if isinstance(call.agreed([first, *rows]), Lost):
+            reason = "a recurrent layer starts from states of other samples than those of its input"
+            return [call.scope.lost(reason, "mixed")] * len(call.outputs)
     return [layout, *[call.layout(start[0])] * (len(call.outputs) - 1)]
