@@ -190,6 +190,14 @@ LOSSES: dict[str, tuple[Loss, Loss]] = {
         lambda m, x, y: (m(x) * kept(m, x, y)[..., None]).sum() / (kept(m, x, y).sum() * V),
         lambda m, x, y: (m(x).mean(-1) * kept(m, x, y)).sum(1) / 2,
     ),
+    "masked mean, divided before": (
+        lambda m, x, y: (tokens(m, x, y) * kept(m, x, y) / kept(m, x, y).mean()).mean(),
+        lambda *a: masked_rows(*a, kept(*a)),
+    ),
+    "mean with equal weights": (
+        lambda m, x, y: (averaged(m, x, y) * torch.full((B,), 2.0).double()).mean(),
+        lambda *a: 2 * averaged(*a),
+    ),
     "ratio of means": (
         lambda m, x, y: (tokens(m, x, y) * kept(m, x, y)).mean() / kept(m, x, y).mean(),
         lambda *a: masked_rows(*a, kept(*a)),
@@ -204,6 +212,7 @@ LOSSES: dict[str, tuple[Loss, Loss]] = {
 OF_SIX = [
     "alignment",
     "targets in one vector",
+    "mean with equal weights",
     "mean without NaN",  # `verify` writes NaN into samples
     "squared error",
     "binary",
@@ -337,6 +346,48 @@ UNTOLD: dict[str, tuple[Loss, str]] = {
     "terms with weights of sum one": (
         lambda m, x, y: (averaged(m, x, y) * torch.full((B,), 1 / B)).sum(),
         "weights of sum one",
+    ),
+    "each divided, and a mean of each sample": (
+        lambda m, x, y: (tokens(m, x, y) / len(x)).mean(1).sum(),
+        "divided by 6",
+    ),
+    "each divided, and the largest of each sample": (
+        lambda m, x, y: (tokens(m, x, y) / x.shape[0]).amax(1).sum(),
+        "divided by 6",
+    ),
+    "each divided, and its positions apart": (
+        lambda m, x, y: sum(part.sum() for part in (tokens(m, x, y) / len(x)).unbind(1)),  # type: ignore[arg-type, return-value]
+        "divided by 6",
+    ),
+    "each divided, in a product": (
+        lambda m, x, y: ((tokens(m, x, y) / len(x)) @ torch.ones(T).double()).sum(),
+        "divided by 6",
+    ),
+    "positive parts of divided ones": (
+        lambda m, x, y: (tokens(m, x, y) / len(x)).relu().sum(),
+        "divided by 6",
+    ),
+    "flat weights of sum one": (
+        lambda m, x, y: torch.inner(
+            tokens(m, x, y).flatten(), torch.full((B * T,), 1 / (B * T)).double()
+        ),
+        "weights of sum one",
+    ),
+    "mean with weights of mean one": (
+        lambda m, x, y: (averaged(m, x, y) * x[:, 0, 0] / x[:, 0, 0].mean()).mean(),
+        "divided by a mean over the batch in which the samples have different parts",
+    ),
+    "mean with normalised weights": (
+        lambda m, x, y: (averaged(m, x, y) * (x[:, 0, 0] / x[:, 0, 0].mean())).mean(),
+        "weights of mean one",
+    ),
+    "mean of each, with weights of mean one": (
+        lambda m, x, y: (tokens(m, x, y) * x[..., 0] / x[..., 0].mean()).mean(1).mean(),
+        "divided by a mean over the batch in which the samples have different parts",
+    ),
+    "mean of shares": (
+        lambda m, x, y: (averaged(m, x, y) * x[:, 0, 0] / x[:, 0, 0].sum()).mean(),
+        "`mean` averages terms that are each divided by a sum over the batch",
     ),
     "some NaN": (
         lambda m, x, y: tokens(m, x, y).where(x[..., 0] > 0, torch.nan).nanmean(),

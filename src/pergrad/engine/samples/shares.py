@@ -42,21 +42,33 @@ Edge: TypeAlias = tuple[Any, int]  # an autograd node and the number of its outp
 
 _QUOTIENT, _PRODUCT = "DivBackward0", "MulBackward0"
 _SUMS = frozenset(["SumBackward0", "SumBackward1"])
+_MEANS = frozenset(["MeanBackward0", "MeanBackward1"])
 _WEIGHTED = frozenset(["BinaryCrossEntropyBackward0", "BinaryCrossEntropyWithLogitsBackward0"])
-# Nodes with one or more arguments, each element of whose result is a sum of elements of them.
+# Nodes with one or more arguments, whose result is a sum or a choice of elements of them.
 _ADDING = frozenset(
-    "AddBackward0 SubBackward0 RsubBackward1 StackBackward0 CatBackward0 WhereBackward0".split()
+    """
+    AddBackward0 SubBackward0 RsubBackward1 StackBackward0 CatBackward0 WhereBackward0 IndexAddBackward0
+    ScatterAddBackward0 MaximumBackward0 MinimumBackward0
+    """.split()
 )
+# Nodes f of one tensor, and data, with f(c x) = c f(x) for c > 0: a factor on all terms stays one.
 _MOVING = frozenset(
     """
     NegBackward0 ToCopyBackward0 ViewBackward0 UnsafeViewBackward0 ReshapeAliasBackward0
     AsStridedBackward0 UnsqueezeBackward0 SqueezeBackward0 SqueezeBackward1 SqueezeBackward2
     SqueezeBackward3 SqueezeBackward4 CloneBackward0 AliasBackward0 TransposeBackward0 PermuteBackward0
     TBackward0 SelectBackward0 SliceBackward0 IndexBackward0 MaskedFillBackward0 NansumBackward0
+    ExpandBackward0 RepeatBackward0 FlipBackward0 RollBackward0 UnbindBackward0 SplitBackward0
+    SplitWithSizesBackward0 GatherBackward0 IndexSelectBackward0 TakeBackward0 MaskedSelectBackward0
+    DiagonalBackward0 TrilBackward0 TriuBackward0 UnfoldBackward0 ConstantPadNdBackward0 CumsumBackward0
+    SortBackward0 TopkBackward0 MaxBackward0 MaxBackward1 MinBackward0 MinBackward1 AmaxBackward0
+    AminBackward0 MedianBackward0 MedianBackward1 LinalgVectorNormBackward0 AbsBackward0 ReluBackward0
+    LeakyReluBackward0 ClampBackward1 ClampMinBackward0 ClampMaxBackward0 MvBackward0 MmBackward0
+    BmmBackward0 DotBackward0 VdotBackward0
     """.split()
 )
 # Autograd nodes that may have factors of terms behind them: the answer for their sum holds for one call only.
-PASSING = frozenset([_QUOTIENT, _PRODUCT]) | _SUMS | _WEIGHTED | _ADDING | _MOVING
+PASSING = frozenset([_QUOTIENT, _PRODUCT]) | _SUMS | _MEANS | _WEIGHTED | _ADDING | _MOVING
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,7 @@ class _Term:
     factor: float
     counts: frozenset[int]
     elements: int
+    is_averaged: bool = False  # whether the sum is a mean
 
     def on(self, edge: Edge, number: float = 1.0) -> _Term:
         return replace(self, edge=edge, factor=self.factor * number)
@@ -97,14 +110,17 @@ def note_output(t: Tensor) -> None:
         metadata_of(node)[_OUTPUT] = True
 
 
-def shares_of_terms(t: Tensor, scope: Scope) -> list[Share]:
-    """Returns what the terms of a sum over the elements of `t` were divided by; nothing if one was not."""
+def shares_of_terms(t: Tensor, scope: Scope, *, is_averaged: bool = False) -> list[Share]:
+    """Returns what the terms of a sum over the elements of `t` were divided by; nothing if one was not.
+
+    Those of a mean may have been divided by a count over the batch, or have weights of mean one.
+    """
     start = t.grad_fn, t.output_nr
     if scope.count == 1 or type(start[0]).__name__ not in PASSING or not scope.tells_reduction:
         return []
     may_read = not scope.takes_losses and not is_traced(t) and not _is_packed(t, scope)
-    counts = frozenset([scope.count, t.numel()]) - {1}
-    todo = [_Term(start, 1.0, counts, t.numel())]
+    counts = frozenset([] if is_averaged else [scope.count, t.numel()]) - {1}
+    todo = [_Term(start, 1.0, counts, t.numel(), is_averaged)]
     seen: set[_Term] = set()
     found: list[Share] = []
     while todo:
@@ -169,6 +185,8 @@ def _step(term: _Term, scope: Scope, *, may_read: bool) -> Share | list[_Term]:
         size = _positions(node)
         counts = (term.counts - {size}) | {term.elements * size}  # a mean of each may be over them
         return [replace(term.on(behind[0]), counts=counts, elements=term.elements * size)]
+    if kind in _MEANS:
+        return [replace(term.on(behind[0]), elements=term.elements * _positions(node))]
     alpha = getattr(node, internals.ALPHA, 1) if kind in _ADDING else 1
     if alpha == 1 or len(node.next_functions) != 2:
         return [term.on(edge) for edge in behind]
@@ -191,10 +209,13 @@ def _scaled(term: _Term, kind: str, edge: Edge, scope: Scope) -> Share | list[_T
         if other.device.type == "cpu":
             number = float(other)
     elif kind != _QUOTIENT:
-        weights = share_of_weights(other, scope, elements=term.elements)
+        weights = share_of_weights(
+            other, scope, elements=term.elements, is_averaged=term.is_averaged
+        )
         if weights is not None and weights.is_of_weights:
             return weights
         number, kept = _values(other)
+        kept = 0 if term.is_averaged else kept
         counts |= {kept * term.elements // max(other.numel(), 1)} - {0, 1}
     if kind == _QUOTIENT:
         number = 1 / number if number else 1.0
@@ -209,6 +230,8 @@ def _share(term: _Term, number: float, scope: Scope, tolerance: float = 1e-9) ->
 
     A sum over as many positions as samples may be divided by them, and x ** 3 by three.
     """
+    if term.is_averaged:
+        return None  # what each term was divided by is part of it
     inner, exponent = _behind(term.edge)
     for factor in (number, term.factor):
         for count in {*term.counts, scope.count * inner} - {1}:
@@ -248,14 +271,22 @@ def _behind(edge: Edge) -> tuple[int, float]:
     return size, float(exponent) if isinstance(exponent, int | float) else 1.0
 
 
-def share_of_weights(weights: Tensor, scope: Scope, *, elements: int | None = None) -> Share | None:
-    """Returns the share of terms with such weights: they add up to one, or all are one over a count."""
+def share_of_weights(
+    weights: Tensor, scope: Scope, *, elements: int | None = None, is_averaged: bool = False
+) -> Share | None:
+    """Returns the share of terms with such weights: they add up to one, or all are one over a count.
+
+    Those of a mean are one on average, and not all the same.
+    """
     count = scope.count
     if count == 1 or not scope.tells_reduction or is_traced(weights) or not weights.numel():
         return None
     values = weights.detach()
     number, kept = _values(values)
     is_full = not kept and values.numel() in (count, elements)  # a mask of one sample makes no mean
+    if is_averaged:
+        is_one = isclose(float(values.double().mean()), 1.0, rel_tol=1e-6)
+        return Share(is_of_weights=True) if is_full and is_one and number != values.max() else None
     if is_full and isclose(float(values.double().sum()), 1.0, rel_tol=1e-6):
         return Share(is_of_weights=True)
     is_share = isclose(abs(number) * count, 1.0, rel_tol=1e-6)

@@ -51,7 +51,7 @@ def _total(call: Call) -> Layout | None:
     if not call.flows or not has_own or not is_common:
         return None
     call.reads_values = True  # of weights
-    return call.total(origin_of_terms(call, *call.tensors))
+    return call.total(origin_of_terms(call, *call.tensors, elements=call.tensors[0].numel()))
 
 
 def _place(call: Call, t: Tensor) -> int:

@@ -60,22 +60,23 @@ def origin_of(call: Call) -> Origin:
         layout = call.layout(t)
         if call.name == "nanmean" and isinstance(layout, Samples | Owners):
             return _origin_over_valid(call, ~t.detach().isnan(), layout)
-        return origin_of_mean(call, t, layout)
+        return _origin_of_averaged(call, t, origin_of_mean(call, t, layout))
     places = _places(call.func)
     if "reduction" in places:
         return _origin_of_loss(call, places)
     return untold(f"`{call.name}` reduces over the samples in a way of its own")
 
 
-def origin_of_terms(call: Call, *parts: Tensor) -> Origin:
+def origin_of_terms(call: Call, *parts: Tensor, elements: int | None = None) -> Origin:
     """Returns the origin of a sum over the elements of tensors that are multiplied by each other.
 
     Each term may have been divided before by the number of samples, or by another count over the batch.
+    `elements` is the number of terms, if each factor has as many elements.
     """
     found: list[Share] = []
     for t in parts:
         if not t.requires_grad:
-            weights = share_of_weights(t, call.scope)
+            weights = share_of_weights(t, call.scope, elements=elements)
             call.reads_values = True
             found += [] if weights is None else [weights]
         elif type(t.grad_fn).__name__ in PASSING:
@@ -105,6 +106,24 @@ def origin_of_mean(call: Call, t: Tensor, layout: Layout) -> Origin:
         counts = torch.bincount(layout.owner, minlength=call.scope.count)
         return _mean_of_positions(call, counts)
     return untold(f"`{call.name}` averages over elements whose samples are not in one dimension")
+
+
+def _origin_of_averaged(call: Call, t: Tensor, origin: Origin) -> Origin:
+    """Returns the origin of a mean of terms, which may have been divided by a count over the batch before."""
+    if type(t.grad_fn).__name__ not in PASSING or origin.how is None:
+        return origin
+    call.reads_values = True
+    shares = shares_of_terms(t, call.scope, is_averaged=True)
+    if any(share.is_of_weights for share in shares):
+        return untold(f"`{call.name}` averages over the samples with weights of mean one")
+    for count in (share.counted for share in shares if share.counted is not None):
+        found = _over_count(call, origin, count)
+        if found is None:
+            return untold(
+                f"`{call.name}` averages terms that are each divided by a sum over the batch"
+            )
+        origin = found if origin.how is not None else origin
+    return origin
 
 
 def _origin_over_valid(call: Call, valid: Tensor, layout: Samples | Owners) -> Origin:
