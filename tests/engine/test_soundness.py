@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pergrad
-from pergrad.testing import assert_near
+from pergrad.testing import assert_near, loop_grads
 from tests.engine.soundness import (
     arguments,
     contractions,
@@ -208,6 +208,29 @@ def test_class_12_compiled_callables_inside_of_a_block_are_exact(whole: bool) ->
 @each(sizes.CASES)
 def test_class_13_sizes_are_exact_or_refused(case: Case) -> None:
     check(case)
+
+
+# Scalar losses of a module that gets other rows than the loss function.
+ROWS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "two samples at a time": lambda m, x: torch.stack(
+        [m(part).square().sum() for part in x.split(2)]
+    ).sum(),
+    "rows of several": lambda m, x: m(x.repeat_interleave(2, 0)).square().sum(),
+    "two views": lambda m, x: m(torch.cat([x, 2 * x])).square().sum(),
+    "one by one": lambda m, x: torch.stack([m(row[None]).square().sum() for row in x]).sum(),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_class_13_a_scalar_loss_of_other_rows_than_the_batch_needs_its_size(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 3), torch.randn(4, 3)
+    with pytest.raises(
+        pergrad.PergradError, match="arguments of loss_fn have 4: pass batch_size=4"
+    ):
+        pergrad.norms(model, ROWS[name], x)
+    for parameter, rows in pergrad.grads(model, ROWS[name], x, batch_size=4).items():
+        assert_near(rows, loop_grads(model, ROWS[name], x)[parameter], parameter)
 
 
 STRIDES = Cases()

@@ -312,9 +312,15 @@ class Recording:
         return own
 
     def check_losses(self, losses: Tensor) -> None:
-        """Raises an error unless row n of the losses, (B,), is the loss of sample n."""
+        """Raises an error unless row n of the losses, (B,), is the loss of sample n.
+
+        A scalar says nothing about the samples: the module must have got as many rows as loss_fn did.
+        """
         tracker = self._tracker
-        if tracker is None or not losses.dim() or not losses.requires_grad:
+        if tracker is None or not losses.requires_grad:
+            return
+        if not losses.dim():
+            self._check_size(tracker.scope.count)
             return
         with internals.DisableTorchFunction():
             scope = tracker.scope
@@ -325,6 +331,16 @@ class Recording:
                     "dimension by batch_first="
                 )
             self._check_rows(losses, scope.samples(0))
+
+    def _check_size(self, count: int) -> None:
+        if self._options.batch_size is not None or self._ownership is not None:
+            return
+        given = batch_of_step(self._batch, self._options.batch_dim)
+        if given is not None and given[1] != count:
+            raise BatchSizeError(
+                f"the module was called with {count} rows, but the arguments of loss_fn have {given[1]}: pass "
+                f"batch_size={given[1]} to get the gradients of as many samples, or batch_size={count}"
+            )
 
     def _check_rows(self, losses: Tensor, wanted: Samples | Owners) -> None:
         """Raises an error unless each row of the losses belongs to the sample that a layout says."""
