@@ -174,6 +174,33 @@ def _vmapped() -> Callable[..., Any]:
     return vmapped
 
 
+def _watching_operators() -> Callable[..., Any]:
+    """Returns a context, made from a function that sees each operator and its arguments before it runs."""
+    mode: Any = find("torch.utils._python_dispatch.TorchDispatchMode")
+
+    class Watching(mode):  # type: ignore[misc]
+        supports_higher_order_operators = True
+
+        def __init__(self, see: Callable[..., None]) -> None:
+            super().__init__()
+            self._see = see
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self._see(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    return Watching
+
+
+def _forward_level() -> Callable[[], int]:
+    """Returns a function without a frame of Python, since it runs for every use of a weight."""
+    module = find("torch.autograd.forward_ad")
+    _ = module._current_level  # an AttributeError if it has moved
+    return functools.partial(getattr, module, "_current_level")
+
+
 def _tensor() -> type[Tensor]:
     return Tensor
 
@@ -291,6 +318,12 @@ ENTRIES: Mapping[str, Entry] = {
         "torch._C._functorch.maybe_current_level",
         "to know which torch.vmap maps the samples",
         _ERROR,
+    ),
+    "forward_level": Entry(
+        "torch.autograd.forward_ad._current_level",
+        "to refuse forward-mode differentiation, whose tangents no tap carries",
+        _ERROR,
+        make=_forward_level,
     ),
     "outside_of_transform": Entry(
         "torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack",
@@ -458,6 +491,12 @@ ENTRIES: Mapping[str, Entry] = {
         "such a step is not compiled",
         instead=functools.partial(make_fx, tracing_mode="fake"),
         make=_trace,
+    ),
+    "watching_operators": Entry(
+        "torch.utils._python_dispatch.TorchDispatchMode",
+        "to notice that a traced step seeds the random numbers that it draws",
+        "steps are not compiled",
+        make=_watching_operators,
     ),
     "compile_fx": Entry(
         "torch._inductor.compile_fx.compile_fx",

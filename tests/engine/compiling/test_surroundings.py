@@ -1,5 +1,6 @@
 """A compiled step leaves no tensor of its trace behind; it repeats what the step does, or is not compiled."""
 
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -146,6 +147,43 @@ def parametrized() -> nn.Module:
     return model
 
 
+class Seeds(Base):
+    """Draws the same numbers in each call, from a generator of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(7)
+        return self.b(self.a(x) * torch.rand(3, generator=generator, dtype=x.dtype))
+
+
+class SeedsAll(Base):
+    """Draws the same numbers in each call, and leaves the random state as it was."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            mask = torch.rand_like(x)
+        return self.b(self.a(x) * mask)
+
+
+class InAThread(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        h = self.a(x)
+        thread = threading.Thread(target=lambda: found.append(h.sin()))
+        thread.start()
+        thread.join()
+        return self.b(found[0])
+
+
+class Hooked(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a.weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and the graphs that are compiled
     "registered twice": (Twice, 1),
     "weights in containers": (InAList, 1),
@@ -158,6 +196,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and the graphs tha
     "an object with attributes": (InAnObject, 0),
     "parametrized": (parametrized, 1),
     "recurrent": (lambda: _Recurrent().double(), 1),
+    "seeds a generator": (Seeds, 0),
+    "seeds all generators": (SeedsAll, 0),
+    "computes in a thread": (InAThread, 0),
+    "a hook on a parameter": (Hooked, 0),
 }
 
 
@@ -209,6 +251,38 @@ def test_steps_give_what_recorded_ones_give_and_leave_no_traced_tensor(name: str
     for key in ("mean", "last", "both", "total", "seen", "calls"):
         if hasattr(plain, key):
             torch.testing.assert_close(getattr(model, key), getattr(plain, key))
+
+
+def test_a_hook_on_a_parameter_after_the_trace_is_noticed() -> None:
+    model, grads, x = Twice(), pergrad.Grads(), data()
+    step = pergrad.compiled(model, losses, grads, backend="eager")
+    for _ in range(3):
+        step(x)
+    model.a.weight.register_hook(lambda g: 2 * g)
+    with pytest.warns(UserWarning, match="a parameter has a hook"):
+        step(x)
+    for name, expected in pergrad.grads(model, losses, x).items():
+        assert_near(grads.result[name], expected, name)
+
+
+def test_a_generator_of_the_model_goes_on_in_a_graph() -> None:
+    class Draws(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = torch.Generator()
+
+        def forward(self, x: Tensor) -> Tensor:
+            drawn = torch.rand(3, generator=self.generator, dtype=x.dtype)
+            return self.b(self.a(x) * drawn)
+
+    model, norms, x = Draws(), pergrad.Norms(), data()
+    step = pergrad.compiled(model, losses, norms, backend="eager")
+    for seed in range(3):
+        model.generator.manual_seed(seed)
+        step(x)
+        model.generator.manual_seed(seed)
+        assert_near(norms.result, pergrad.norms(model, losses, x))
+    assert step.graphs == 1
 
 
 def test_assigned_attributes_are_those_of_the_last_step() -> None:

@@ -201,6 +201,8 @@ class CompiledStep:
         if self._is_empty(flat):
             return self._run(self._filled, batch)
         state, training = state_of(self._model)
+        if self._why_not is None and any(map(internals.hooks_of, state)):
+            self._stay_uncompiled("a parameter has a hook, which gets the gradient of each sample")
         number = self._states.number(state)
         key = (spec, signature_of_leaves(flat), number, self._states.autocast(), training)
         if self._cuda_graphs and key not in self._graphs:  # a signature names the devices

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pergrad.engine.recording.modules import submodules
@@ -110,6 +111,7 @@ class Surroundings:
 
     def __init__(self, model: nn.Module, others: Iterable[Any]) -> None:
         self._holders: list[_Holder] = []
+        self.generators: list[torch.Generator] = []  # that they hold
         self._seen: set[int] = set()
         self._pending: deque[tuple[Any, str, str | None]] = deque()
         names: list[str] = []
@@ -131,7 +133,9 @@ class Surroundings:
             return
         self._seen.add(id(value))
         parts: Iterable[Any] = ()
-        if isinstance(value, dict | list | deque | set):
+        if isinstance(value, torch.Generator):
+            self.generators.append(value)
+        elif isinstance(value, dict | list | deque | set):
             self._holders.append(_Holder(value, name, of_module))
             parts = dict.values(value) if isinstance(value, dict) else tuple(value)
         elif isinstance(value, tuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from pergrad.engine.compiling.surroundings import Surroundings, UnrepeatableErro
 from pergrad.engine.recording.modules import submodules
 from pergrad.engine.samples.known_indices import KnownIndices
 from pergrad.quantities import Quantity
-from pergrad.runtime import internals
+from pergrad.runtime import internals, is_traced
 from pergrad.runtime.containers import owned_copy, tensors_in
 from pergrad.runtime.eagerness import traceable_callables
 
@@ -57,6 +57,7 @@ def trace_step(
     template = Template([], [])
     old: list[Tensor] = []  # what the step replaces by its results
     surroundings = Surroundings(model, [loss_fn, *map(vars, quantities)])
+    seeds = _refusing_seeds(surroundings.generators)
 
     def traced(*inputs: Tensor) -> list[Tensor]:
         nonlocal template, old
@@ -70,7 +71,7 @@ def trace_step(
         filled = list(map(_copied, quantities))
         surroundings.put({id(t): stand_in for t, stand_in in zip(state, own, strict=True)})
         try:
-            with _unflattened(model), KnownIndices():
+            with _unflattened(model), KnownIndices(), seeds:
                 losses = step(filled, internals.pytree.tree_unflatten(values, spec))
         except BaseException:
             with suppress(UnrepeatableError):
@@ -86,9 +87,32 @@ def trace_step(
     with quiet(), _no_autocast_cache(), traceable_callables():
         graph: GraphModule = internals.trace(traced)(*graph_inputs(state, flat))
     constants = _constants(graph)
+    if any(map(is_traced, constants)):
+        raise UnrepeatableError("the step computes in another thread, which a trace does not see")
     _refuse_reads(constants, state, "a parameter or buffer, past the module")
     _refuse_reads(constants, old, "state that it replaces")
     return Trace(graph, template, _guards(model, constants))
+
+
+def _refusing_seeds(generators: Iterable[torch.Generator]) -> Any:
+    """Refuses a step that seeds what it draws from: a graph would draw other numbers in every call.
+
+    A trace draws nothing, so that the states of generators change by seeds alone. Operators get another
+    object for a generator, which is known by its state.
+    """
+    states = [g.get_state() for g in (torch.default_generator, *generators)]
+
+    def check(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+            return
+        given = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Generator)]
+        with internals.outside_of_trace():
+            for generator in given or [torch.default_generator]:
+                state = generator.get_state()
+                if not any(torch.equal(state, known) for known in states):
+                    raise UnrepeatableError("the step seeds the random numbers that it draws")
+
+    return internals.watching_operators(check)
 
 
 def _copied(quantity: Quantity) -> Quantity:
