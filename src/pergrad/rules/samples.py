@@ -93,13 +93,7 @@ class StatesOf:
 
 
 Movement: TypeAlias = (
-    SamplesOf
-    | RowsTimesWeight
-    | AreSamples
-    | LikeFunction
-    | SequencesOf
-    | StartedFrom
-    | StatesOf
+    SamplesOf | RowsTimesWeight | AreSamples | LikeFunction | SequencesOf | StartedFrom | StatesOf
 )
 DECLARED: dict[Callable[..., Any], Movement] = {}
 F = TypeVar("F", bound=Callable[..., Any])

@@ -98,10 +98,14 @@ def test_attributes_that_are_tensors_are_functions(attribute: str) -> None:
 
 @pytest.mark.parametrize(
     "attribute",
-    ["dtype", "device", "grad", "requires_grad", "grad_fn", "is_leaf", "ndim", "layout"],
+    ["dtype", "device", "grad", "requires_grad", "is_leaf", "ndim", "layout"],
 )
 def test_other_attributes_are_passive(attribute: str) -> None:
     assert kind_of(getter(attribute)) is Kind.PASSIVE
+
+
+def test_nodes_of_the_graph_are_told_apart() -> None:
+    assert kind_of(getter("grad_fn")) is Kind.NODE
 
 
 def test_the_data_of_a_weight_is_harmless() -> None:

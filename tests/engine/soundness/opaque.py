@@ -153,6 +153,46 @@ def tensor_hook_that_looks(m: Any, x: Tensor) -> Tensor:
     return x + m.b(h)
 
 
+def centre_in_place(gradient: Tensor) -> None:
+    gradient.sub_(gradient.mean(0))
+
+
+@CASES.refused()
+def tensor_hook_that_centres_in_place(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    h.register_hook(centre_in_place)
+    return x + m.b(h)
+
+
+@CASES.refused(
+    prepare=lambda m, x: m.b.register_full_backward_hook(lambda _, g, __: centre_in_place(g[0]))
+)
+def module_hook_that_centres_in_place(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(m.a(x))
+
+
+@CASES.refused()
+def node_hook_that_reverses_samples(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x).sin()
+    h.grad_fn.register_hook(lambda of_inputs, of_outputs: (of_inputs[0].flip(0),))
+    return x + m.b(h)
+
+
+@CASES.refused()
+def node_hook_before_that_reverses_samples(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    h.grad_fn.register_prehook(lambda gradients: (gradients[0].flip(0),))
+    return x + m.b(h)
+
+
+@CASES.exact()
+def node_hooks_that_look(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    h.grad_fn.register_hook(lambda *_: None)
+    h.grad_fn.register_prehook(lambda *_: None)
+    return x + m.b(h)
+
+
 @CASES.refused(prepare=lambda m, x: m.b.register_full_backward_hook(centre_gradients))
 def module_hook_that_centres(m: Any, x: Tensor) -> Tensor:
     return x + m.b(m.a(x))

@@ -139,3 +139,22 @@ def traced(m: Any, x: Tensor) -> Tensor:
 @CASES.exact()
 def custom_operator(m: Any, x: Tensor) -> Tensor:
     return x + m.b(sine(m.a(x)))
+
+
+@CASES.refused()
+def tangent_of_a_layer(m: Any, x: Tensor) -> Tensor:
+    h = m.b(m.a(x))
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of torch.jit
+        return h + torch.func.jvp(m.b, (h,), (torch.ones_like(h),))[1]
+
+
+@CASES.refused()
+def dual_numbers_through_a_layer(m: Any, x: Tensor) -> Tensor:
+    h = m.b(m.a(x))
+    with (
+        warnings.catch_warnings(action="ignore", category=DeprecationWarning),  # of torch.jit
+        torch.autograd.forward_ad.dual_level(),
+    ):
+        dual = torch.autograd.forward_ad.make_dual(h, torch.ones_like(h))
+        output, tangent = torch.autograd.forward_ad.unpack_dual(m.b(dual))
+    return output + tangent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -46,3 +47,17 @@ def layer_weight_made_anew(m: Any, x: Tensor) -> Tensor:
 @CASES.exact(parts=lambda: {"cw": nn.Parameter(torch.randn(3, 3, dtype=torch.complex128))})
 def complex_parameter(m: Any, x: Tensor) -> Tensor:
     return torch.view_as_real(x.to(torch.complex128) @ m.cw).flatten(1)
+
+
+@CASES.exact()
+def layer_frozen_for_a_while(m: Any, x: Tensor) -> Tensor:
+    m.b.requires_grad_(False)
+    h = m.b(m.a(x))
+    m.b.requires_grad_(True)
+    return h + m.b(x)
+
+
+@CASES.exact()
+def weights_as_numbers(m: Any, x: Tensor) -> Tensor:
+    with warnings.catch_warnings(action="ignore"):  # torch advises to detach them
+        return m.a(x) * float(m.w[0, 0]) + m.b(x) * int(m.w.sum() * 10)

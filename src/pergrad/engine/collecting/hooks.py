@@ -13,8 +13,9 @@ from pergrad.engine.samples.layouts import Owners, Samples
 from pergrad.engine.samples.proving import subsets
 from pergrad.errors import MixedSamplesError, UnsupportedFunctionError
 from pergrad.runtime import internals
+from pergrad.runtime.containers import tensors_in
 
-__all__ = ["guarded", "guarding_modules"]
+__all__ = ["guard_nodes", "guarded", "guarding_modules"]
 
 Hook = Callable[[Tensor], Tensor | None]
 
@@ -30,7 +31,12 @@ def guarded(hook: Hook, layout: Samples | Owners) -> Hook:
             return None
         version = internals.version_of(gradient)
         changed = hook(gradient)
-        if changed is gradient and internals.version_of(gradient) == version:
+        if internals.version_of(gradient) != version:
+            raise UnsupportedFunctionError(
+                f"a hook on a tensor of shape {tuple(gradient.shape)} changes the gradient in place, which a "
+                "recording cannot follow; return a new gradient"
+            )
+        if changed is gradient:
             return None  # it only looks, as those of `fully_shard` do
         if changed is not None and not _treats_each_alone(hook, gradient, changed, layout):
             raise MixedSamplesError(
@@ -67,7 +73,7 @@ def guarding_modules(modules: Iterable[nn.Module]) -> Iterator[None]:
             if hooks:
                 saved.append((hooks, dict(hooks)))
                 for key, hook in saved[-1][1].items():
-                    hooks[key] = _looking_only(hook)
+                    hooks[key] = _looking_only(hook, f"a backward hook of {type(module).__name__}")
     try:
         yield
     finally:
@@ -75,12 +81,32 @@ def guarding_modules(modules: Iterable[nn.Module]) -> Iterator[None]:
             hooks.update({key: hook for key, hook in before.items() if key in hooks})
 
 
-def _looking_only(hook: Callable[..., Any]) -> Callable[..., None]:
+def guard_nodes(nodes: Iterable[Any]) -> None:
+    """Makes it an error if a hook on a node of autograd's graph changes a gradient; taps return nothing."""
+    for node in nodes:
+        if node.name() == "BackwardHookFunctionBackward":
+            continue  # of a module's hooks, which are guarded themselves
+        for register in (node.register_hook, node.register_prehook):
+            handle = register(_nothing)
+            hooks = handle.hooks_dict_ref()
+            handle.remove()
+            for key, hook in hooks.items():
+                hooks[key] = _looking_only(hook, f"a hook on the autograd node {node.name()}")
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _looking_only(hook: Callable[..., Any], what: str) -> Callable[..., None]:
     def call(*args: Any) -> None:
-        if hook(*args) is not None:
+        gradients = [*tensors_in(args)]
+        versions = [*map(internals.version_of, gradients)]
+        changed = hook(*args)
+        if changed is not None or versions != [*map(internals.version_of, gradients)]:
             raise UnsupportedFunctionError(
-                f"a backward hook of {type(args[0]).__name__} changes gradients, which a recording cannot "
-                "follow; let it return None, or remove it"
+                f"{what} changes gradients, which a recording cannot follow; let it return None and write "
+                "nothing in place, or remove it"
             )
 
     return call

@@ -31,6 +31,9 @@ _PASSIVE = frozenset(
     """.split()
 )
 
+# Methods that return a number; `float` and `int` are names of casts, too.
+_NUMBERS = frozenset(["__float__", "__int__", "__index__", "__complex__"])
+
 # Functions that return numbers of samples, among others.
 _SIZES = frozenset(["size", "numel", "nelement", "len"])
 
@@ -56,6 +59,7 @@ class Kind(Enum):
     SIZE = auto()
     SET_DATA = auto()  # assigns other memory to a tensor
     HOOK = auto()  # registers a backward hook
+    NODE = auto()  # returns a node of autograd's graph, which can be hooked too
     BACKWARD = auto()
     HARMLESS = auto()  # no gradient flows to a weight
     TRANSPARENT = auto()  # not torch's: its body can be recorded instead
@@ -68,13 +72,15 @@ def kind_of(func: Callable[..., Any]) -> Kind:
     name = name_of(func)
     if func.__name__ == "__get__":
         attribute = name
-        if attribute == "shape":
-            return Kind.SHAPE
+        if attribute in ("shape", "grad_fn"):
+            return Kind.SHAPE if attribute == "shape" else Kind.NODE
         return (
             Kind.HARMLESS
             if attribute == "data"
             else (Kind.ORDINARY if attribute in _TENSOR_ATTRIBUTES else Kind.PASSIVE)
         )
+    if func.__name__ in _NUMBERS:
+        return Kind.PASSIVE
     if name in _SIZES:
         return Kind.SIZE
     if func in _BACKWARDS:

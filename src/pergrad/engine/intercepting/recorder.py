@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
-from pergrad.engine.collecting.hooks import guarded
+from pergrad.engine.collecting.hooks import guard_nodes, guarded
 from pergrad.engine.collecting.journal import Journal
 from pergrad.engine.collecting.kept_gradients import KeptGradients
 from pergrad.engine.collecting.ledger import Ledger, Sink, UseCounter
@@ -38,7 +38,7 @@ from pergrad.runtime.containers import parts_of
 __all__ = ["Recorder"]
 
 _PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
-_SET_DATA, _HOOK, _TRANSPARENT = Kind.SET_DATA, Kind.HOOK, Kind.TRANSPARENT
+_SET_DATA, _HOOK, _NODE, _TRANSPARENT = Kind.SET_DATA, Kind.HOOK, Kind.NODE, Kind.TRANSPARENT
 _BACKWARD, _ORDINARY, _WRITING = Kind.BACKWARD, Kind.ORDINARY, Kind.WRITING
 _FOLLOWED = frozenset([_ORDINARY, _WRITING, _TRANSPARENT])
 _HARMLESS = Kind.HARMLESS
@@ -71,6 +71,7 @@ class Recorder(WeightCalls):
         # The last functions before that, without weights: their results may have samples.
         self.earlier: deque[Earlier] = deque(maxlen=_MOST_EARLIER)
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}  # buffers before the first write to them
+        self._nodes: list[Any] = []  # of autograd's graph, that the user has looked at
 
     def begin(self, tracker: Tracker, uses: UseCounter, sink: Sink) -> None:
         """Starts to record; until then, functions run unchanged."""
@@ -183,6 +184,11 @@ class Recorder(WeightCalls):
                 return self._backward(func, args, kwargs)
             if kind is _HOOK:
                 return self._register_hook(*args, **kwargs)
+            if kind is _NODE:
+                node = func(*args)
+                if node is not None:
+                    self._nodes.append(node)
+                return node
             if kind is _SET_DATA:
                 weight = self.tracker.weight_of(args[0])
                 func(*args, **kwargs)
@@ -213,7 +219,7 @@ class Recorder(WeightCalls):
                 continue
             if torch.is_grad_enabled():
                 plan = cached_plan(signature)
-                if plan is not None:
+                if plan is not None and internals.forward_level() < 0:
                     output = call_by_plan(plan, args, kwargs, tracker, tags, signature)
                     if output is not NotImplemented:
                         if self.journal is not None:
@@ -224,6 +230,8 @@ class Recorder(WeightCalls):
         output = func(*args, **kwargs)
         if looks_at_weights and any(output is t for t in tensors):
             return output  # `w.float()` of a float weight: it keeps its tag
+        if id(output) in tracker.roots:
+            return output  # `w.requires_grad_()` of a frozen one: a tag would hide the weight
         if not tracker.recall(signature, output):
             tracker.propagate_from(func, args, kwargs, output, tensors, tags, signature)
         return output
@@ -233,6 +241,9 @@ class Recorder(WeightCalls):
     ) -> Any:
         assert self._ledger is not None
         refuse_gradients_of_weights(func, args, kwargs, self.tracker.weight_of)
+        if self._nodes:
+            guard_nodes(self._nodes)
+            self._nodes.clear()
         try:
             return run_passes(
                 *(func, args, kwargs, self, self._ledger, self._anchor),

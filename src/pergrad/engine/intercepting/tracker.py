@@ -111,8 +111,8 @@ class Tracker:
     def tag(self, t: Tensor) -> Layout | Weight:
         """Returns the weight or the layout of a tensor."""
         root = self.roots.get(id(t))
-        if root is not None:
-            return root
+        if root is not None:  # a loss may freeze some parameters for a while, as of a discriminator
+            return root if t.requires_grad else self.constant
         tag: Layout | Weight | None = getattr(t, TAG, None)
         if tag is not None and tag.scope is self.scope:
             return self._after_changes(t, tag) if internals.version_of(t) else tag

@@ -121,13 +121,13 @@ class WeightCalls(TorchFunctionMode):
                 weights,
                 "a reentrant checkpoint got the parameter as an argument; pass use_reentrant=False",
             )
-        if internals.level_of_transform() is not None:
+        if internals.level_of_transform() is not None or internals.forward_level() >= 0:
             weights = [w for t in tensors_in(args, kwargs) if (w := self.tracker.weight_of(t))]
             raise unsupported(
                 func,
                 weights,
-                "torch.func transforms this call, or torch.vmap maps another dimension than that of the "
-                "samples: write this dimension out, or map the samples",
+                "torch.func or forward-mode differentiation transforms this call, or torch.vmap maps another "
+                "dimension than that of the samples: write this dimension out, or map the samples",
             )
         cast = explicit_cast(func, args, kwargs)
         if cast is not None:

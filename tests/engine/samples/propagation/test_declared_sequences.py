@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -73,11 +75,24 @@ def test_all_rows_are_of_the_only_sample() -> None:
 
 def test_the_output_is_as_the_steps_and_the_states_are_as_the_first() -> None:
     start, hidden = torch.ones(3, 2), torch.ones(4, 3, 2)
-    args = (None, torch.ones(4, 3, 2), (start, start), hidden)
+    args = (Steps(0, reverse=False), torch.ones(4, 3, 2), (start, start), hidden)
     given = [(start, SCOPE.samples(0)), (hidden, SCOPE.samples(1))]
     output, *states = layouts(recurrent_states, args, given, outputs=3)  # type: ignore[arg-type]
     assert output == SCOPE.samples(1)
     assert states == [SCOPE.samples(0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "of_hidden"), [(None, Owners(SCOPE, 1, torch.tensor([2, 0, 1]))), ((3, 1), None)]
+)
+def test_states_of_other_samples_than_the_steps_are_refused(sizes: Any, of_hidden: Any) -> None:
+    start, hidden = torch.ones(3, 2), torch.ones(4, 3, 2)
+    of_hidden = of_hidden or Owners(SCOPE, 0, torch.tensor([2, 0, 1, 2]))
+    args = (Steps(0, reverse=False, sizes=sizes), hidden, (start,), hidden)
+    for owner, is_same in (([2, 0, 1], True), ([0, 1, 2], False)):
+        given = [(start, Owners(SCOPE, 0, torch.tensor(owner))), (hidden, of_hidden)]
+        output, _ = layouts(recurrent_states, args, given, outputs=2)
+        assert isinstance(output, Owners if is_same else Lost)
 
 
 def test_several_samples_in_one_sequence_are_refused() -> None:
