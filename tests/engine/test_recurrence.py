@@ -221,7 +221,7 @@ def test_input_that_is_the_same_for_all_samples_belongs_to_those_of_the_states(k
 @pytest.mark.parametrize("cell", [nn.GRUCell, nn.RNNCell])
 def test_cell_on_a_repeated_weight_belongs_to_the_samples_of_its_states(cell: Any) -> None:
     def decode(m: Any, x: Tensor) -> Tensor:
-        state: Tensor = m.layer(m.token.repeat(int(len(x)), 1), m.start(x))
+        state: Tensor = m.layer(m.token.repeat(len(x), 1), m.start(x))
         return state
 
     others = {"token": nn.Parameter(double(1, INPUT)), "start": nn.Linear(INPUT, HIDDEN).double()}

@@ -178,7 +178,7 @@ def _watching_operators() -> Callable[..., Any]:
     """Returns a context, made from a function that sees each operator and its arguments before it runs."""
     mode: Any = find("torch.utils._python_dispatch.TorchDispatchMode")
 
-    class Watching(mode):  # type: ignore[misc]
+    class Watching(mode):
         supports_higher_order_operators = True
 
         def __init__(self, see: Callable[..., None]) -> None:

@@ -338,8 +338,8 @@ class Recording:
         given = batch_of_step(self._batch, self._options.batch_dim)
         if given is not None and given[1] != count:
             raise BatchSizeError(
-                f"the module was called with {count} rows, but the arguments of loss_fn have {given[1]}: pass "
-                f"batch_size={given[1]} to get the gradients of as many samples, or batch_size={count}"
+                f"the module was called with {count} rows, but the arguments of loss_fn have {given[1]}: "
+                f"pass batch_size={given[1]} to get the gradients of as many samples, or batch_size={count}"
             )
 
     def _check_rows(self, losses: Tensor, wanted: Samples | Owners) -> None:
