@@ -457,6 +457,14 @@ def check_optimizers_that_write_past_versions_do_not_matter() -> None:
         optimizer.step()
 
 
+def check_modes_of_the_user_may_be_within_the_block() -> None:
+    x, model = own(batch()), sharded(made())
+    norms = pergrad.Norms()
+    with pergrad.record(model, norms), torch.device("cpu"):
+        losses(model, x).sum().backward()
+    near(norms.result, norms_of(oracle(made(), x)))
+
+
 def check_parameters_are_gathered_out_of_sight() -> None:
     class Seen(TorchFunctionMode):
         def __init__(self) -> None:

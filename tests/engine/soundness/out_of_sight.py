@@ -158,3 +158,29 @@ def dual_numbers_through_a_layer(m: Any, x: Tensor) -> Tensor:
         dual = torch.autograd.forward_ad.make_dual(h, torch.ones_like(h))
         output, tangent = torch.autograd.forward_ad.unpack_dual(m.b(dual))
     return output + tangent
+
+
+class Product(torch.autograd.Function):
+    """Multiplies by a weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return g @ w.T, x.T @ g
+
+
+@CASES.exact()
+def function_of_a_weight_within_a_mode(m: Any, x: Tensor) -> Tensor:
+    with torch.device("cpu"):
+        return Product.apply(m.a(x), m.w)
+
+
+@CASES.exact()
+def vmap_with_a_weight_within_a_mode(m: Any, x: Tensor) -> Tensor:
+    with torch.device("cpu"):
+        return x + torch.vmap(lambda r: m.b(r))(m.a(x))

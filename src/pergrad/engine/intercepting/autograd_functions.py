@@ -6,7 +6,8 @@ import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -84,18 +85,34 @@ class _Apply:
     """
 
     def __get__(self, _: object, function: type[Function]) -> Callable[..., Any]:
-        for mode in internals.function_modes():
-            if hasattr(mode, "wants_function"):
-                return types.MethodType(_apply, function)
-        return _plain(function)
+        if _recorder() is None:
+            return _plain(function)
+        return types.MethodType(_apply, function)
 
 
 _intercepting = _Apply()
 
 
+def _recorder() -> Any:
+    """Returns the open recorder, below modes of the user such as `torch.device`; None without one."""
+    for mode in reversed(internals.function_modes()):
+        if hasattr(mode, "wants_function"):
+            return mode
+    return None
+
+
+@contextmanager
+def _unseen_by(recorder: Any) -> Iterator[Any]:
+    """Closes the recorder, and modes of the user within it, for a while."""
+    with ExitStack() as closed:
+        while closed.enter_context(internals.pop_mode()) is not recorder:
+            pass
+        yield recorder
+
+
 def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
-    stack = internals.function_modes()
-    wants = getattr(stack[-1], "wants_function", None) if stack else None
+    recorder = _recorder()
+    wants = getattr(recorder, "wants_function", None)
     # Non-reentrant checkpoints save their arguments with an autograd.Function, which uses no weight.
     # This package's own functions are parts of functions that declare how they move samples.
     keeps = (
@@ -106,24 +123,24 @@ def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
         return _plain(function)(*args, **kwargs)
     if not wants(args, kwargs) and function.__module__.startswith(_IDENTITIES):
         output = _plain(function)(*args, **kwargs)
-        if getattr(stack[-1], "uses", None) is not None:
-            _pass_on(stack[-1].tracker, tensors_in(args, kwargs), tensors_in(output))
+        if getattr(recorder, "uses", None) is not None:
+            _pass_on(recorder.tracker, tensors_in(args, kwargs), tensors_in(output))
         return output
     if not wants(args, kwargs):
-        uses = getattr(stack[-1], "uses", None)  # None before the batch size is known
+        uses = getattr(recorder, "uses", None)  # None before the batch size is known
         before = 0 if uses is None else uses.to_recompute
         output = _plain(function)(*args, **kwargs)
         is_checkpoint = function is CheckpointFunction
         if uses is None or not torch.is_grad_enabled():
             return output
-        with internals.pop_mode() as mode:
+        with _unseen_by(recorder) as mode:
             # A function that uses weights inside runs them again in its backward, as a checkpoint does.
             if is_checkpoint or is_torchs or uses.to_recompute > before:
                 _refuse_untracked(mode.tracker, output)
             else:
                 mode.tracker.propagate(_applied(function), args, kwargs, output)
         return output
-    with internals.pop_mode() as mode:
+    with _unseen_by(recorder) as mode:
         return mode.__torch_function__(_applied(function), (), args, kwargs)
 
 
@@ -169,21 +186,21 @@ def _vmap(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Replaces the body of `torch.vmap` while a recording is open: the innermost mode may map otherwise."""
+    """Replaces the body of `torch.vmap` while a recording is open: the recorder may map otherwise."""
     plain = _original_vmap
     assert plain is not None
-    stack = internals.function_modes()
-    mapped = getattr(stack[-1], "mapped", None) if stack else None
+    recorder = _recorder()
+    mapped = getattr(recorder, "mapped", None)
     found = mapped(func, in_dims, args, kwargs) if mapped is not None else None
     if found is None:
         return plain(func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
-    with internals.pop_mode():
+    with _unseen_by(recorder):
         func, in_dims, given = found
         return plain(func, in_dims, out_dims, randomness, None, *given, **kwargs)
 
 
 class intercepting_functions:  # noqa: N801  # a context manager, as in contextlib
-    """Lets the innermost mode handle calls of `apply` within the block."""
+    """Lets the recorder handle calls of `apply` within the block."""
 
     __slots__ = ()
 
