@@ -88,6 +88,24 @@ def test_class_4_indices_are_exact_or_refused(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.parametrize(
+    "move",
+    [lambda h: h.flip(0), lambda h: h[[1, 0, 2, 3]], lambda h: torch.cat(h.chunk(2)[::-1])],
+    ids=["reversed", "two exchanged", "halves exchanged"],
+)
+def test_class_4_moved_rows_beside_data_of_other_samples_are_refused_in_a_block(move: Any) -> None:
+    """A block has no losses, (B,), whose order would tell."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.randn(4, 3)
+    for combined in (lambda h: x + h, lambda h: torch.cat([x, h], 1), lambda h: F.mse_loss(h, x)):
+        with pytest.raises(pergrad.PergradError), pergrad.record(model, pergrad.Norms()):
+            combined(move(model(x))).square().sum().backward()
+    before = move(x)  # a block cannot know whose rows these are
+    with pergrad.record(model, pergrad.Norms()) as norms:
+        (before + move(model(x))).square().sum().backward()
+    assert_near(norms.result, pergrad.norms(model, lambda m, x: (x + m(x)).square().sum(1), x))
+
+
 @each(arguments.CASES)
 def test_class_5_unseen_arguments_are_exact_or_refused(case: Case) -> None:
     check(case)

@@ -30,6 +30,7 @@ from pergrad.engine.samples.out_of_sight import (
 from pergrad.engine.samples.propagation import (
     Call,
     handler_of,
+    is_beside_other_data,
     is_by_value,
     is_trusted,
     layout_of_write,
@@ -391,6 +392,10 @@ class Tracker:
         hints = () if is_trusted(func) else [self._hint(t) for t in outputs]
         call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts, flows, hints)
         found = layouts_of_outputs(call)
+        if call.flows and call.has_samples:
+            for k, t in enumerate(outputs):
+                if is_beside_other_data(call, t, found[k], self.knows):
+                    found[k] = call.mixed("combines rows of samples with data of others")
         self._mark_all(call, found)
         self._remember(call, output, found, signature)
 
@@ -403,7 +408,9 @@ class Tracker:
         for k, (t, layout) in enumerate(zip(call.outputs, found, strict=True)):
             if isinstance(layout, Lost) and layout.is_fatal and call.flows:
                 if not any(layout is own for own in call.layouts):
-                    found[k] = proved_on_graph(t, self.scope) or layout
+                    proved = proved_on_graph(t, self.scope)
+                    if proved is not None and not is_beside_other_data(call, t, proved, self.knows):
+                        found[k] = proved
                     call.reads_values = True
                 refuse_lost(t, found[k])
             self.mark(t, found[k])

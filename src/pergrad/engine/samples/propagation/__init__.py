@@ -33,7 +33,11 @@ from pergrad.engine.samples.propagation.creating import layout_by_sizes, sizes_i
 from pergrad.engine.samples.propagation.declared import declared_samples
 from pergrad.engine.samples.propagation.elementwise import ELEMENTWISE
 from pergrad.engine.samples.propagation.pairing import layout_of_pairs
-from pergrad.engine.samples.propagation.probing import layouts_by_probe, proved_apart
+from pergrad.engine.samples.propagation.probing import (
+    is_beside_other_data,
+    layouts_by_probe,
+    proved_apart,
+)
 from pergrad.engine.samples.propagation.table import (
     Call,
     Handler,
@@ -70,6 +74,7 @@ __all__ = [
     "elementwise",
     "handler_of",
     "indexing",
+    "is_beside_other_data",
     "is_by_value",
     "is_own",
     "is_trusted",

@@ -7,7 +7,7 @@ samples, which may change no row of another sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
@@ -34,7 +34,7 @@ from pergrad.runtime.caches import Cache
 from pergrad.runtime.containers import map_parts
 from pergrad.runtime.tolerances import largest
 
-__all__ = ["layouts_by_probe", "proved_apart"]
+__all__ = ["is_beside_other_data", "layouts_by_probe", "proved_apart"]
 
 # Maps the signature of a call to the keys of its outputs' layouts, or to the reason why they are unknown.
 # The signature has the function, the batch size, every plain argument with its type, and the shape, dtype and
@@ -155,6 +155,29 @@ def proved_apart(call: Call) -> list[Layout] | None:
     call.reads_values = True
     found = _proved_by_graph(call)
     return None if found is None or isinstance(found[0], str) else found[0]
+
+
+def is_beside_other_data(
+    call: Call, out: Tensor, layout: Layout | None, is_known: Callable[[Tensor], bool]
+) -> bool:
+    """Whether rows that were moved lie beside data of other samples: nothing says whose they are then.
+
+    Where a weight is applied to the data, so do rows in the order of the batch. `is_known` tells data whose
+    samples are not merely read off their shape.
+    """
+    if not isinstance(layout, Samples | Owners) or call.scope.count == 1 or is_traced(out):
+        return False
+    if not isinstance(layout, Owners) and not call.of_weights:
+        return False
+    return any(
+        own != layout
+        and out.dim() - t.dim() + own.dim == layout.dim
+        and own.size == layout.size
+        and is_known(t)
+        and not torch.equal(own.owner_of_each(out.device), layout.owner_of_each(out.device))
+        for t, own in call.with_samples
+        if not t.requires_grad
+    )
 
 
 def _of_one_sample(call: Call, t: Tensor) -> Layout:
