@@ -18,6 +18,7 @@ from pergrad.engine.samples.known_indices import known_index
 from pergrad.engine.samples.layouts import Key, Layout, Lost, Owners, Samples
 from pergrad.engine.samples.moving import layout_after_moves
 from pergrad.engine.samples.origins import SUM
+from pergrad.engine.samples.propagation.elementwise import ELEMENTWISE
 from pergrad.engine.samples.propagation.table import (
     Call,
     is_own,
@@ -157,17 +158,20 @@ def proved_apart(call: Call) -> list[Layout] | None:
     return None if found is None or isinstance(found[0], str) else found[0]
 
 
+_JOINS = frozenset("cat concat concatenate stack where".split())
+
+
 def is_beside_other_data(
     call: Call, out: Tensor, layout: Layout | None, is_known: Callable[[Tensor], bool]
 ) -> bool:
-    """Whether rows that were moved lie beside data of other samples: nothing says whose they are then.
+    """Whether rows that were moved are combined with data of other samples: nothing says whose they are then.
 
-    Where a weight is applied to the data, so do rows in the order of the batch. `is_known` tells data whose
-    samples are not merely read off their shape.
+    `is_known` tells data whose samples are not merely read off their shape. With owners that the user has
+    given, labels of a packed sequence may be those of the next one's first token, which a mask leaves out.
     """
-    if not isinstance(layout, Samples | Owners) or call.scope.count == 1 or is_traced(out):
+    if not isinstance(layout, Owners) or call.scope.known or is_traced(out):
         return False
-    if not isinstance(layout, Owners) and not call.of_weights:
+    if call.name not in ELEMENTWISE | _JOINS:
         return False
     return any(
         own != layout

@@ -127,7 +127,6 @@ class Call:
         "hints",
         "kwargs",
         "layouts",
-        "of_weights",
         "outputs",
         "reads_values",
         "scope",
@@ -154,8 +153,7 @@ class Call:
         self.tensors = tensors
         self.layouts = layouts  # of the tensors
         self.hints = hints or [None] * len(outputs)  # layouts of the outputs that are not proved
-        # Whether a gradient will flow through the outputs; given if one flows to weights.
-        self.of_weights = bool(flows)
+        # Whether a gradient will flow through the outputs; given if they are computed under no_grad.
         if flows is None:
             flows = torch.is_grad_enabled() and any(t.requires_grad for t in outputs)
         self.flows = flows
