@@ -8,6 +8,7 @@ import torch
 from pergrad.runtime.tolerances import (
     largest,
     largest_difference,
+    largest_of_each,
     noise_floor,
     relative_error,
     tolerance_of_model,
@@ -74,6 +75,17 @@ def test_difference_is_found_in_every_piece(place: int, is_transposed: bool) -> 
 
 def test_difference_without_elements_is_zero() -> None:
     assert largest_difference(torch.zeros(0, 3), torch.zeros(0, 3)) == 0.0
+
+
+def test_largest_elements_are_those_of_each_tensor_whatever_its_dtype() -> None:
+    one = [torch.tensor([1.0, -3.0]), torch.zeros(0), torch.tensor([[2.0]])]
+    assert largest_of_each(one) == [3.0, 0.0, 2.0]
+    others = [torch.tensor([-7.0]).double(), torch.tensor([3 + 4j]), torch.tensor([0.5]).half()]
+    assert largest_of_each([*one, *others]) == [3.0, 0.0, 2.0, 7.0, 5.0, 0.5]
+    assert largest_of_each([]) == []
+    with_nan = largest_of_each([torch.tensor([1.0, float("nan")]), torch.ones(2)])
+    assert math.isnan(with_nan[0])
+    assert with_nan[1] == 1.0
 
 
 def test_floor_is_relative_to_the_models_largest_gradient() -> None:

@@ -4,10 +4,12 @@ from pergrad.reductions.batched_launches import SquaredNorms, weighted_sums
 from pergrad.reductions.complex_gradients import gradients_of
 from pergrad.reductions.gradients import SampleGradients
 from pergrad.reductions.sketches import CountSketch, TwoSidedSketch
+from pergrad.reductions.weights import SampleWeights
 
 __all__ = [
     "CountSketch",
     "SampleGradients",
+    "SampleWeights",
     "SquaredNorms",
     "TwoSidedSketch",
     "gradients_of",

@@ -15,6 +15,7 @@ from pergrad.factors import Factor
 from pergrad.reductions.gradients import SampleGradients, scaled_squares
 from pergrad.reductions.norms import Launch, squared_norms_in_one_launch, sums_in_one_launch
 from pergrad.reductions.sums import weighted_sums_in_one_launch
+from pergrad.reductions.weights import SampleWeights
 from pergrad.runtime.queue import Queue
 
 __all__ = ["SquaredNorms", "weighted_sums"]
@@ -154,6 +155,7 @@ def weighted_sums(
     many: dict[str, SampleGradients], weights: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields (name, Σ_n weights[n] G_n) of every parameter and removes each from `many`."""
+    given = SampleWeights(weights.double())
     together: dict[Any, dict[str, SampleGradients]] = defaultdict(dict)
     for name in [name for name, gradients in many.items() if gradients.shares_a_launch_of_sums]:
         gradients = many.pop(name)
@@ -163,11 +165,12 @@ def weighted_sums(
         _, some = together.popitem()
         factors = [gradients.factors[0] for gradients in some.values()]
         first = next(iter(some.values()))  # scale and bound are the same for all
-        sums = weighted_sums_in_one_launch(factors, first.scaled_weights(weights), first.bound)
+        scaled = first.scaled_weights(given).values
+        sums = weighted_sums_in_one_launch(factors, scaled, first.bound)
         yield from zip(some, sums, strict=True)
     while many:
         name, gradients = many.popitem()
-        yield name, gradients.weighted_sum(weights)
+        yield name, gradients.weighted_sum(given)
 
 
 def _number(scale: Tensor | float) -> float:

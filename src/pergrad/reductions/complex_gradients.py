@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pergrad.factors import Dense, Factor, add_up
 from pergrad.reductions.gradients import SampleGradients
+from pergrad.reductions.weights import SampleWeights
 from pergrad.runtime import wide
 
 __all__ = ["ComplexGradients", "gradients_of"]
@@ -54,7 +55,7 @@ class ComplexGradients(SampleGradients):
     def shares_a_launch_of_sums(self) -> bool:
         return False
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Tensor | SampleWeights) -> Tensor:
         return torch.view_as_complex(super().weighted_sum(weights).contiguous())
 
     def total(self) -> Tensor:

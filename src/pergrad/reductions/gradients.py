@@ -30,6 +30,7 @@ from pergrad.reductions.sketches import (
     two_sided_sketch,
 )
 from pergrad.reductions.sums import shares_a_launch_of_sums, weighted_sum
+from pergrad.reductions.weights import SampleWeights
 from pergrad.runtime import empty, machine_on, wide
 
 __all__ = ["SampleGradients", "scaled_squares"]
@@ -136,14 +137,16 @@ class SampleGradients:
         """Returns the scale of the current factors: (n,), or one number for all samples."""
         return self._scale
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def weighted_sum(self, weights: Tensor | SampleWeights) -> Tensor:
         """Σ_n weights[n] G_n; a sample of weight zero adds nothing, not even a NaN."""
         return weighted_sum(self._factors, self.scaled_weights(weights))
 
-    def scaled_weights(self, weights: Tensor) -> Tensor:
+    def scaled_weights(self, weights: Tensor | SampleWeights) -> SampleWeights:
         """Multiplies weights by the scale, which the factors do not include."""
-        weights = weights.double()
-        return weights if self._is_unscaled else weights * self._scale_of(weights)
+        given = SampleWeights.of(weights.double() if isinstance(weights, Tensor) else weights)
+        if self._is_unscaled:
+            return given
+        return SampleWeights(given.values * self._scale_of(given.values))
 
     @property
     def shares_a_launch_of_sums(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce, singledispatch
 from operator import add
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from pergrad.factors import (
     Dense,
     Factor,
     OuterProduct,
+    PositionSum,
     Rearranged,
     Routed,
     RowSum,
@@ -26,18 +27,22 @@ from pergrad.factors import (
 from pergrad.kernels import all_launchers
 from pergrad.reductions.choosing import chooser_of
 from pergrad.reductions.tiles import as_rows, is_small, wide_dtype
+from pergrad.reductions.weights import SampleWeights
 from pergrad.runtime import is_large, mm, operation, wide, with_aligned_width
 
 __all__ = ["shares_a_launch_of_sums", "weighted_sum", "weighted_sums_in_one_launch"]
 
+Scale: TypeAlias = Tensor | SampleWeights  # (n,)
 
-def weighted_sum(factors: Sequence[Factor], scale: Tensor | None) -> Tensor:
+
+def weighted_sum(factors: Sequence[Factor], scale: Scale | None) -> Tensor:
     """Σ_f Σ_n scale[n] F_n, of the weight's shape, in float32 or wider; None is a scale of 1.
 
     A sample whose scale is zero adds nothing, even if its gradient is not finite.
     """
     dtype = wide_dtype(factors)
-    return reduce(add, (weighted_sum_of(factor, scale, dtype) for factor in factors))
+    weights = None if scale is None else SampleWeights.of(scale)
+    return reduce(add, [weighted_sum_of(factor, weights, dtype) for factor in factors])
 
 
 def shares_a_launch_of_sums(factors: Sequence[Factor], bound: int) -> bool:
@@ -98,44 +103,44 @@ JOINT_SUM_WAYS: dict[str, Callable[[Sequence[OuterProduct], Tensor, int], list[T
 def _sums_of_gradients(factors: Sequence[Dense], scale: Tensor) -> list[Tensor]:
     """Σ_n scale[n] G_n of all factors, concatenated as if they were one parameter."""
     rows = [as_rows(f.gradients) for f in factors]
-    total = weighted_sum_of(Dense(torch.cat(rows, 1)), scale, wide_dtype(factors))
+    total = weighted_sum([Dense(torch.cat(rows, 1))], scale)
     parts = total.split([row.shape[1] for row in rows])
     return [part.view(f.shape[1:]) for part, f in zip(parts, factors, strict=True)]
 
 
 def _product(g: Tensor, x: Tensor, scale: Tensor) -> Tensor:
     """Σ_n scale[n] Σ_t g[n,t] ⊗ x[n,t], where 0 · inf is NaN."""
+    weights = SampleWeights(scale)
     if x.shape[2] < g.shape[2]:
-        x = _scaled(x, scale)
+        x = _scaled(x, weights)
     else:
-        g = _scaled(g, scale)
+        g = _scaled(g, weights)
     return mm(g.flatten(0, 1).T, x.flatten(0, 1), torch.float32)
 
 
-def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+def _scaled(x: Tensor, scale: SampleWeights | None) -> Tensor:
     """scale[n] x[n, ...], zero where the scale is zero; only a GPU rounds it to less than float32."""
     if scale is None:
         return x
     return SCALING_WAYS[chooser_of(x).pick("scaled samples")](x, scale)
 
 
-def _scaled_in_torch(x: Tensor, scale: Tensor) -> Tensor:
-    scale = scale.view(-1, *[1] * (x.dim() - 1))
-    return (x * scale.to(wide(x.dtype))).where(scale != 0, 0)
+def _scaled_in_torch(x: Tensor, scale: Scale) -> Tensor:
+    weights = SampleWeights.of(scale)
+    return (x * weights.over(x, wide(x.dtype))).where(weights.over(x) != 0, 0)
 
 
-def _scaled_unless_dropped(x: Tensor, scale: Tensor) -> Tensor:
+def _scaled_unless_dropped(x: Tensor, scale: Scale) -> Tensor:
     """Scales in one pass; a second one zeroes dropped samples, if there are any."""
-    if not bool((scale != 0).all()):
-        return _scaled_in_torch(x, scale)
-    return x * scale.to(wide(x.dtype)).view(-1, *[1] * (x.dim() - 1))
+    weights = SampleWeights.of(scale)
+    return _scaled_in_torch(x, weights) if weights.drops_any else x * weights.over(x, wide(x.dtype))
 
 
-def _scaled_by_kernel(x: Tensor, scale: Tensor) -> Tensor:
-    return all_launchers().scaled_samples(x, scale, True)
+def _scaled_by_kernel(x: Tensor, scale: Scale) -> Tensor:
+    return all_launchers().scaled_samples(x, SampleWeights.of(scale).values, True)
 
 
-SCALING_WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+SCALING_WAYS: dict[str, Callable[[Tensor, Scale], Tensor]] = {
     "in torch": _scaled_in_torch,
     "in torch, dropped ones looked for": _scaled_unless_dropped,
     "in torch, rounded": lambda x, scale: _scaled_in_torch(x, scale).to(x.dtype),
@@ -143,26 +148,26 @@ SCALING_WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _without_dropped(x: Tensor, scale: Tensor | None) -> Tensor:
+def _without_dropped(x: Tensor, scale: SampleWeights | None) -> Tensor:
     """Zeroes the samples of scale zero, since 0 · NaN is NaN."""
     if scale is None:
         return x
     return DROPPING_WAYS[chooser_of(x).pick("dropped samples")](x, scale)
 
 
-def _zeroed_where_dropped(x: Tensor, scale: Tensor) -> Tensor:
-    return x.where((scale != 0).view(-1, *[1] * (x.dim() - 1)), 0)
+def _zeroed_where_dropped(x: Tensor, scale: Scale) -> Tensor:
+    return x.where(SampleWeights.of(scale).over(x) != 0, 0)
 
 
-def _zeroed_if_any_is_dropped(x: Tensor, scale: Tensor) -> Tensor:
-    return x if bool((scale != 0).all()) else _zeroed_where_dropped(x, scale)
+def _zeroed_if_any_is_dropped(x: Tensor, scale: Scale) -> Tensor:
+    return _zeroed_where_dropped(x, scale) if SampleWeights.of(scale).drops_any else x
 
 
-def _zeroed_by_kernel(x: Tensor, scale: Tensor) -> Tensor:
-    return all_launchers().scaled_samples(x, scale, False)
+def _zeroed_by_kernel(x: Tensor, scale: Scale) -> Tensor:
+    return all_launchers().scaled_samples(x, SampleWeights.of(scale).values, False)
 
 
-DROPPING_WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+DROPPING_WAYS: dict[str, Callable[[Tensor, Scale], Tensor]] = {
     "looked for": _zeroed_if_any_is_dropped,
     "zeroed": _zeroed_where_dropped,
     "kernel": _zeroed_by_kernel,
@@ -170,43 +175,48 @@ DROPPING_WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @singledispatch
-def weighted_sum_of(factor: Factor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+def weighted_sum_of(factor: Factor, scale: SampleWeights | None, dtype: torch.dtype) -> Tensor:
     """Σ_n scale[n] G_n for one factor; this default materialises the gradients of all samples."""
-    gradients = factor.materialize(dtype)
+    return _sum_of_gradients(factor.materialize(dtype), scale)
+
+
+def _sum_of_gradients(gradients: Tensor, scale: SampleWeights | None) -> Tensor:
     if scale is None or gradients.dim() == 1:
         return _scaled(gradients, scale).sum(0)
     return _weighted_rows(gradients.flatten(1), scale).view(gradients.shape[1:])
 
 
-def _weighted_rows(rows: Tensor, scale: Tensor) -> Tensor:
+def _weighted_rows(rows: Tensor, scale: SampleWeights) -> Tensor:
     """Σ_n scale[n] rows[n]."""
     return WEIGHTED_ROWS_WAYS[chooser_of(rows).pick("weighted rows")](rows, scale)
 
 
-def _product_of_rows(rows: Tensor, scale: Tensor) -> Tensor:
-    return scale.to(rows.dtype) @ _without_dropped(rows, scale)
+def _product_of_rows(rows: Tensor, scale: Scale) -> Tensor:
+    weights = SampleWeights.of(scale)
+    return weights.to(rows.dtype) @ _without_dropped(rows, weights)
 
 
 # A compiled step calls this as it is: a trace cannot check whether a sample is dropped.
-_large_product_of_rows = operation(
-    "product_of_rows", lambda rows, scale: rows.new_empty(rows.shape[1])
-)(_product_of_rows)
+@operation("product_of_rows", lambda rows, scale: rows.new_empty(rows.shape[1]))
+def _large_product_of_rows(rows: Tensor, scale: Tensor) -> Tensor:
+    return _product_of_rows(rows, scale)
 
 
-def _scaled_and_summed(rows: Tensor, scale: Tensor) -> Tensor:
-    return _scaled(rows, scale).sum(0)
+def _scaled_and_summed(rows: Tensor, scale: Scale) -> Tensor:
+    return _scaled(rows, SampleWeights.of(scale)).sum(0)
 
 
-def _scaled_and_summed_unless_large(rows: Tensor, scale: Tensor) -> Tensor:
-    is_much = is_large(rows.shape, rows)
-    return _large_product_of_rows(rows, scale) if is_much else _scaled_and_summed(rows, scale)
+def _scaled_and_summed_unless_large(rows: Tensor, scale: Scale) -> Tensor:
+    if is_large(rows.shape, rows):
+        return _large_product_of_rows(rows, SampleWeights.of(scale).values)
+    return _scaled_and_summed(rows, scale)
 
 
-def _rows_by_kernel(rows: Tensor, scale: Tensor) -> Tensor:
-    return all_launchers().weighted_rows(rows, scale)
+def _rows_by_kernel(rows: Tensor, scale: Scale) -> Tensor:
+    return all_launchers().weighted_rows(rows, SampleWeights.of(scale).values)
 
 
-WEIGHTED_ROWS_WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+WEIGHTED_ROWS_WAYS: dict[str, Callable[[Tensor, Scale], Tensor]] = {
     "one product": _product_of_rows,
     "scaled and summed": _scaled_and_summed,
     "scaled and summed unless large": _scaled_and_summed_unless_large,
@@ -215,7 +225,7 @@ WEIGHTED_ROWS_WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @weighted_sum_of.register
-def _(factor: OuterProduct, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _(factor: OuterProduct, scale: SampleWeights | None, dtype: torch.dtype) -> Tensor:
     g, x = factor.grad_output, factor.input
     if x.shape[2] < g.shape[2]:  # either can take the scale
         g, x = _without_dropped(g, scale), _scaled(x, scale)
@@ -227,13 +237,20 @@ def _(factor: OuterProduct, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 @weighted_sum_of.register
-def _(factor: RowSum, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _(factor: PositionSum, scale: SampleWeights | None, dtype: torch.dtype) -> Tensor:
+    g = factor.grad_output
+    one = g.shape[1] == 1 and g.dtype == dtype  # one position is the gradient
+    return _sum_of_gradients(g[:, 0] if one else factor.materialize(dtype), scale)
+
+
+@weighted_sum_of.register
+def _(factor: RowSum, scale: SampleWeights | None, dtype: torch.dtype) -> Tensor:
     g = _scaled(factor.grad_output, scale).to(dtype).flatten(0, 1)
     return g.new_zeros(factor.shape[1:]).index_add_(0, factor.index.flatten(), g)
 
 
 @weighted_sum_of.register
-def _(factor: Convolution, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _(factor: Convolution, scale: SampleWeights | None, dtype: torch.dtype) -> Tensor:
     g, x = _scaled(factor.grad_output, scale), _without_dropped(factor.input, scale)
     way = chooser_of(g).pick("sum of a convolution", (g.dtype, x.dtype))
     summed_in = g.dtype if way == "halves" else dtype
@@ -241,29 +258,32 @@ def _(factor: Convolution, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 @weighted_sum_of.register
-def _(factor: ByOwner, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    return weighted_sum_of(factor.each, None if scale is None else scale[factor.owner], dtype)
+def _(factor: ByOwner, scale: SampleWeights | None, dtype: torch.dtype) -> Tensor:
+    of_rows = None if scale is None else SampleWeights(scale.values[factor.owner])
+    return weighted_sum_of(factor.each, of_rows, dtype)
 
 
 @weighted_sum_of.register
-def _(factor: Routed, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    return factor.summed(scale, dtype)
+def _(factor: Routed, scale: SampleWeights | None, dtype: torch.dtype) -> Tensor:
+    return factor.summed(None if scale is None else scale.values, dtype)
 
 
 @weighted_sum_of.register
-def _(factor: Rearranged, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _(factor: Rearranged, scale: SampleWeights | None, dtype: torch.dtype) -> Tensor:
     return factor.arranged(weighted_sum_of(factor.each, scale, dtype).unsqueeze(0))[0]
 
 
 @weighted_sum_of.register
-def _(factor: Scaled, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _(factor: Scaled, scale: SampleWeights | None, dtype: torch.dtype) -> Tensor:
     return weighted_sum_of(factor.each, scale, dtype) * factor.constant.to(dtype)
 
 
 @weighted_sum_of.register
-def _(factor: Stacked, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _(factor: Stacked, scale: SampleWeights | None, dtype: torch.dtype) -> Tensor:
     each = factor.products()
-    of_each = None if scale is None else scale.repeat_interleave(factor.count)
+    of_each = None
+    if scale is not None:
+        of_each = SampleWeights(scale.values.repeat_interleave(factor.count))
     g, x = _scaled(each.grad_output, of_each), _without_dropped(each.input, of_each)
     total = Stacked(OuterProduct(g, x), factor.count).summed().materialize(dtype)
     return total[:, : factor.shape[2], : factor.shape[3]]

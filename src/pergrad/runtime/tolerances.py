@@ -6,7 +6,7 @@ terms, in every element.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
 from typing import NamedTuple
 
@@ -16,6 +16,8 @@ from torch import Tensor
 __all__ = [
     "largest",
     "largest_difference",
+    "largest_differences",
+    "largest_of_each",
     "noise_floor",
     "relative_error",
     "tolerance_of_model",
@@ -62,12 +64,12 @@ def tolerance_of_rerun(dtype: torch.dtype) -> float:
 
 def largest(t: Tensor) -> float:
     """Returns max |t|, and 0 for a tensor without elements; NaN if any element is."""
-    if not t.numel():
-        return 0.0
-    if t.is_complex():
-        return float(t.abs().max().item())
-    low, high = torch.aminmax(t.detach())  # one pass, and nothing is written
-    return abs(float(torch.maximum(high, -low).item()))
+    return largest_of_each([t])[0]
+
+
+def largest_of_each(tensors: Iterable[Tensor]) -> list[float]:
+    """Returns max |t| of each tensor; numbers of one device and dtype are read at once."""
+    return _read([_extremes(t) for t in tensors])
 
 
 _PIECE = 2**18  # elements: their difference stays in the processor's cache
@@ -76,25 +78,54 @@ _PIECE = 2**18  # elements: their difference stays in the processor's cache
 def largest_difference(a: Tensor, b: Tensor) -> float:
     """Returns max |a - b| of two tensors of one shape; NaN if any element is.
 
-    Pieces of large tensors on a CPU are compared one after another, since a difference of full size would
-    be written to fresh memory and read again.
-
     >>> largest_difference(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 3.0]))
     2.0
     """
-    a, b = a.detach(), b.detach()
+    return largest_differences([(a, b)])[0]
+
+
+def largest_differences(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
+    """Returns max |a - b| of each pair; numbers of one device and dtype are read at once.
+
+    Pieces of large tensors on a CPU are compared one after another, since a difference of full size would
+    be written to fresh memory and read again.
+    """
+    return _read([_extremes_of_difference(a.detach(), b.detach()) for a, b in pairs])
+
+
+def _extremes(t: Tensor) -> list[Tensor]:
+    """Returns numbers of which one is max |t|, up to its sign; none if there are no elements."""
+    if not t.numel():
+        return []
+    if t.is_complex():
+        return [t.detach().abs().max()]
+    return list(torch.aminmax(t.detach()))  # one pass, and nothing is written
+
+
+def _extremes_of_difference(a: Tensor, b: Tensor) -> list[Tensor]:
     if a.numel() <= _PIECE or not a.is_cpu or not (a.is_contiguous() and b.is_contiguous()):
-        return largest(a - b)
+        return _extremes(a - b)
     pieces = zip(a.view(-1).split(_PIECE), b.view(-1).split(_PIECE), strict=True)
-    found = [largest(of_a - of_b) for of_a, of_b in pieces]
-    return sum(found) if any(map(isnan, found)) else max(found)
+    return [number for of_a, of_b in pieces for number in _extremes(of_a - of_b)]
+
+
+def _read(numbers: Sequence[Sequence[Tensor]]) -> list[float]:
+    """Returns the largest absolute value of each list, 0 if it is empty; NaN if any is."""
+    every = [number for some in numbers for number in some]
+    is_one_kind = len({(number.device, number.dtype) for number in every}) == 1
+    values = iter(torch.stack(every).tolist() if is_one_kind else [n.item() for n in every])
+    found = []
+    for some in numbers:
+        sizes = [abs(next(values)) for _ in some]
+        found.append(sum(sizes) if any(map(isnan, sizes)) else max(sizes, default=0.0))
+    return found
 
 
 def noise_floor(grads: Mapping[str, Tensor]) -> float:
     """Returns the size below which a gradient of this model is rounding noise."""
     precision = max(torch.finfo(g.dtype).eps for g in grads.values())
     share = min(_NOISE * precision, _MOST_NOISE)
-    return share * max(map(largest, grads.values()), default=0.0)
+    return share * max(largest_of_each(grads.values()), default=0.0)
 
 
 def relative_error(actual: Tensor, expected: Tensor, floor: float) -> float:

@@ -5,15 +5,15 @@ One wrong gradient of one sample makes the two differ, whatever the others are, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pergrad.quantities.base import Batch, Reduction, or_zeros
-from pergrad.reductions import SampleGradients
-from pergrad.runtime.tolerances import largest, largest_difference
+from pergrad.reductions import SampleGradients, SampleWeights
+from pergrad.runtime.tolerances import largest, largest_differences, largest_of_each
 
 __all__ = ["Attribution", "Judge", "coarsest", "random_weights"]
 
@@ -35,13 +35,14 @@ class Attribution(Reduction[dict[str, Tensor]]):
         self.precision: dict[str, torch.dtype] = {}
         weights = random_weights(batch.size, self.generator) if self._given is None else self._given
         self.weights = weights.to(batch.device)
+        self._weights = SampleWeights(self.weights)
 
     def clear(self) -> None:
         self._sums: dict[str, Tensor] = {}
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
         self.precision[name] = gradients.dtype
-        found = gradients.weighted_sum(self.weights)
+        found = gradients.weighted_sum(self._weights)
         self._sums[name] = self._sums[name] + found if name in self._sums else found
 
     def finish(self) -> dict[str, Tensor]:
@@ -82,23 +83,29 @@ class Judge:
         scales: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
         """Returns the relative error of each parameter; `scales` are the sizes to compare with."""
-        sizes = scales or {name: largest(want) for name, want in wanted.items()}
+        sizes = scales or dict(zip(wanted, largest_of_each(wanted.values()), strict=True))
         noise = _NOISE[self.dtype] * max(sizes.values(), default=0.0)
+        apart = _distances([(found[name], want) for name, want in wanted.items()])
         return {
-            name: _distance(found[name], want, max(sizes[name], noise))
-            for name, want in wanted.items()
+            name: _relative(distance, max(sizes[name], noise))
+            for name, distance in zip(wanted, apart, strict=True)
         }
 
     def error(self, found: Tensor, wanted: Tensor, terms: float) -> float:
         """Returns max |found - wanted|, relative to the largest entry or the noise of terms that cancel."""
-        return _distance(found, wanted, max(largest(wanted), _NOISE[self.dtype] * terms))
+        scale = max(largest(wanted), _NOISE[self.dtype] * terms)
+        return _relative(_distances([(found, wanted)])[0], scale)
 
 
-def _distance(found: Tensor, wanted: Tensor, scale: float) -> float:
-    if found.shape != wanted.shape:
-        return float("inf")
-    apart = largest_difference(found.to(wanted.device), wanted)
-    return apart / scale if scale else apart
+def _distances(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """Returns max |found - wanted| of each pair; infinity where the shapes differ."""
+    known = [(a.to(b.device), b) for a, b in pairs if a.shape == b.shape]
+    apart = iter(largest_differences(known))
+    return [next(apart) if a.shape == b.shape else float("inf") for a, b in pairs]
+
+
+def _relative(distance: float, scale: float) -> float:
+    return distance / scale if scale else distance
 
 
 # The largest error of a sum, relative to its largest entry, that rounding explains.

@@ -22,7 +22,7 @@ from pergrad.engine.looping.snapshots import undisturbed
 from pergrad.engine.recording.options import Options
 from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
-from pergrad.runtime.tolerances import largest
+from pergrad.runtime.tolerances import largest, largest_of_each
 
 __all__ = ["Certificate", "generator_of"]
 
@@ -52,7 +52,7 @@ class _Sums:
     @cached_property
     def sizes(self) -> dict[str, float]:
         """Returns the largest entry of each ordinary sum."""
-        return {name: largest(g) for name, g in self.wanted.items()}
+        return dict(zip(self.wanted, largest_of_each(self.wanted.values()), strict=True))
 
 
 class Certificate:
