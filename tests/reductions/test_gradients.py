@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pergrad.factors import ByOwner, Dense, ElementProduct, Factor, PositionSum
-from pergrad.reductions import CountSketch, SampleGradients, TwoSidedSketch
+from pergrad.reductions import CountSketch, SampleGradients, SampleWeights, TwoSidedSketch
 from pergrad.testing import assert_near
 from tests.reductions.factor_cases import (
     CASES,
@@ -194,3 +194,32 @@ def test_any_uses_of_a_weight_give_what_their_gradients_give(
     ):
         assert found.shape == exact.shape
         assert (found - exact).abs().max() <= share * unit
+
+
+@pytest.mark.parametrize("bound", [300, 2**20])
+@pytest.mark.parametrize("scale", ["none", "weights"])
+@pytest.mark.parametrize("name", CASES)
+def test_sum_with_norms_is_the_sum_and_leaves_the_norms(name: str, scale: str, bound: int) -> None:
+    exact = scaled(CASES[name](), SCALES[scale])
+    given = SampleGradients(CASES[name](), SCALES[scale], bound=bound)
+    weights = data(N, seed=8)
+    for of_samples in (weights, SampleWeights(weights)):
+        found = given.weighted_sum_and_norms(of_samples)
+        assert_near(found, torch.tensordot(weights, exact, 1), "sum")
+    assert_near(given.squared_norms(), exact.view(N, -1).square().sum(1), "squared norms")
+
+
+def test_gradients_that_norms_and_a_sum_need_are_computed_once() -> None:
+    factor = convolution(N, (12, 12), (3, 3), channels=2, outputs=3)
+    made: list[Factor] = []
+
+    class Counted(type(factor)):  # type: ignore[misc]
+        def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
+            made.append(self)
+            return super().materialize(dtype)
+
+    factor.__class__ = Counted
+    given = SampleGradients([factor], bound=2**20)
+    given.weighted_sum_and_norms(data(N, seed=8))
+    given.squared_norms()
+    assert len(made) == 1

@@ -22,7 +22,7 @@ from pergrad.reductions.choosing import chooser_for
 from pergrad.reductions.dots import dots
 from pergrad.reductions.gram import gram, gram_against
 from pergrad.reductions.moments import squares_about, sum_of_squares
-from pergrad.reductions.norms import Launch, launch_of, squared_norms
+from pergrad.reductions.norms import Launch, gradients_behind_norms, launch_of, squared_norms
 from pergrad.reductions.sketches import (
     CountSketch,
     TwoSidedSketch,
@@ -140,6 +140,17 @@ class SampleGradients:
     def weighted_sum(self, weights: Tensor | SampleWeights) -> Tensor:
         """Σ_n weights[n] G_n; a sample of weight zero adds nothing, not even a NaN."""
         return weighted_sum(self._factors, self.scaled_weights(weights))
+
+    def weighted_sum_and_norms(self, weights: Tensor | SampleWeights) -> Tensor:
+        """Σ_n weights[n] G_n, before `squared_norms`: gradients that both need are computed once."""
+        gradients: Tensor | None = None
+        if self._squared_norms is None:
+            gradients = gradients_behind_norms(self.factors, self.bound)
+        if gradients is None:
+            return self.weighted_sum(weights)
+        dense = [Dense(gradients)]
+        self._squared_norms = scaled_squares(squared_norms(dense, self.bound), self._scale)
+        return weighted_sum(dense, self.scaled_weights(weights))
 
     def scaled_weights(self, weights: Tensor | SampleWeights) -> SampleWeights:
         """Multiplies weights by the scale, which the factors do not include."""

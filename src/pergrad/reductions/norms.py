@@ -51,6 +51,7 @@ __all__ = [
     "by_gram",
     "by_rank_one",
     "by_tiles",
+    "gradients_behind_norms",
     "is_cancelled",
     "launch_of",
     "squared_norms",
@@ -428,8 +429,7 @@ def by_tiles(factors: Sequence[Factor], bound: int) -> Tensor:
     """Σ G_n², of gradients that are materialised a piece at a time."""
     first = factors[0]
     if is_one_piece(factors, bound):
-        dtype = wide_dtype(factors)
-        return _squared(first.materialize(dtype) if len(factors) == 1 else add_up(factors, dtype))
+        return _squared(_in_one_piece(factors))
     found: Tensor | None = None
     for samples, _, gradients in sample_tiles(factors, bound):
         squares = _squared(gradients)
@@ -441,6 +441,39 @@ def by_tiles(factors: Sequence[Factor], bound: int) -> Tensor:
         found[samples] += squares
     assert found is not None
     return found
+
+
+def _in_one_piece(factors: Sequence[Factor]) -> Tensor:
+    dtype = wide_dtype(factors)
+    return factors[0].materialize(dtype) if len(factors) == 1 else add_up(factors, dtype)
+
+
+def gradients_behind_norms(factors: Sequence[Factor], bound: int) -> Tensor | None:
+    """Returns the gradients of all samples if `squared_norms` materialises them in one piece."""
+    is_known = _are_by_tiles(factors) and is_one_piece(factors, bound)
+    return _in_one_piece(factors) if is_known else None
+
+
+def _are_by_tiles(factors: Sequence[Factor]) -> bool:
+    """Whether squared norms are computed by materialised gradients, and are not those of a `Dense`."""
+    if len(factors) > 1:
+        return False
+    factor = factors[0]
+    if isinstance(factor, OuterProduct):
+        g, x = factor.grad_output, factor.input
+        sizes = g.shape, x.shape, g.dtype, x.dtype
+        return g.shape[1] > 1 and (
+            chooser_of(g, x).pick("norms of an outer product", sizes) == "gradients"
+        )
+    if isinstance(factor, Convolution):
+        chooser = chooser_of(factor.grad_output, factor.input)
+        return chooser.pick("norms of a convolution", _sizes(factor)) == "gradients"
+    if not isinstance(factor, _OVER_POSITIONS) or factor.grad_output.shape[1] == 1:
+        return False
+    return chooser_of(factor.grad_output).pick("launches of parameters") == "one each"
+
+
+_OVER_POSITIONS = (PositionSum, ElementProduct, NormalizedProduct)
 
 
 def _squared(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ class Attribution(Reduction[dict[str, Tensor]]):
     """Σ_n r_n g_n of every parameter, for random weights r; `.precision` are the dtypes it came from."""
 
     is_linear = True
+    priority: ClassVar[int] = 1  # before `Norms`, which may need the same gradients
 
     def __init__(self, generator: torch.Generator, weights: Tensor | None = None) -> None:
         self.generator = generator
@@ -42,7 +44,7 @@ class Attribution(Reduction[dict[str, Tensor]]):
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
         self.precision[name] = gradients.dtype
-        found = gradients.weighted_sum(self._weights)
+        found = gradients.weighted_sum_and_norms(self._weights)
         self._sums[name] = self._sums[name] + found if name in self._sums else found
 
     def finish(self) -> dict[str, Tensor]:
