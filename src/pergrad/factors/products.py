@@ -11,7 +11,7 @@ from torch import Tensor
 from pergrad.factors.base import ALL, Factor
 from pergrad.factors.choosing import chooser_of
 from pergrad.runtime.allocation import large_result
-from pergrad.runtime.precision import bmm, promoted, wide, with_aligned_width
+from pergrad.runtime.precision import bmm, in_dtype, promoted, wide, with_aligned_width
 
 __all__ = ["ElementProduct", "NormalizedProduct", "OuterProduct", "PositionSum", "sums_by_groups"]
 
@@ -62,7 +62,7 @@ class OuterProduct(Factor):
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
         g, x, dtype = self.grad_output, self.input, dtype or self.dtype
         if self.positions == 1:  # broadcasting beats a batch of rank-1 GEMMs
-            g, x = g.to(dtype), x.to(dtype)
+            g, x = in_dtype(g, dtype), in_dtype(x, dtype)
             return torch.mul(g.mT, x, out=large_result(self.shape, g))
         way = chooser_of(g).pick("gradient of an outer product", (g.shape[2], x.shape[2]))
         return GRADIENT_WAYS[way](g, x, dtype)

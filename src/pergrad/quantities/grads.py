@@ -52,9 +52,9 @@ class Grads(Reduction[dict[str, Tensor]]):
         self._sums: dict[str, Tensor] = {}
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
+        batch = self.batch
         self.precision[name] = gradients.dtype
-        found = gradients.materialize(self.batch.parameters[name].dtype)
-        found = self.batch.stored(found)
+        found = batch.stored(gradients.materialize(batch.parameters[name].dtype))
         self._sums[name] = self._sums[name] + found if name in self._sums else found
 
     def finish(self) -> dict[str, Tensor]:

@@ -130,8 +130,10 @@ def keeps_memory() -> bool:
 
 def is_large(shape: Sequence[int], like: Tensor) -> bool:
     """Whether a result of that shape is large enough for kept memory."""
+    if prod(shape) * like.itemsize < _LARGE:  # most are small
+        return False
     is_supported = like.device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE")  # Linux only
-    return is_supported and prod(shape) * like.element_size() >= _LARGE and keeps_memory()
+    return is_supported and keeps_memory()
 
 
 def large_result(shape: Sequence[int], like: Tensor) -> Tensor | None:

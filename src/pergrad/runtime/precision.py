@@ -16,6 +16,7 @@ __all__ = [
     "bmm",
     "cast_as_autocast",
     "current_autocast",
+    "in_dtype",
     "least_trusted",
     "mm",
     "promoted",
@@ -33,6 +34,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     if dtype in _WIDE:
         return dtype
     return torch.complex64 if dtype.is_complex else torch.float32
+
+
+def in_dtype(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Casts a tensor; `to` is slow even if there is nothing to do."""
+    return t if t.dtype is dtype else t.to(dtype)
 
 
 def least_trusted(dtype: torch.dtype) -> float:
@@ -100,8 +106,7 @@ def bmm(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """A @ b, (n, p, q) @ (n, q, s), accumulated and returned in `dtype`."""
     if _supports_out_dtype(a, b, dtype):
         return torch.bmm(a, b, out_dtype=dtype)
-    a = a if a.dtype == dtype else a.to(dtype)
-    b = b if b.dtype == dtype else b.to(dtype)
+    a, b = in_dtype(a, dtype), in_dtype(b, dtype)
     return torch.bmm(a, b, out=large_result((a.shape[0], a.shape[1], b.shape[2]), a))
 
 
@@ -109,7 +114,7 @@ def mm(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """A @ b, (p, q) @ (q, s), accumulated and returned in `dtype`."""
     if _supports_out_dtype(a, b, dtype):
         return torch.mm(a, b, out_dtype=dtype)
-    return torch.mm(a.to(dtype), b.to(dtype))
+    return torch.mm(in_dtype(a, dtype), in_dtype(b, dtype))
 
 
 def _supports_out_dtype(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
