@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -119,16 +119,14 @@ def record(
         raise PergradError("verify=True and certify=True check one batch: leave out calls=")
     if verify and owners is not None:
         raise PergradError("verify=True cuts single rows, which owners= groups: pass certify=True")
-    check, told = Grads() if verify else None, UnitsOfLoss()
     recording = certified if certify else recorded
     if calls == "more":
         recording = partial(recorded, kind=MicroBatches)
+    if verify:
+        recording = _recorded_and_verified
     earlier = EarlierBlocks(quantities) if is_again else None
     try:
-        with (
-            nullcontext() if check is None else verified(module, check, told, batch_first),
-            recording(module, [*quantities, *([] if check is None else [check, told])], options),
-        ):
+        with recording(module, quantities, options):
             yield quantities[0] if len(quantities) == 1 else quantities
     except BaseException:
         if earlier is not None:
@@ -136,6 +134,18 @@ def record(
         raise
     if earlier is not None:
         earlier.join()
+
+
+@contextmanager
+def _recorded_and_verified(
+    module: nn.Module, quantities: Sequence[Quantity], options: Options
+) -> Iterator[None]:
+    check, told = Grads(), UnitsOfLoss()
+    with (
+        verified(module, check, told, options.batch_first),
+        recorded(module, [*quantities, check, told], options),
+    ):
+        yield
 
 
 @uncompiled

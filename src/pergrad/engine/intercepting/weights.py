@@ -128,9 +128,12 @@ class Root(Weight):
         sink: Sink,
         anchor: Tensor,
     ) -> None:
-        super().__init__(scope, (name,), parameter, uses, sink, anchor)
+        # Not by `super`: one is made for each parameter in every step.
+        self.scope, self.uses, self.sink, self.anchor = scope, uses, sink, anchor
+        self.roots = self.counted = (name,)
+        self.name = name
+        self.value = self.operand = parameter.detach()
         self.may_hook = sink.passes == 1  # earlier passes run only nodes that lead to anchors
-        self.counted = self.roots
 
     @property
     def carrier(self) -> Tensor:

@@ -134,11 +134,11 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor], list[nn.
                 )
             if p.requires_grad:
                 weights[name] = p
-            if p.requires_grad and p.is_meta:
-                raise PergradError(
-                    f"parameter {name!r} is on the meta device and has no values: materialise the module "
-                    "first, for example with module.to_empty(device=...) and its weights"
-                )
+                if p.is_meta:
+                    raise PergradError(
+                        f"parameter {name!r} is on the meta device and has no values: materialise the "
+                        "module first, for example with module.to_empty(device=...) and its weights"
+                    )
         for b in internals.buffers_of(m).values():
             if b is not None:
                 own[id(b)] = b

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from pergrad.distributed.data_parallel import without_gradient_reduction
 from pergrad.distributed.groups import is_of_lost_rank, is_running, lost_rank
@@ -46,6 +47,8 @@ from pergrad.quantities import Quantity
 from pergrad.runtime import internals, is_traced
 from pergrad.runtime.containers import parts_of
 from pergrad.runtime.eagerness import running_eagerly
+
+_NOTHING = nullcontext()  # made once: every step enters it
 
 __all__ = ["Recording", "check_module", "check_quantities", "is_recording", "recorded"]
 
@@ -284,9 +287,10 @@ class Recording:
             return
         self._tracker.untagged_are_constant = False
         if self._tracker.scope.tells_reduction:
-            for t in (output,) if isinstance(output, Tensor) else parts_of(output):
-                if isinstance(t, Tensor):
-                    note_output(t)
+            with internals.DisableTorchFunction():  # reading the output is no part of the model
+                for t in (output,) if isinstance(output, Tensor) else parts_of(output):
+                    if isinstance(t, Tensor):
+                        note_output(t)
 
     @contextmanager
     def taking_losses(self) -> Iterator[None]:
@@ -491,8 +495,8 @@ class Recording:
         for p in self._left_out:
             p.requires_grad_(False)
         try:
-            hooked = guarding_modules(self._hooked) if self._hooked else nullcontext()
-            spread = self._spreading() if self._is_spread else nullcontext()
+            hooked = guarding_modules(self._hooked) if self._hooked else _NOTHING
+            spread = self._spreading() if self._is_spread else _NOTHING
             with running_eagerly(), spread, hooked, intercepting_functions(), self._recorder:
                 yield
         except PergradError:
@@ -511,7 +515,7 @@ class Recording:
         if self._ledger is not None:
             self._ledger.open()
         try:
-            adopted = nullcontext() if self._adopter is None else self._adopter.refusing_gradients()
+            adopted = _NOTHING if self._adopter is None else self._adopter.refusing_gradients()
             refusing = refusing_ordinary_gradients(
                 self._weights, self._may_reach_weights, self._kept
             )
@@ -579,13 +583,14 @@ def recorded(
     def after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         recording.leave_forward(output)
 
-    hooks = ExitStack()
+    hooks: list[RemovableHandle] = []
     for called in (
         module.children() if options.calls == "more" and holds_stages(module) else [module]
     ):
-        before = called.register_forward_pre_hook(before_forward, with_kwargs=True, prepend=True)
-        hooks.callback(before.remove)
-        hooks.callback(called.register_forward_hook(after_forward, always_call=True).remove)
+        hooks += (
+            called.register_forward_hook(after_forward, always_call=True),
+            called.register_forward_pre_hook(before_forward, with_kwargs=True, prepend=True),
+        )
     try:
         with recording.collecting(), recording.intercepting():
             if options.batch_size is not None:
@@ -595,5 +600,6 @@ def recorded(
             yield recording
             recording.check_complete()
     finally:
-        hooks.close()
+        for hook in hooks:
+            hook.remove()
         recording.clean_up()
