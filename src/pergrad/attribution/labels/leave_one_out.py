@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
+from pergrad.attribution.directions import peaks
 from pergrad.attribution.matrices import Matrix, blocks
 from pergrad.attribution.samples import Floats, Integers
 
@@ -17,8 +20,10 @@ __all__ = ["LeaveOneOut", "leave_one_out", "tried_rows"]
 _DAMPINGS = np.logspace(-5, 3, 17)  # relative to the mean squared length of the features
 _CONSTANT = 0.5  # the feature that stands for the intercept
 _LARGEST_LEVERAGE = 1 - 1e-9
+_NEAR_ONE = 0.9  # leverages above it are computed in float64: 1 / (1 − H) enlarges their rounding
 _TRIED = 20_000  # samples that a choice is tried on; more would not change it
 _DAMPED = 4096  # samples that dampings, a factor of 3 apart, are tried on
+_WIDE = 256  # columns of one product, of one or more dampings
 
 
 def leave_one_out(features: Matrix, labels: Integers, classes: int) -> Floats:
@@ -46,67 +51,100 @@ def leave_one_out(features: Matrix, labels: Integers, classes: int) -> Floats:
 
 
 class LeaveOneOut:
-    """Leave-one-out predictions of a ridge regression, computed for the rows that are read."""
+    """Leave-one-out predictions of a ridge regression, computed for the rows that are read.
+
+    Rows are rotated in the dtype of the features. The rest is float64, and so are the rows that hardly any
+    other sample predicts, whose leverage is near one.
+    """
 
     def __init__(self, features: Matrix, labels: Integers, classes: int) -> None:
         self._labels, self._classes = labels, classes
         with _one_thread():
-            self._z, basis, squares = _rotation(_Prepared(features))
-            inner = torch.zeros(self._z.shape[1], classes, dtype=torch.float64)
-            for some in blocks(len(labels)):
-                inner += torch.from_numpy(self._z[some]).T @ self._onehot(some)
-            if basis is not None:
-                inner = basis.T @ inner
+            self._z, self._basis, squares, inner = self._decomposed(_Prepared(features))
+            self._dtype = features.dtype
             tried = tried_rows(len(labels), _DAMPED)
-            damping, leverage = self._least_error(basis, squares, inner, tried)
+            damping, leverage = self._least_error(squares, inner, tried)
             weights = 1 / (squares + damping)
-            self._leverage = leverage[:, None]
             if len(tried) < len(labels):
-                self._leverage = np.empty((len(labels), 1))
+                leverage = np.empty(len(labels))
                 for some in blocks(len(labels)):
-                    rotated = self._rotated(some, basis)
-                    self._leverage[some] = _leverages(rotated, weights[:, None]).numpy()
+                    for own, _, found in self._leverages(some, weights[:, None]):
+                        leverage[some][own] = found[:, 0]
+            self._leverage = leverage[:, None]
             solved = weights[:, None] * inner
-            self._weights = solved if basis is None else basis @ solved  # (k, classes)
+            self._weights = solved if self._basis is None else self._basis @ solved  # (k, classes)
 
-    def __getitem__(self, rows: Any) -> np.ndarray:  # (m, classes)
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self._labels), self._classes
+
+    def __getitem__(self, rows: Any) -> Floats:  # (m, classes)
         """Returns the predictions for some rows, from all others."""
         with _one_thread():
-            fitted = (torch.from_numpy(self._z[rows]) @ self._weights).numpy()
+            fitted = self._z[rows] @ self._weights
         leverage = self._leverage[rows]
-        return np.asarray((fitted - leverage * self._onehot(rows).numpy()) / (1 - leverage))
+        return np.asarray((fitted - leverage * self._onehot(rows)) / (1 - leverage))
 
-    def _rotated(self, rows: Any, basis: torch.Tensor | None) -> torch.Tensor:
-        z = torch.from_numpy(self._z[rows])
-        return z if basis is None else z @ basis
+    def _onehot(self, rows: Any) -> Floats:
+        return np.eye(self._classes)[self._labels[rows]]
 
-    def _onehot(self, rows: Any) -> torch.Tensor:
-        labels = torch.from_numpy(np.ascontiguousarray(self._labels[rows]))
-        return torch.nn.functional.one_hot(labels, self._classes).double()
+    def _decomposed(self, z: _Prepared) -> tuple[Matrix, Floats | None, Floats, Floats]:
+        """Returns Z, V, s² and VᵀZᵀY of Z = U diag(s) Vᵀ; or Z V and no V if Z has more columns than rows."""
+        samples, width = z.shape
+        if width > samples:
+            rows = z[:]
+            squares, basis = np.linalg.eigh(rows @ rows.T)  # Z V = U diag(s)
+            squares = np.maximum(squares, 0.0)
+            rotated = basis * np.sqrt(squares)
+            return rotated, None, squares, rotated.T @ self._onehot(slice(None))
+        gram, inner = np.zeros((width, width)), np.zeros((width, self._classes))
+        for some in blocks(samples):
+            rows = z[some]
+            gram += rows.T @ rows
+            inner += rows.T @ self._onehot(some)
+        squares, basis = np.linalg.eigh(gram)
+        return z, basis, np.maximum(squares, 0.0), basis.T @ inner
 
-    def _least_error(
-        self,
-        basis: torch.Tensor | None,
-        squares: torch.Tensor,
-        inner: torch.Tensor,
-        tried: Integers,
-    ) -> tuple[float, Floats]:
+    def _leverages(
+        self, rows: Any, weights: Floats
+    ) -> Iterator[tuple[NDArray[np.bool_], Floats, Floats]]:
+        """Yields parts of the rows, as masks, with rotated features (m, r), and H (m, d) for weights (r, d)."""
+        z = self._z[rows]
+        every = np.ones(len(z), dtype=bool)
+        if self._basis is None or self._dtype == z.dtype:
+            yield every, *self._exact_leverages(z, weights)
+            return
+        rotated = z.astype(self._dtype) @ self._basis.astype(self._dtype)
+        found = (np.square(rotated) @ weights.astype(self._dtype)).astype(np.float64)
+        near = found.max(axis=1) > _NEAR_ONE
+        if near.any():
+            yield near, *self._exact_leverages(z[near], weights)
+            yield ~near, rotated[~near], found[~near]
+        else:
+            yield every, rotated, found
+
+    def _exact_leverages(self, z: Floats, weights: Floats) -> tuple[Floats, Floats]:
+        rotated = z if self._basis is None else z @ self._basis
+        return rotated, np.minimum(np.square(rotated) @ weights, _LARGEST_LEVERAGE)
+
+    def _least_error(self, squares: Floats, inner: Floats, tried: Integers) -> tuple[float, Floats]:
         """Returns the damping with the least squared error over the rows, and the leverages with it."""
-        dampings = torch.from_numpy(_DAMPINGS)
-        weights = 1 / (squares[:, None] + dampings)  # (r, 17)
-        solved = weights.T[:, :, None] * inner  # (17, r, classes)
-        errors = torch.zeros(len(dampings), dtype=torch.float64)
-        leverages = torch.empty(len(dampings), len(tried), dtype=torch.float64)
+        weights = 1 / (squares[:, None] + _DAMPINGS)  # (r, 17)
+        errors = np.zeros(len(_DAMPINGS))
+        leverages = np.empty((len(tried), len(_DAMPINGS)))
         for some in blocks(len(tried)):
-            rotated, onehot = self._rotated(tried[some], basis), self._onehot(tried[some])
-            leverages[:, some] = _leverages(rotated, weights).T
-            for number in range(len(dampings)):
-                # ŷ − y = (h − y) / (1 − H): the fit's own error, enlarged by the leverage.
-                missed = (rotated @ solved[number]).sub_(onehot)
-                shares = (1 - leverages[number, some]).reciprocal_().square_()
-                errors[number] += missed.square_().sum(1) @ shares
+            for own, rotated, found in self._leverages(tried[some], weights):
+                leverages[some][own] = found
+                onehot = self._onehot(tried[some][own])
+                for part in blocks(len(_DAMPINGS), max(1, _WIDE // self._classes)):
+                    solved = weights[:, part, None] * inner[:, None]  # (r, d, classes)
+                    fitted = rotated @ solved.reshape(len(inner), -1).astype(rotated.dtype)
+                    # ŷ − y = (h − y) / (1 − H): the fit's own error, enlarged by the leverage.
+                    missed = fitted.reshape(len(rotated), -1, self._classes) - onehot[:, None]
+                    missed /= 1 - found[:, part, None]
+                    errors[part] += np.einsum("ndc,ndc->d", missed, missed)
         best = int(errors.argmin())
-        return float(_DAMPINGS[best]), leverages[best].numpy()
+        return float(_DAMPINGS[best]), leverages[:, best]
 
 
 def tried_rows(samples: int, most: int = _TRIED) -> Integers:
@@ -123,16 +161,19 @@ class _Prepared:
         self._features = features
         samples, width = features.shape
         # Squares of gradients of 1e200 or 1e-200 leave the range of float64.
-        peaks = [float(np.abs(features[some]).max(initial=0.0)) for some in blocks(samples)]
-        self._unit = max(peaks, default=0.0) or 1.0
+        self._unit = (
+            max((float(peaks(features[some]).max()) for some in blocks(samples)), default=0.0)
+            or 1.0
+        )
         self._mean, self._length = np.zeros(width), 1.0
         total = np.zeros(width)
         for some in blocks(samples):
-            total += self._scaled(some).sum(axis=0)
+            total += self[some][:, :-1].sum(axis=0)
         self._mean = total / max(1, samples)
         squares = 0.0
         for some in blocks(samples):
-            squares += float(np.square(self._scaled(some)).sum())
+            rows = self[some][:, :-1]
+            squares += float(np.einsum("nk,nk->", rows, rows))
         self._length = float(np.sqrt(squares / max(1, samples))) or 1.0
 
     @property
@@ -140,46 +181,22 @@ class _Prepared:
         samples, width = self._features.shape
         return samples, width + 1
 
-    def __getitem__(self, rows: Any) -> np.ndarray:  # (m, k + 1)
-        scaled = self._scaled(rows)
-        return np.concatenate([scaled, np.full((len(scaled), 1), _CONSTANT)], axis=1)
-
-    def _scaled(self, rows: Any) -> np.ndarray:
-        found: np.ndarray = self._features[rows].astype(np.float64)
-        found /= self._unit
-        found -= self._mean
-        found /= self._length
+    def __getitem__(self, rows: Any) -> Floats:  # (m, k + 1)
+        features = self._features[rows]
+        found = np.full((len(features), self.shape[1]), _CONSTANT)
+        scaled = np.divide(features, self._unit, out=found[:, :-1])
+        scaled -= self._mean
+        scaled /= self._length
         return found
-
-
-def _rotation(z: _Prepared) -> tuple[Any, torch.Tensor | None, torch.Tensor]:
-    """Returns Z, V and s² of Z = U diag(s) Vᵀ; or Z V, None and s² if Z has more columns than rows."""
-    samples, width = z.shape
-    if width <= samples:
-        gram = torch.zeros(width, width, dtype=torch.float64)
-        for some in blocks(samples):
-            rows = torch.from_numpy(z[some])
-            gram += rows.T @ rows
-        squares, basis = torch.linalg.eigh(gram)
-        return z, basis, squares.clamp(min=0)
-    rows = torch.from_numpy(z[:])
-    squares, basis = torch.linalg.eigh(rows @ rows.T)  # Z V = U diag(s)
-    squares = squares.clamp(min=0)
-    return (basis * squares.sqrt()).numpy(), None, squares
-
-
-def _leverages(
-    rotated: torch.Tensor, weights: torch.Tensor
-) -> torch.Tensor:  # (n, r), (r, d) -> (n, d)
-    return (rotated.square() @ weights).clamp_(max=_LARGEST_LEVERAGE)
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Runs torch on one thread within the block: the rounding of LAPACK depends on their number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    """Runs NumPy's products on one thread within the block: their rounding depends on the number."""
+    with _controller().limit(limits=1, user_api="blas"):
         yield
-    finally:
-        torch.set_num_threads(before)
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()  # looking for the libraries takes a millisecond
