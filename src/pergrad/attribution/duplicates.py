@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pergrad.attribution.buckets import Buckets, Recall
@@ -24,7 +25,12 @@ _BY_CHANCE = 1e-3  # share of the samples that may be so close to another one by
 _SAME = 1e-4  # distance of unit vectors that are the same, however close others are
 _COPIES = 0.02  # largest distance in a group of more copies than the near neighbours
 _DIRECTIONS = 64
-_SHORTENED_FROM = 4096  # rows; finding the directions of fewer takes longer than it saves
+_FEW_DIRECTIONS = 16  # compared first, for all pairs
+_SHORTENED_FROM = 1024  # rows; finding the directions of fewer takes longer than it saves
+_MANY = 0.1  # share of the pairs beyond which one product compares all of a block again
+_CHECKED = 1 << 13  # pairs compared one by one at a time
+_SAMPLED = 512  # rows that the directions are found from
+_ITERATIONS = 2
 _AT_ONCE = 256  # rows compared with all others at once
 _WAITING = 1 << 14  # pairs in memory before they are joined to groups
 
@@ -55,7 +61,7 @@ def near_duplicates(
     *,
     threshold: float = 0.99,
     apart: float | None = None,
-    block: int = 64,
+    block: int = 256,
     limit: int = 10_000,
     exact_up_to: int = EXACT_UP_TO,
 ) -> Duplicates:
@@ -73,7 +79,7 @@ def near_duplicates(
     compared with the fortieth instead, and those by less than 0.01% count in any case.
 
     Zero gradients have no direction and are never duplicates. Up to `exact_up_to` samples all pairs are
-    compared, but for those that are apart along the principal direction of all: two unit vectors are no
+    compared, but for those that are apart along a principal direction of all: two unit vectors are no
     closer in space than along one axis. One product compares `block` samples with at most four times as many.
     Of more samples, each is compared with those in the `Buckets` near it, and the result says how many pairs
     that misses.
@@ -151,8 +157,8 @@ class _Neighbours:
     def _distances(self, rows: Integers, which: Sequence[int]) -> Floats:  # (len(which), n)
         cosines = self._units[rows] @ self._units.T
         cosines[np.arange(len(rows)), rows] = -1.0
-        places = [max(0, len(self._units) - number) for number in which]
-        found = np.partition(cosines, places, axis=1)[:, places]
+        nearest = torch.from_numpy(cosines).topk(min(max(which), cosines.shape[1])).values.numpy()
+        found = nearest[:, [min(number, nearest.shape[1]) - 1 for number in which]]
         return np.sqrt(np.maximum(0.0, 2 - 2 * found.T.astype(np.float64)))
 
 
@@ -206,37 +212,66 @@ class _Found:
 def _all_pairs(
     units: Floats, threshold: float, block: int
 ) -> Iterator[tuple[Integers, Floats]]:  # (2, p), (p,)
-    """Yields the pairs of rows with a cosine of at least the threshold, by blocks."""
-    places = _along(_principal(units), units)
-    order = np.argsort(places, kind="stable")
-    along, units = places[order], units[order]
-    short = _shortened(units)
-    for rows, columns in _bands(along, threshold, block):
-        cosines = short[rows] @ short[columns].T  # or more
-        a, b = np.divmod(np.flatnonzero(cosines >= threshold - _ROUNDING), cosines.shape[1])
+    """Yields the pairs of rows with a cosine of at least the threshold, by blocks.
+
+    Pairs are compared by ever more numbers: by one axis, by the largest principal directions, by more of
+    them, and by all.
+    """
+    inside = _coordinates(units)
+    axis = int(inside.var(axis=0).argmax()) if len(inside) else 0
+    order = np.argsort(inside[:, axis], kind="stable")
+    inside, units = inside[order], units[order]
+    few, more = (_shortened(units, inside, count) for count in (_FEW_DIRECTIONS, _DIRECTIONS))
+    least = threshold - _ROUNDING
+    for rows, columns in _bands(inside[:, axis], threshold, block):
+        near = np.flatnonzero(few[rows] @ few[columns].T >= least)
+        if len(near) > _MANY * (rows.stop - rows.start) * (columns.stop - columns.start):
+            near = np.flatnonzero(more[rows] @ more[columns].T >= least)
+        a, b = np.divmod(near, columns.stop - columns.start)
         a, b = a + rows.start, b + columns.start
         a, b = a[a < b], b[a < b]
-        # Pair by pair: the rounding of the product depends on the place of a pair in its block.
-        found = np.einsum("pk,pk->p", units[a], units[b], dtype=np.float64)
-        near = found >= threshold
-        pairs = np.sort(order[np.stack([a[near], b[near]])], axis=0)
-        del cosines, a, b
-        yield pairs, found[near]
+        for some in blocks(len(a), _CHECKED):
+            left, right = a[some], b[some]
+            near = np.einsum("pk,pk->p", more[left], more[right]) >= least
+            left, right = left[near], right[near]
+            # Pair by pair: the rounding of the product depends on the place of a pair in its block.
+            found = np.einsum("pk,pk->p", units[left], units[right], dtype=np.float64)
+            near = found >= threshold
+            yield np.sort(order[np.stack([left[near], right[near]])], axis=0), found[near]
 
 
-def _shortened(units: Floats) -> Floats:  # (n, k) -> (n, up to 65)
-    """Returns rows whose products are at least the cosines, and fewer numbers.
+def _coordinates(units: Floats) -> Floats:  # (n, k) -> (n, up to k)
+    """Returns the first coordinates of the rows in an orthonormal basis, about their principal directions.
 
-    They are the coordinates in the space of the 64 largest principal directions, and the length of the rest:
-    the product of two rests is at most that of their lengths.
+    Any basis would do. This one is found from some of the rows, by a few orthogonal iterations.
     """
-    if units.shape[1] <= 2 * _DIRECTIONS or len(units) <= _SHORTENED_FROM:
+    width = units.shape[1]
+    if len(units) <= _SHORTENED_FROM:
         return units
-    moment = sum(units[some].T @ units[some] for some in blocks(len(units)))
-    basis = np.linalg.eigh(moment)[1][:, -_DIRECTIONS:].astype(units.dtype)
-    inside = units @ basis
-    squares = np.einsum("nk,nk->n", inside, inside, dtype=np.float64)
-    rest = np.sqrt(np.maximum(0.0, 1 + _ROUNDING / 2 - squares)).astype(units.dtype)
+    some = units[:: -(-len(units) // _SAMPLED)]
+    moment = some.T @ some
+    basis = np.eye(width, dtype=units.dtype)
+    if width > 2 * _DIRECTIONS:
+        basis = np.random.default_rng(0).normal(size=(width, _DIRECTIONS)).astype(units.dtype)
+        for _ in range(_ITERATIONS):
+            basis = np.linalg.qr(moment @ basis)[0]
+    turned = np.linalg.eigh(basis.T @ moment @ basis)[1]
+    return np.asarray(units @ (basis @ turned[:, ::-1]))
+
+
+def _shortened(
+    units: Floats, inside: Floats, count: int
+) -> Floats:  # (n, k), (n, m) -> (n, up to k)
+    """Returns rows of fewer numbers whose products are at least the cosines.
+
+    They are the first coordinates, and the length of the rest: the product of two rests is at most that of
+    their lengths.
+    """
+    if units.shape[1] <= 2 * count or len(units) <= _SHORTENED_FROM:
+        return units
+    inside = inside[:, :count]
+    squares = np.einsum("nk,nk->n", inside, inside)
+    rest = np.sqrt(np.maximum(0.0, 1 + _ROUNDING / 2 - squares)).astype(inside.dtype)
     return np.concatenate([inside, rest[:, None]], axis=1)
 
 
@@ -261,20 +296,6 @@ def _joined(parts: list[tuple[Integers, Floats]]) -> tuple[Integers, Floats]:
         return parts[0]
     pairs, cosines = zip(*parts, strict=True)
     return np.concatenate(pairs, axis=1), np.concatenate(cosines)
-
-
-def _principal(units: Floats) -> Floats:  # (n, k) -> (k,)
-    """Approximates the direction along which the samples are spread the most, by a few power iterations."""
-    centred = units - units.mean(axis=0, keepdims=True) if len(units) else units
-    found: Floats = np.random.default_rng(0).normal(size=(units.shape[1],)).astype(units.dtype)
-    for _ in range(8):
-        found = centred.T @ (centred @ found)
-        found /= float(np.linalg.norm(found)) or 1.0
-    return found
-
-
-def _along(direction: Floats, units: Floats) -> Floats:  # (k,), (n, k) -> (n,)
-    return np.einsum("nk,k->n", units, direction)
 
 
 def _bands(along: Floats, threshold: float, block: int) -> Iterator[tuple[slice, slice]]:
