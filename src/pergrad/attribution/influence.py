@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pergrad.attribution.directions import directions, peaks
-from pergrad.attribution.matrices import Chosen, Matrix, blocks
+from pergrad.attribution.matrices import Chosen, Matrix, blocks, held
 from pergrad.attribution.samples import Floats
 from pergrad.attribution.whitening import whitening
 
@@ -78,7 +78,8 @@ def outlying(free: Matrix, *, damping: float = 0.1) -> Floats:  # (n, k) -> (n,)
     3
     """
     every = np.ones(len(free), dtype=bool)
+    pointing = held(directions(free))
     return np.maximum(
-        self_influence(Chosen(free, every, centred=True), damping=damping),
-        self_influence(Chosen(directions(free), every, centred=True), damping=damping),
+        self_influence(held(Chosen(free, every, centred=True)), damping=damping),
+        self_influence(held(Chosen(pointing, every, centred=True)), damping=damping),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,9 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "Chosen", "Matrix", "blocks", "finite_rows"]
+__all__ = ["BLOCK", "Chosen", "Matrix", "blocks", "finite_rows", "held"]
 
 BLOCK = 4096  # rows in memory at a time
+_HELD = 2**26  # bytes of a transformed matrix that is kept, rather than transformed at each reading
 
 
 class Matrix(Protocol):
@@ -44,6 +46,16 @@ def finite_rows(matrix: Matrix) -> NDArray[np.bool_]:  # (n, ...) -> (n,)
     for some in blocks(len(matrix)):
         found[some] = np.isfinite(matrix[some]).reshape(some.stop - some.start, -1).all(axis=1)
     return found
+
+
+def held(matrix: Matrix) -> Matrix:
+    """Reads a small matrix once, for several passes over it; a large one stays as it is."""
+    is_small = math.prod(matrix.shape) * matrix.dtype.itemsize <= _HELD
+    return (
+        np.concatenate([matrix[some] for some in blocks(len(matrix))])
+        if is_small and len(matrix)
+        else matrix
+    )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pergrad.attribution.labels.leave_one_out import LeaveOneOut, tried_rows
-from pergrad.attribution.matrices import Chosen, Matrix, blocks
+from pergrad.attribution.matrices import Chosen, Matrix, blocks, held
 from pergrad.attribution.samples import Floats, Integers
 
 __all__ = ["LabelErrors", "label_errors"]
@@ -81,8 +81,8 @@ def label_errors(
         return None
     judged &= np.isin(labels, present)
     classes = np.searchsorted(present, labels[judged])
-    found = _Mean([LeaveOneOut(Chosen(part, judged), classes, len(present)) for part in features])
-    return _judged(found, classes, present, judged)
+    parts = [LeaveOneOut(Chosen(part, judged), classes, len(present)) for part in features]
+    return _judged(held(_Mean(parts)), classes, present, judged)
 
 
 class _Mean:
@@ -90,28 +90,34 @@ class _Mean:
 
     def __init__(self, parts: Sequence[LeaveOneOut]) -> None:
         self._parts = parts
+        self.shape = parts[0].shape
+        self.dtype = np.dtype(np.float64)
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     def __getitem__(self, rows: Any) -> Floats:  # (m, classes)
         return np.asarray(np.mean([part[rows] for part in self._parts], axis=0))
 
 
 def _judged(
-    found: _Mean, classes: Integers, present: Integers, judged: NDArray[np.bool_]
+    found: Matrix, classes: Integers, present: Integers, judged: NDArray[np.bool_]
 ) -> LabelErrors:
     samples = len(classes)
-    sharpness = _sharpness(found, classes, len(present))
+    sharpness = _sharpness(found, classes)
     doubt, own, confidence = np.empty(samples), np.empty(samples), np.empty(samples)
     best, error = np.empty(samples, dtype=np.int64), 0.0
     for some in blocks(samples):
-        predicted, given = found[some], classes[some]
+        predicted, given = _by_class(found[some]), classes[some]
         rows = np.arange(len(given))
-        share = _softmax(sharpness * predicted)
-        best[some] = share.argmax(axis=1)
-        own[some], confidence[some] = share[rows, given], share[rows, best[some]]
-        error += float(np.square(predicted - np.eye(len(present))[given]).sum())
-        mine = predicted[rows, given]
-        predicted[rows, given] = -np.inf
-        doubt[some] = predicted.max(axis=1) - mine
+        best[some] = predicted.argmax(axis=0)
+        mine = predicted[given, rows]
+        highest = predicted[best[some], rows]
+        weight = 1 / np.exp(sharpness * (predicted - highest)).sum(axis=0)
+        own[some], confidence[some] = np.exp(sharpness * (mine - highest)) * weight, weight
+        error += float(np.square(predicted).sum() + (1 - 2 * mine).sum())
+        predicted[given, rows] = -np.inf
+        doubt[some] = predicted.max(axis=0) - mine
     doubted = best != classes
     skill = _skill(error, classes, len(present))
     expected = low = high = None
@@ -127,20 +133,27 @@ def _judged(
     )
 
 
-def _sharpness(found: _Mean, classes: Integers, count: int) -> float:
+def _sharpness(found: Matrix, classes: Integers) -> float:
     """Returns the β of softmax(β ŷ) with the least squared error: ridge regressions are too timid."""
     errors = np.zeros(len(_SHARPEST))
     tried = tried_rows(len(classes))
     for some in blocks(len(tried)):
-        predicted, onehot = found[tried[some]], np.eye(count)[classes[tried[some]]]
+        below = _by_class(found[tried[some]])
+        below -= below.max(axis=0)
+        given, rows = classes[tried[some]], np.arange(below.shape[1])
         for number, sharpness in enumerate(_SHARPEST.tolist()):
-            errors[number] += float(np.square(_softmax(sharpness * predicted) - onehot).sum())
+            share = np.exp(sharpness * below)
+            share /= share.sum(axis=0)
+            # |p − y|² of a one-hot y
+            errors[number] += float(
+                np.einsum("cn,cn->", share, share) - 2 * share[given, rows].sum()
+            )
     return float(_SHARPEST[errors.argmin()])
 
 
-def _softmax(values: Floats) -> Floats:  # (n, c) -> (n, c)
-    share = np.exp(values - values.max(axis=1, keepdims=True))
-    return np.asarray(share / share.sum(axis=1, keepdims=True))
+def _by_class(predicted: Floats) -> Floats:  # (n, classes) -> (classes, n)
+    """Copies predictions so that sums over the classes add long rows, which is several times as fast."""
+    return np.array(predicted.T, order="C")
 
 
 def _skill(error: float, classes: Integers, count: int) -> float:

@@ -108,7 +108,7 @@ class LeaveOneOut:
     def _leverages(
         self, rows: Any, weights: Floats
     ) -> Iterator[tuple[NDArray[np.bool_], Floats, Floats]]:
-        """Yields parts of the rows, as masks, with rotated features (m, r), and H (m, d) for weights (r, d)."""
+        """Yields masks of parts of the rows, rotated features (m, r), and H (m, d) for weights (r, d)."""
         z = self._z[rows]
         every = np.ones(len(z), dtype=bool)
         if self._basis is None or self._dtype == z.dtype:
@@ -165,15 +165,14 @@ class _Prepared:
             max((float(peaks(features[some]).max()) for some in blocks(samples)), default=0.0)
             or 1.0
         )
-        self._mean, self._length = np.zeros(width), 1.0
-        total = np.zeros(width)
+        total, squares = np.zeros(width), 0.0
         for some in blocks(samples):
-            total += self[some][:, :-1].sum(axis=0)
+            total += (features[some] / self._unit).sum(axis=0, dtype=np.float64)
         self._mean = total / max(1, samples)
-        squares = 0.0
+        mean = self._mean.astype(features.dtype)
         for some in blocks(samples):
-            rows = self[some][:, :-1]
-            squares += float(np.einsum("nk,nk->", rows, rows))
+            rows = features[some] / self._unit - mean
+            squares += float(np.einsum("nk,nk->n", rows, rows).sum(dtype=np.float64))
         self._length = float(np.sqrt(squares / max(1, samples))) or 1.0
 
     @property
