@@ -7,20 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from pergrad.attribution.matrices import Matrix, blocks
+from pergrad.attribution.matrices import Matrix, blocks, is_small
 from pergrad.attribution.samples import Floats
 
 __all__ = ["Directions", "directions", "peaks"]
 
 
 class Directions:
-    """Gradients, or their sketches, as unit vectors and lengths; unit vectors are computed when read."""
+    """Gradients, or their sketches, as unit vectors and lengths.
+
+    Unit vectors of a large matrix are computed each time they are read; those of a small one are held.
+    """
 
     def __init__(self, rows: Matrix) -> None:
         self._rows = rows
+        self._units: Floats | None = np.empty(rows.shape, rows.dtype) if is_small(rows) else None
         self.lengths: Floats = np.empty(len(rows))  # (n,) float64
         for some in blocks(len(rows)):
-            self.lengths[some] = _split(rows[some])[1]
+            units, self.lengths[some] = _split(rows[some])
+            if self._units is not None:
+                self._units[some] = units
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -34,6 +40,8 @@ class Directions:
         return len(self._rows)
 
     def __getitem__(self, rows: Any) -> Floats:  # (m, k) of length 1, or 0
+        if self._units is not None:
+            return self._units[rows]
         return _split(self._rows[rows])[0]
 
     def blocks(self) -> Iterator[tuple[slice, Floats]]:

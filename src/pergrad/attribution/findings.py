@@ -125,7 +125,8 @@ def analyse(
     aligned = _spread(alignment(pointing), usable)
     influence = _spread(self_influence(rows, damping=damping), usable)
     scores = suspicion(np.where(usable, samples.loss, np.nan), influence)
-    labels, outlier, of_model = _label_free(samples, damping)
+    free = _directions_of_free(samples)
+    labels, outlier, of_model = _label_free(samples, free, damping)
     rank = ranks(scores if labels is None else np.where(usable, labels.doubt, np.inf))
     # Rows among the usable samples: pushes compare sketches, which must be finite.
     best = np.argsort(rank[usable], kind="stable")[:top]
@@ -141,21 +142,29 @@ def analyse(
         evidence(samples, aligned, influence, labels, outlier, names),
         gradient_noise(samples.norm[usable], rows),
         dominant_groups(samples.group_norms),
-        _duplicates(samples, pointing, duplicate_cosine),
+        _duplicates(samples, pointing, free, duplicate_cosine),
         pushes(samples.index[usable], pointing, best),
         {"norm": quantiles(samples.norm), "loss": quantiles(samples.loss)},
     )
 
 
+def _directions_of_free(samples: Samples) -> Directions | None:
+    """Returns the directions of the label-free gradients at the last checkpoint."""
+    if samples.free is None:
+        return None
+    return directions(Chosen(samples.free, samples.comparable, samples.free.shape[1] - 1))
+
+
 def _label_free(
-    samples: Samples, damping: float
+    samples: Samples, pointing: Directions | None, damping: float
 ) -> tuple[LabelErrors | None, Floats | None, Memorised | None]:
     """Computes what follows from label-free gradients: doubts about labels, outliers, memorised labels."""
     if samples.free is None:
         return None, None, None
     usable = samples.comparable
     last = samples.free.shape[1] - 1
-    outlier = _spread(outlying(Chosen(samples.free, usable, last), damping=damping), usable)
+    rows = Chosen(samples.free, usable, last)
+    outlier = _spread(outlying(rows, pointing, damping=damping), usable)
     if samples.target is None:
         return None, outlier, None
     every = np.ones(len(samples), dtype=bool)
@@ -168,18 +177,19 @@ def _label_free(
     return labels, outlier, memorised(labels.doubted, samples.predicted, samples.target, most)
 
 
-def _duplicates(samples: Samples, pointing: Directions, threshold: float | None) -> Duplicates:
+def _duplicates(
+    samples: Samples, pointing: Directions, free: Directions | None, threshold: float | None
+) -> Duplicates:
     """Finds near-duplicates by label-free gradients where there are any, else by those of the loss."""
     usable, cosine = samples.usable, _ALIKE_BY_LOSS
     apart: float | None = _APART
-    if samples.free is not None:
+    if samples.free is not None and free is not None:
         usable = samples.comparable
         # What all samples share makes them look alike, whatever they are.
         last = samples.free.shape[1] - 1
-        whole = directions(Chosen(samples.free, usable, last))
         pointing = directions(Chosen(samples.free, usable, last, centred=True))
-        if pointing.lengths.max(initial=0.0) <= _ROUNDING * whole.lengths.max(initial=0.0):
-            pointing = whole  # all are the same sample: only rounding is left without the mean
+        if pointing.lengths.max(initial=0.0) <= _ROUNDING * free.lengths.max(initial=0.0):
+            pointing = free  # all are the same sample: only rounding is left without the mean
         is_exact = len(pointing) <= EXACT_UP_TO
         cosine = _ALIKE if is_exact else _ALIKE_OF_MANY
     if threshold is not None:

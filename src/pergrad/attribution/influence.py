@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pergrad.attribution.directions import directions, peaks
+from pergrad.attribution.directions import Directions, directions, peaks
 from pergrad.attribution.matrices import Chosen, Matrix, blocks, held
 from pergrad.attribution.samples import Floats
 from pergrad.attribution.whitening import whitening
@@ -65,12 +65,15 @@ def self_influence(sketch: Matrix, *, damping: float = 0.1) -> Floats:  # (n, k)
     return squares / np.square(np.maximum(kept, 1e-150))  # 1e-150 squared is still above zero
 
 
-def outlying(free: Matrix, *, damping: float = 0.1) -> Floats:  # (n, k) -> (n,)
+def outlying(
+    free: Matrix, pointing: Directions | None = None, *, damping: float = 0.1
+) -> Floats:  # (n, k) -> (n,)
     """The larger of two self-influences of label-free gradients: of the gradients, and of their directions.
 
     From both the mean is subtracted. Long gradients hide what is unusual about the direction of a short one,
     as behind a layer that normalises its input; the directions alone know nothing of lengths. On the older
     cells of `benchmarks.ranking` the larger one has an average precision of .84, either alone .78 and .72.
+    `pointing` are the directions of the gradients, where they are known already.
 
     >>> import numpy as np
     >>> rows = np.array([[1.0, 0.1], [2.0, 0.0], [3.0, 0.1], [0.0, 0.1], [2.5, 0.0]])
@@ -78,7 +81,7 @@ def outlying(free: Matrix, *, damping: float = 0.1) -> Floats:  # (n, k) -> (n,)
     3
     """
     every = np.ones(len(free), dtype=bool)
-    pointing = held(directions(free))
+    pointing = directions(free) if pointing is None else pointing
     return np.maximum(
         self_influence(held(Chosen(free, every, centred=True)), damping=damping),
         self_influence(held(Chosen(pointing, every, centred=True)), damping=damping),

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "Chosen", "Matrix", "blocks", "finite_rows", "held"]
+__all__ = ["BLOCK", "Chosen", "Matrix", "blocks", "finite_rows", "held", "is_small"]
 
 BLOCK = 4096  # rows in memory at a time
 _HELD = 2**26  # bytes of a transformed matrix that is kept, rather than transformed at each reading
@@ -48,14 +48,14 @@ def finite_rows(matrix: Matrix) -> NDArray[np.bool_]:  # (n, ...) -> (n,)
     return found
 
 
+def is_small(matrix: Matrix) -> bool:
+    """Whether the matrix may be in memory as a whole."""
+    return math.prod(matrix.shape) * matrix.dtype.itemsize <= _HELD
+
+
 def held(matrix: Matrix) -> Matrix:
     """Reads a small matrix once, for several passes over it; a large one stays as it is."""
-    is_small = math.prod(matrix.shape) * matrix.dtype.itemsize <= _HELD
-    return (
-        np.concatenate([matrix[some] for some in blocks(len(matrix))])
-        if is_small and len(matrix)
-        else matrix
-    )
+    return matrix[:] if is_small(matrix) else matrix
 
 
 @dataclass(frozen=True)
