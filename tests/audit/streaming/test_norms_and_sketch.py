@@ -14,9 +14,9 @@ from pergrad.testing import assert_near
 from tests.reductions.factor_cases import CASES, cast, data, dense_of, factors_of
 
 
-def consumed(factors, dim=7):
+def consumed(factors, dim=7, **options):
     shape = factors[0].shape
-    quantity = NormsAndSketch(dim, 3)
+    quantity = NormsAndSketch(dim, 3, **options)
     quantity.begin(Batch(shape[0], {"w": torch.zeros(shape[1:], dtype=factors[0].dtype)}))
     quantity.consume("w", SampleGradients(factors, bound=2**20))
     quantity.end()
@@ -42,6 +42,16 @@ def test_every_kind_of_factor_has_the_norms_and_the_sketch_of_its_gradients(
     sketch = CountSketch.of("w", exact.shape[1:], 7, 3)
     apart = SampleGradients([Dense(exact)], bound=2**20).sketch(sketch)
     torch.testing.assert_close(quantity.sketch.double(), apart, rtol=close, atol=10 * close)
+
+
+@pytest.mark.parametrize("few", [0, 256])
+@pytest.mark.parametrize("name", CASES)
+def test_sketches_without_norms_are_those_with_them(name, few, monkeypatch):
+    monkeypatch.setattr(norms_and_sketch, "_FEW", few)
+    factors = cast(factors_of(name), torch.float64)
+    found = consumed(factors, has_norms=False)
+    assert not found.squares
+    torch.testing.assert_close(found.sketch, consumed(factors).sketch, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("side", [4, 8, 12])

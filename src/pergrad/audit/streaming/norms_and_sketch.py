@@ -51,12 +51,13 @@ class NormsAndSketch(Quantity):
 
     On the CPU it is faster than both: small gradients are computed once, in pieces. Large gradients,
     gradients on a GPU, and factors with faster reductions than over their entries, such as embeddings and
-    wide layers, use the reductions of the two.
+    wide layers, use the reductions of the two. Without `has_norms` it computes sketches alone.
     """
 
-    def __init__(self, dim: int, seed: int) -> None:
+    def __init__(self, dim: int, seed: int, *, has_norms: bool = True) -> None:
         self._dim = dim
         self._seed = seed
+        self._has_norms = has_norms
         # Kept from batch to batch.
         self._sketches: dict[str, CountSketch] = {}
         self._maps: dict[tuple[str, torch.dtype], _Map] = {}
@@ -75,7 +76,7 @@ class NormsAndSketch(Quantity):
         self._norms, self._small = {}, {}
         self._queue = batch.queue
         zero = torch.zeros(batch.size, dtype=torch.float64, device=device)
-        self.squares = dict.fromkeys(batch.parameters, zero)
+        self.squares = dict.fromkeys(batch.parameters, zero) if self._has_norms else {}
         self.sketch = self._unfolded[:, : self._dim]
         if not self._sketches:
             shapes = {name: p.shape for name, p in batch.parameters.items()}
@@ -86,24 +87,27 @@ class NormsAndSketch(Quantity):
         factor, *others = gradients.factors
         each = _bytes_each(factor)
         if others or each > _PIECE or not self._goes_by_entries(factor):
-            self.squares[name] = gradients.squared_norms()
+            if self._has_norms:
+                self.squares[name] = gradients.squared_norms()
             self.sketch += gradients.sketch(self._sketches[name])
             return
         pieces = _pieces(factor.shape[0], each)
         if prod(factor.shape[1:]) <= _FEW:
             self._defer(name, factor, pieces)
         else:
-            self._norms[name] = self._by_pieces(name, factor, pieces)
+            self._by_pieces(name, factor, pieces)
 
     def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
-        norms = [torch.linalg.vector_norm(g.double()) for g in gradient.values()]
         sketch = torch.zeros(1, self._dim, dtype=torch.float64, device=self.sketch.device)
         for name, g in gradient.items():
             alone = SampleGradients([Dense(g[None])], bound=g.nbytes)
             sketch = sketch + alone.sketch(self._sketches[name])
-        squares = [self.squares[name][number] for name in gradient]
-        found = torch.cat([torch.stack(squares).sqrt(), self.sketch[number].double()])
-        return SampleReport(found, torch.cat([torch.stack(norms), sketch[0]]))
+        found, expected = [self.sketch[number].double()], [sketch[0]]
+        if self._has_norms:
+            squares = [self.squares[name][number] for name in gradient]
+            norms = [torch.linalg.vector_norm(g.double()) for g in gradient.values()]
+            found, expected = [torch.stack(squares).sqrt(), *found], [torch.stack(norms), *expected]
+        return SampleReport(torch.cat(found), torch.cat(expected))
 
     def end(self) -> None:
         self._sketch_small()
@@ -127,7 +131,8 @@ class NormsAndSketch(Quantity):
         dtype = wide(factor.dtype)
         gradients = [factor.part(samples).materialize(dtype) for samples in pieces]
         entries = torch.cat(gradients).reshape(factor.shape[0], prod(factor.shape[1:]))
-        self._norms[name] = torch.linalg.vector_norm(entries, dim=1)
+        if self._has_norms:
+            self._norms[name] = torch.linalg.vector_norm(entries, dim=1)
         if name in self._small:  # a second part of the same gradient: sketches add up
             self._sketch_small()
         if not self._small:
@@ -154,8 +159,8 @@ class NormsAndSketch(Quantity):
         self.sketch.index_add_(1, buckets, entries.mul_(signs))
         self._small.clear()
 
-    def _by_pieces(self, name: str, factor: Factor, pieces: list[slice]) -> Tensor:
-        """Returns |G_n|, and adds the sketches to those of the other parameters."""
+    def _by_pieces(self, name: str, factor: Factor, pieces: list[slice]) -> None:
+        """Computes |G_n|, and adds the sketches to those of the other parameters."""
         dtype = wide(factor.dtype)
         if (name, dtype) not in self._maps:
             self._maps[name, dtype] = _Map.of(self._sketches[name], factor.shape[1:], dtype)
@@ -164,12 +169,14 @@ class NormsAndSketch(Quantity):
         norms = []
         for samples in pieces:
             entries = self._signed(factor.part(samples), to, dtype)
-            norms.append(torch.linalg.vector_norm(entries.flatten(1), dim=1))
+            if self._has_norms:
+                norms.append(torch.linalg.vector_norm(entries.flatten(1), dim=1))
             for window, (columns, first) in zip(windows, to.runs, strict=True):
                 # The windows overlap, but index_add_ adds the rows one after the other.
                 run = entries[:, :, columns]
                 window[samples].index_add_(1, first, run.to(window.dtype))
-        return torch.cat(norms)
+        if self._has_norms:
+            self._norms[name] = torch.cat(norms)
 
     def _signed(self, factor: Factor, to: _Map, dtype: torch.dtype) -> Tensor:
         """Returns the gradients, (n, rows, columns), with the signs and the column order of the map."""
