@@ -82,3 +82,11 @@ def test_a_short_gradient_in_a_direction_of_its_own_is_an_outlier():
     long = rows.copy()
     long[3] = [100.0, 30.0, 0.0, 0.0]
     assert outlying(long).argsort()[-2:].tolist() in ([3, 9], [9, 3])
+
+
+@pytest.mark.parametrize("far", [1.0, 1e3])
+def test_outliers_by_a_known_influence_are_those_without_unless_a_sample_is_far(far) -> None:
+    rows = gradients(200, 5)
+    rows[3] *= far
+    known = self_influence(rows - rows.mean(axis=0)) if far == 1 else np.full(200, 1e9)
+    np.testing.assert_allclose(outlying(rows, None, known), outlying(rows), rtol=1e-9)

@@ -163,14 +163,19 @@ def _label_free(
         return None, None, None
     usable = samples.comparable
     last = samples.free.shape[1] - 1
+    labels = influence = None
+    if samples.target is not None:
+        every = np.ones(len(samples), dtype=bool)
+        checkpoints = [Chosen(samples.free, every, part) for part in range(last + 1)]
+        judged = usable & samples.usable
+        labels = label_errors(checkpoints, samples.target, judged, damping=damping)
+    if labels is not None and labels.influence is not None:
+        influence = labels.influence[usable]
+        if np.isnan(influence).any():  # by other samples than all
+            influence = None
     rows = Chosen(samples.free, usable, last)
-    outlier = _spread(outlying(rows, pointing, damping=damping), usable)
-    if samples.target is None:
-        return None, outlier, None
-    every = np.ones(len(samples), dtype=bool)
-    checkpoints = [Chosen(samples.free, every, part) for part in range(last + 1)]
-    labels = label_errors(checkpoints, samples.target, usable & samples.usable)
-    if labels is None or samples.predicted is None:
+    outlier = _spread(outlying(rows, pointing, influence, damping=damping), usable)
+    if labels is None or samples.predicted is None or samples.target is None:
         return labels, outlier, None
     # The most doubtful alone: of those between two classes a model may predict either.
     most = np.argsort(-labels.doubt, kind="stable")[: labels.expected or 0]

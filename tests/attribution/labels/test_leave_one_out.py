@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from pergrad.attribution import leave_one_out
-from pergrad.attribution.labels.leave_one_out import _DAMPINGS, _Prepared
+from pergrad.attribution import leave_one_out, self_influence
+from pergrad.attribution.labels.leave_one_out import _DAMPINGS, LeaveOneOut, _Prepared
 
 
 def by_fitting_again(features: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -27,6 +27,27 @@ def test_predictions_are_those_of_fitting_again_without_each_sample(shape) -> No
     features = generator.normal(size=shape) + labels[:, None]
     expected = by_fitting_again(features, labels, 3)
     np.testing.assert_allclose(leave_one_out(features, labels, 3), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(5000, 20), (300, 20), (20, 90)])
+def test_influence_is_the_self_influence_of_the_centred_features(shape, dtype) -> None:
+    generator = np.random.default_rng(3)
+    labels = generator.integers(0, 3, size=shape[0])
+    features = (generator.normal(size=shape) * np.arange(1, shape[1] + 1) + 5).astype(dtype)
+    found = LeaveOneOut(features, labels, 3, damping=0.2).influence
+    expected = self_influence(features - features.mean(axis=0), damping=0.2)
+    np.testing.assert_allclose(found, expected, rtol=1e-4 if dtype == np.float32 else 1e-9)
+
+
+def test_predictions_from_float32_are_those_from_float64_also_of_a_sample_far_away() -> None:
+    generator = np.random.default_rng(4)
+    labels = generator.integers(0, 3, size=5000)
+    features = (generator.normal(size=(5000, 30)) + labels[:, None]).astype(np.float32)
+    features[7] *= 1e4
+    found = leave_one_out(features, labels, 3)
+    expected = leave_one_out(features.astype(np.float64), labels, 3)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e200])

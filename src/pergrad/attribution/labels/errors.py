@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,10 +46,16 @@ class LabelErrors:
     skill: (
         float  # 1 − squared error of the predictions / squared error of the shares of the classes
     )
+    # (n,) self-influence of the features at the last checkpoint, a result of the regression; else NaN
+    influence: Floats | None = None
 
 
 def label_errors(
-    features: Sequence[Matrix], labels: Integers, usable: NDArray[np.bool_] | None = None
+    features: Sequence[Matrix],
+    labels: Integers,
+    usable: NDArray[np.bool_] | None = None,
+    *,
+    damping: float = 0.1,
 ) -> LabelErrors | None:
     """Judges labels by ridge regression on label-free gradients, leave-one-out, averaged over checkpoints.
 
@@ -60,6 +66,7 @@ def label_errors(
         features: for each checkpoint, (n, k) label-free gradients or their sketches.
         labels: (n,) classes from 0; a negative class is unknown.
         usable: mask of the samples to judge, and to judge by; default: all.
+        damping: damping of `influence`, as of `self_influence`.
 
     Returns:
         None if there are fewer than two classes with two samples each: nothing to compare.
@@ -81,8 +88,12 @@ def label_errors(
         return None
     judged &= np.isin(labels, present)
     classes = np.searchsorted(present, labels[judged])
-    parts = [LeaveOneOut(Chosen(part, judged), classes, len(present)) for part in features]
-    return _judged(held(_Mean(parts)), classes, present, judged)
+    parts = [
+        LeaveOneOut(Chosen(part, judged), classes, len(present), damping=damping)
+        for part in features
+    ]
+    found = _judged(held(_Mean(parts)), classes, present, judged)
+    return replace(found, influence=_spread(parts[-1].influence, judged, np.nan))
 
 
 class _Mean:

@@ -55,23 +55,34 @@ class LeaveOneOut:
 
     Rows are rotated in the dtype of the features. The rest is float64, and so are the rows that hardly any
     other sample predicts, whose leverage is near one.
+
+    `influence` is the self-influence of the centred features with that damping, (n,): N times a leverage.
     """
 
-    def __init__(self, features: Matrix, labels: Integers, classes: int) -> None:
+    def __init__(
+        self, features: Matrix, labels: Integers, classes: int, *, damping: float = 0.1
+    ) -> None:
         self._labels, self._classes = labels, classes
         with _one_thread():
             self._z, self._basis, squares, inner = self._decomposed(_Prepared(features))
             self._dtype = features.dtype
             tried = tried_rows(len(labels), _DAMPED)
-            damping, leverage = self._least_error(squares, inner, tried)
-            weights = 1 / (squares + damping)
-            if len(tried) < len(labels):
-                leverage = np.empty(len(labels))
-                for some in blocks(len(labels)):
-                    for own, _, found in self._leverages(some, weights[:, None]):
-                        leverage[some][own] = found[:, 0]
-            self._leverage = leverage[:, None]
-            solved = weights[:, None] * inner
+            samples, width = features.shape
+            of_influence = damping * samples / width
+            dampings = np.append(_DAMPINGS, of_influence)
+            best, some_leverages = self._least_error(squares, inner, dampings, tried)
+            weights = 1 / (squares[:, None] + [dampings[best], of_influence])
+            leverages = np.empty((samples, 2))
+            leverages[tried] = some_leverages[:, [best, -1]]
+            others = np.delete(np.arange(samples), tried)
+            for some in blocks(len(others)):
+                for own, _, found in self._leverages(others[some], weights):
+                    leverages[others[some][own]] = found
+            self._leverage = leverages[:, :1]
+            # The constant is orthogonal to the centred features: its share is the same for all.
+            share = _CONSTANT**2 / (samples * _CONSTANT**2 + of_influence)
+            self.influence: Floats = samples * np.maximum(0.0, leverages[:, 1] - share)
+            solved = weights[:, :1] * inner
             self._weights = solved if self._basis is None else self._basis @ solved  # (k, classes)
 
     @property
@@ -88,7 +99,7 @@ class LeaveOneOut:
     def _onehot(self, rows: Any) -> Floats:
         return np.eye(self._classes)[self._labels[rows]]
 
-    def _decomposed(self, z: _Prepared) -> tuple[Matrix, Floats | None, Floats, Floats]:
+    def _decomposed(self, z: _Prepared) -> tuple[Any, Floats | None, Floats, Floats]:
         """Returns Z, V, s² and VᵀZᵀY of Z = U diag(s) Vᵀ; or Z V and no V if Z has more columns than rows."""
         samples, width = z.shape
         if width > samples:
@@ -127,11 +138,13 @@ class LeaveOneOut:
         rotated = z if self._basis is None else z @ self._basis
         return rotated, np.minimum(np.square(rotated) @ weights, _LARGEST_LEVERAGE)
 
-    def _least_error(self, squares: Floats, inner: Floats, tried: Integers) -> tuple[float, Floats]:
-        """Returns the damping with the least squared error over the rows, and the leverages with it."""
-        weights = 1 / (squares[:, None] + _DAMPINGS)  # (r, 17)
+    def _least_error(
+        self, squares: Floats, inner: Floats, dampings: Floats, tried: Integers
+    ) -> tuple[int, Floats]:
+        """Returns which of the 17 dampings has the least squared error over the rows, and all leverages."""
+        weights = 1 / (squares[:, None] + dampings)  # (r, d)
         errors = np.zeros(len(_DAMPINGS))
-        leverages = np.empty((len(tried), len(_DAMPINGS)))
+        leverages = np.empty((len(tried), len(dampings)))
         for some in blocks(len(tried)):
             for own, rotated, found in self._leverages(tried[some], weights):
                 leverages[some][own] = found
@@ -143,8 +156,7 @@ class LeaveOneOut:
                     missed = fitted.reshape(len(rotated), -1, self._classes) - onehot[:, None]
                     missed /= 1 - found[:, part, None]
                     errors[part] += np.einsum("ndc,ndc->d", missed, missed)
-        best = int(errors.argmin())
-        return float(_DAMPINGS[best]), leverages[:, best]
+        return int(errors.argmin()), leverages
 
 
 def tried_rows(samples: int, most: int = _TRIED) -> Integers:
