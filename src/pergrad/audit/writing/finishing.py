@@ -147,10 +147,13 @@ def _classes(
             known |= {n: str(name) for n, name in enumerate(spec.classes)}
         named = [known.get(int(n), str(n)) if n >= 0 else None for n in target]
         return _Classes(target, known), named
-    names_of: dict[int, Counter[str]] = {}
-    for number_, label in zip(target.tolist(), labels, strict=True):
-        names_of.setdefault(number_, Counter())[label] += 1
-    return _Classes(target, {n: c.most_common(1)[0][0] for n, c in names_of.items()}), labels
+    # The most common label of each class; of two as common, the first.
+    counts = Counter(zip(target.tolist(), labels, strict=True))
+    names_of: dict[int, str] = {}
+    for (number_, label), count in counts.items():
+        if number_ not in names_of or count > counts[number_, names_of[number_]]:
+            names_of[number_] = label
+    return _Classes(target, names_of), labels
 
 
 def _how(task: Task, ranks: Ranks, batch_size: int, command: str | None) -> dict[str, Any]:
