@@ -121,6 +121,17 @@ def test_memory_is_bounded_by_the_block_also_when_all_are_equal() -> None:
     assert peak < 9e6
 
 
+@pytest.mark.parametrize("every", [1, 8, 10**6])
+def test_copies_do_not_depend_on_the_rows_that_bound_distances(every, monkeypatch):
+    generator = np.random.default_rng(1)
+    rows = 4 + generator.normal(size=(400, 12))
+    rows[:30] = rows[30:60] + 0.02 * generator.normal(size=(30, 12))
+    monkeypatch.setattr("pergrad.attribution.duplicates._EVERY", every)
+    found = near_duplicates(np.arange(400), rows, threshold=0.9, apart=0.3)
+    pairs = set(zip(found.index_a.tolist(), found.index_b.tolist(), strict=True))
+    assert pairs == {(n, n + 30) for n in range(30)}
+
+
 def test_where_many_samples_are_alike_copies_are_those_much_closer_still():
     generator = np.random.default_rng(0)
     centre = generator.normal(size=20)

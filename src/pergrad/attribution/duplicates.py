@@ -31,6 +31,7 @@ _MANY = 0.1  # share of the pairs beyond which one product compares all of a blo
 _CHECKED = 1 << 13  # pairs compared one by one at a time
 _SAMPLED = 512  # rows that the directions are found from
 _ITERATIONS = 2
+_EVERY = 8  # rows among which a bound of a distance to neighbours is found
 _AT_ONCE = 256  # rows compared with all others at once
 _WAITING = 1 << 14  # pairs in memory before they are joined to groups
 
@@ -126,17 +127,35 @@ class _Neighbours:
         """Returns which pairs are as close as copies of each other are."""
         # Lengths in float64: those of float32 are 1 only up to rounding, which a small distance would show.
         distance = np.sqrt(np.maximum(0.0, self._squares[pairs].sum(axis=0) - 2 * cosine))
-        # The pairs themselves show most rows to have five neighbours too close: these need no product.
-        at_most = np.maximum(self._shares[0] * _fifths(pairs, distance, len(self._units)), _COPIES)
-        found = distance <= at_most[pairs].min(axis=0)
+        # Any rows bound the distance to the fifth: those of the pairs, then every eighth of all. They show
+        # most rows to have five neighbours too close, which need no product with all.
+        fifth = _fifths(pairs, distance, len(self._units))
+        found = self._may_be_copies(pairs, distance, fifth)
+        has_enough = len(self._units) > 2 * _NEAR * _EVERY
+        missing = self._unknown(pairs[:, found]) if has_enough else np.empty(0, dtype=np.int64)
+        for some in blocks(len(missing), _AT_ONCE):
+            rows = missing[some]
+            fifth[rows] = np.minimum(fifth[rows], self._distances(rows, (_NEAR,), _EVERY)[0])
+        found &= self._may_be_copies(pairs, distance, fifth)
         pairs, distance = pairs[:, found], distance[found]
-        missing = np.unique(pairs)
-        missing = missing[np.isnan(self._known[missing])]
+        missing = self._unknown(pairs)
         for some in blocks(len(missing), _AT_ONCE):
             near, far = self._distances(missing[some], (_NEAR, _FAR)) * self._shares[:, None]
             self._known[missing[some]] = np.maximum(near, np.minimum(far, _COPIES))
         found[found] = distance <= np.maximum(self._known[pairs].min(axis=0), _SAME)
         return np.asarray(found)
+
+    def _may_be_copies(
+        self, pairs: Integers, distance: Floats, fifth: Floats
+    ) -> NDArray[np.bool_]:  # (2, p), (p,), (n,) -> (p,)
+        """Returns the pairs that bounds of the distance to the fifth do not rule out."""
+        at_most = np.maximum(self._shares[0] * fifth, _COPIES)
+        return np.asarray(distance <= at_most[pairs].min(axis=0))
+
+    def _unknown(self, pairs: Integers) -> Integers:
+        """Returns the rows of the pairs whose own bound is not known yet."""
+        rows = np.unique(pairs)
+        return rows[np.isnan(self._known[rows])]
 
     def _shares_of_distance(
         self, most: float
@@ -154,9 +173,13 @@ class _Neighbours:
         share = min(most, (_BY_CHANCE / (_NEAR - 1)) ** (growth / math.log(2)))
         return np.array([share, share * (_NEAR / _FAR) ** (growth / math.log(2))])
 
-    def _distances(self, rows: Integers, which: Sequence[int]) -> Floats:  # (len(which), n)
-        cosines = self._units[rows] @ self._units.T
-        cosines[np.arange(len(rows)), rows] = -1.0
+    def _distances(
+        self, rows: Integers, which: Sequence[int], every: int = 1
+    ) -> Floats:  # (len(which), n)
+        """Returns the distances to the neighbours of those numbers, among all rows or every so many."""
+        cosines = self._units[rows] @ self._units[::every].T
+        own = np.flatnonzero(rows % every == 0)
+        cosines[own, rows[own] // every] = -1.0
         nearest = torch.from_numpy(cosines).topk(min(max(which), cosines.shape[1])).values.numpy()
         found = nearest[:, [min(number, nearest.shape[1]) - 1 for number in which]]
         return np.sqrt(np.maximum(0.0, 2 - 2 * found.T.astype(np.float64)))
