@@ -85,9 +85,9 @@ def outlying(
     """
     every = np.ones(len(free), dtype=bool)
     pointing = directions(free) if pointing is None else pointing
-    centred = held(Chosen(free, every, centred=True))
+    centred = Chosen(free, every, centred=True)
     if influence is None or _has_far(centred):
-        influence = self_influence(centred, damping=damping)
+        influence = self_influence(held(centred), damping=damping)
     of_directions = self_influence(held(Chosen(pointing, every, centred=True)), damping=damping)
     return np.maximum(influence, of_directions)
 
