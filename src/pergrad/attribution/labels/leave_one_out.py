@@ -53,9 +53,7 @@ def leave_one_out(features: Matrix, labels: Integers, classes: int) -> Floats:
 class LeaveOneOut:
     """Leave-one-out predictions of a ridge regression, computed for the rows that are read.
 
-    Rows are rotated in the dtype of the features. The rest is float64, and so are the rows that hardly any
-    other sample predicts, whose leverage is near one.
-
+    Rows are rotated in the dtype of the features, those with a leverage near one in float64, as all else.
     `influence` is the self-influence of the centred features with that damping, (n,): N times a leverage.
     """
 
@@ -97,7 +95,10 @@ class LeaveOneOut:
         return np.asarray((fitted - leverage * self._onehot(rows)) / (1 - leverage))
 
     def _onehot(self, rows: Any) -> Floats:
-        return np.eye(self._classes)[self._labels[rows]]
+        labels = self._labels[rows]
+        found = np.zeros((len(labels), self._classes))
+        found[np.arange(len(labels)), labels] = 1.0
+        return found
 
     def _decomposed(self, z: _Prepared) -> tuple[Any, Floats | None, Floats, Floats]:
         """Returns Z, V, s² and VᵀZᵀY of Z = U diag(s) Vᵀ; or Z V and no V if Z has more columns than rows."""
