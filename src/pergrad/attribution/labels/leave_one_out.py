@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import threadpool_limits
 
 from pergrad.attribution.directions import peaks
 from pergrad.attribution.matrices import Matrix, blocks
@@ -61,7 +59,7 @@ class LeaveOneOut:
         self, features: Matrix, labels: Integers, classes: int, *, damping: float = 0.1
     ) -> None:
         self._labels, self._classes = labels, classes
-        with _one_thread():
+        with threadpool_limits(limits=1, user_api="blas"):  # more threads round otherwise
             self._z, self._basis, squares, inner = self._decomposed(_Prepared(features))
             self._dtype = features.dtype
             tried = tried_rows(len(labels), _DAMPED)
@@ -89,7 +87,7 @@ class LeaveOneOut:
 
     def __getitem__(self, rows: Any) -> Floats:  # (m, classes)
         """Returns the predictions for some rows, from all others."""
-        with _one_thread():
+        with threadpool_limits(limits=1, user_api="blas"):  # more threads round otherwise
             fitted = self._z[rows] @ self._weights
         leverage = self._leverage[rows]
         return np.asarray((fitted - leverage * self._onehot(rows)) / (1 - leverage))
@@ -200,15 +198,3 @@ class _Prepared:
         scaled -= self._mean
         scaled /= self._length
         return found
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Runs NumPy's products on one thread within the block: their rounding depends on the number."""
-    with _controller().limit(limits=1, user_api="blas"):
-        yield
-
-
-@cache
-def _controller() -> ThreadpoolController:
-    return ThreadpoolController()  # looking for the libraries takes a millisecond
