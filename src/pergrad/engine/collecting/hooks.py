@@ -84,14 +84,16 @@ def guarding_modules(modules: Iterable[nn.Module]) -> Iterator[None]:
 def guard_nodes(nodes: Iterable[Any]) -> None:
     """Makes it an error if a hook on a node of autograd's graph changes a gradient; taps return nothing."""
     for node in nodes:
-        if node.name() == "BackwardHookFunctionBackward":
+        if type(node).__name__ == "BackwardHookFunctionBackward":
             continue  # of a module's hooks, which are guarded themselves
         for register in (node.register_hook, node.register_prehook):
             handle = register(_nothing)
             hooks = handle.hooks_dict_ref()
             handle.remove()
             for key, hook in hooks.items():
-                hooks[key] = _looking_only(hook, f"a hook on the autograd node {node.name()}")
+                hooks[key] = _looking_only(
+                    hook, f"a hook on the autograd node {type(node).__name__}"
+                )
 
 
 def _nothing(*_: Any) -> None:
