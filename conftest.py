@@ -1,4 +1,3 @@
-import gc
 import operator
 import os
 from collections.abc import Iterator
@@ -47,12 +46,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-def pytest_collection_finish() -> None:
-    """Leave what is imported by now out of garbage collections, each of which would scan all of it."""
-    gc.collect()
-    gc.freeze()
 
 
 _SELECT, _INDEX_SELECT = torch.select, torch.index_select

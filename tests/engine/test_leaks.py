@@ -196,6 +196,7 @@ def _without_collector() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,6 @@ def _seed() -> None:
 @pytest.fixture
 def _no_collector() -> Iterator[None]:
     gc.collect()
-    gc.freeze()  # what is there already is not counted, which takes long
     gc.disable()
     yield
     gc.enable()
