@@ -72,8 +72,10 @@ def kind_of(func: Callable[..., Any]) -> Kind:
     name = name_of(func)
     if func.__name__ == "__get__":
         attribute = name
-        if attribute in ("shape", "grad_fn"):
-            return Kind.SHAPE if attribute == "shape" else Kind.NODE
+        if attribute == "shape":
+            return Kind.SHAPE
+        if attribute == "grad_fn":
+            return Kind.NODE
         return (
             Kind.HARMLESS
             if attribute == "data"
