@@ -255,3 +255,10 @@ def test_the_parts_of_an_adaptive_step_have_the_noise_of_the_whole() -> None:
 
 def test_bounds_of_groups_add_up_to_one_sensitivity() -> None:
     assert plan(max_norm={"a.*": 3.0, "*": 4.0}).sensitivity == pytest.approx(5.0)
+
+
+def test_a_plan_keeps_its_bounds_when_the_caller_changes_them() -> None:
+    bounds = {"*": 1.0}
+    plan = Plan(**{**USUAL, "max_norm": bounds})
+    bounds["*"] = 0.01
+    assert plan.sensitivity == 1.0

@@ -24,7 +24,8 @@ _RELATIONS = {
 }
 _COARSE = 1e-3  # discretization of a first guess
 _CLOSE = 5e-5  # how far calibrated noise may stay below its epsilon
-_MOST_NOISE, _LEAST_NOISE = 1e6, 1e-2
+_MOST_NOISE, _LEAST_NOISE = 1e6, 0.09  # the time of an account grows with 1 / noise²
+_MOST_EPSILON = 100.0  # of a calibration: above, a record may change any probability e¹⁰⁰-fold
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,18 @@ def epsilon_of(mechanism: Mechanism, delta: float) -> float:
 
 
 def _event(dp: Any, mechanism: Mechanism) -> Any:
-    gaussian = dp.GaussianDpEvent(mechanism.noise_multiplier)
+    noise = mechanism.noise_multiplier
+    if mechanism.accountant == "rdp" and mechanism.neighbours == "replace-one":
+        # A replaced record moves a sum by twice its bound. PLD knows it; RDP takes the noise as it is.
+        noise /= 2
+    gaussian = dp.GaussianDpEvent(noise)
     if mechanism.sampling in ("poisson", "cyclic"):
         return dp.PoissonSampledDpEvent(mechanism.rate, gaussian)
     if mechanism.sampling == "shuffled":
         return gaussian
     if mechanism.sampling == "truncated":
         return dp.TruncatedSubsampledGaussianDpEvent(
-            mechanism.population, mechanism.rate, mechanism.cap, mechanism.noise_multiplier
+            mechanism.population, mechanism.rate, mechanism.cap, noise
         )
     raise PrivacyError(f"no account for {mechanism.sampling!r} batches")
 
@@ -89,6 +94,11 @@ def noise_for(mechanism: Mechanism, target: float, delta: float) -> float:
     """Finds the noise multiplier whose epsilon is at most the target, and by no more than 5e-5 below it."""
     if not (isinstance(target, int | float) and 0 < target < math.inf):
         raise PrivacyError(f"epsilon must be a positive number, got {target!r}")
+    if target > _MOST_EPSILON:
+        raise PrivacyError(
+            f"epsilon = {target:g} protects nothing: take at most {_MOST_EPSILON:g}, or give a plan the "
+            "noise_multiplier that you want"
+        )
 
     def epsilon(noise: float, **changes: Any) -> float:
         return epsilon_of(replace(mechanism, noise_multiplier=noise, **changes), delta)
@@ -96,7 +106,7 @@ def noise_for(mechanism: Mechanism, target: float, delta: float) -> float:
     guess = 1.0
     if mechanism.accountant == "pld":  # a coarse account is fast, and not far off
         coarse = max(mechanism.discretization, _COARSE)
-        guess = _root(target, lambda noise: epsilon(noise, discretization=coarse), 1.0, 2.0, 0.01)
+        guess = _root(target, lambda noise: epsilon(noise, discretization=coarse), 1.0, 2.0, 1e-3)
     return _root(target, epsilon, guess, 1.02, min(_CLOSE / target, 1e-3))
 
 
@@ -118,14 +128,16 @@ def _root(
                 "rate or a larger epsilon"
             )
     while above <= 0:
-        high, below, low = low, above, low / factor
-        if low < _LEAST_NOISE:
-            return high  # more epsilon than any training needs
-        above, factor = math.log(epsilon(low) / target), factor**2
+        if low <= _LEAST_NOISE:
+            return low  # the target is more than the data can lose
+        # Not in growing strides, which would pass into the slow accounts of little noise.
+        high, below, low = low, above, max(low / factor, _LEAST_NOISE)
+        above = math.log(max(epsilon(low), 1e-12) / target)
     for turn in range(60):
         if below >= math.log1p(-close):
             break
-        share = above / (above - below) if turn % 3 < 2 else 0.5
+        is_secant = turn % 3 < 2 and math.isfinite(above)
+        share = above / (above - below) if is_secant else 0.5
         # Aim a little past the root: the result must lie on its safe side.
         share = min(max(share + close / 4 / (above - below), 1e-3), 1 - 1e-3)
         middle = low ** (1 - share) * high**share
@@ -136,6 +148,11 @@ def _root(
             low, above = middle, found
         else:
             high, below = middle, found
+    if not math.isfinite(above) and below < math.log1p(-close):
+        raise PrivacyError(
+            "the accountant does not resolve so small a delta: its epsilon jumps to infinity; take a larger "
+            "delta, or accountant='rdp'"
+        )
     return high
 
 

@@ -101,6 +101,8 @@ class Plan:
     run: Run = field(default_factory=Run, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.max_norm, Mapping):
+            self._set("max_norm", dict(self.max_norm))  # the caller's may change later
         check_numbers(self)
         check_choices(self)
         if self.expected_batch_size is None and self.population is not None:
@@ -140,7 +142,7 @@ class Plan:
         if "noise_multiplier" in options:
             raise PrivacyError("calibrate finds the noise_multiplier: leave it out")
         try:
-            tried = cls(noise_multiplier=1e6, delta=delta, **options)
+            tried = cls(noise_multiplier=0.0, delta=delta, **options)  # its noise is looked for
         except TypeError as error:
             raise PrivacyError(f"calibrate takes the arguments of Plan: {error}") from None
         noise = noise_for(tried.mechanism(), epsilon, delta)
