@@ -21,6 +21,12 @@ mix("total", "h = h * h.<<mean()|sum().tanh()|std()|norm()>>")
 mix("total_of_layer", "h = h * self.a$k(h).mean()", _A)
 mix("median", "h = h - h.median(0)[0]")
 mix("flat_softmax", "h = h.flatten().softmax(0).view_as(h)")
+mix("moved_beside_data", "h = torch.einsum('bi,bi->bi', h.<<flip(0)|roll(1, 0)>>, h.detach())",
+    kind="vec", classes=(4, 5))
+mix("weight_beside_moved_data", "h = F.bilinear(h, h.detach().<<flip(0)|roll(1, 0)>>, self.w$k)",
+    "self.w$k = weight($D, $D, $D)", kind="vec", classes=(5,))
+mix("weight_beside_data", "h = F.bilinear(h.<<flip(0)|roll(1, 0)>>, h.detach(), self.w$k)",
+    "self.w$k = weight($D, $D, $D)", kind="vec", classes=(5,))
 mix("flat_roll", "h = h.flatten().roll(1).view_as(h)")
 mix("detached_mean", "h = h + h.detach().mean(0)")
 mix("running_mean", """

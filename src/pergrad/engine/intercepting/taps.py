@@ -99,10 +99,11 @@ class Use:
         ):
             arguments.update(zip(plan.kept, kept))  # noqa: B905
         else:
+            own = plan.layouts
             if plan.output is None or plan.by_owner is not None:
-                by_owner = self._owners()
+                by_owner, own = self._owners()
             for name, t in zip(plan.kept, kept):  # noqa: B905
-                arguments[name] = _rows(t, plan.layouts.get(name), by_owner)
+                arguments[name] = _rows(t, own.get(name), by_owner)
             outputs = []
             for g, layout in zip(grads, self.output_layouts):  # noqa: B905
                 outputs.append(None if g is None else _rows(g, layout, by_owner))
@@ -137,9 +138,9 @@ class Use:
             given = {name: t for name, t in given.items() if name in needed}
         cutter = Cutter(plan.function, argument, weight.value)
         local, arguments = cutter.cut(grads, given, getattr(layouts[0], "dim", None))
-        by_owner = self._owners() if plan.output is None or plan.by_owner is not None else None
+        by_owner, own = self._owners()
         for name, t in arguments.items():
-            arguments[name] = _rows(t, plan.layouts.get(name), by_owner)
+            arguments[name] = _rows(t, own.get(name), by_owner)
         outputs = [
             None if g is None else _rows(g, layout, by_owner)
             for g, layout in zip(local, layouts, strict=True)
@@ -150,15 +151,23 @@ class Use:
             raise self._missing_gradient(argument, weight.name, gradients)
         return weight.take(cutter.finish(_factor_of(gradients[argument], by_owner)))
 
-    def _owners(self) -> Owners | _Sorted | None:
-        """Returns the owners of the rows if an argument or output has them; None for a single sample."""
-        for layout in (self.plan.by_owner, *self.output_layouts):
-            if isinstance(layout, Owners):
-                if layout.scope.count == 1:
-                    return None
-                known = None if not is_traced(layout.owner) else _Sorted.of(layout)
-                return layout if known is None else known
-        return None
+    def _owners(self) -> tuple[Owners | _Sorted | None, Mapping[str, Samples | Owners]]:
+        """Returns the owners of the rows, if an argument or output has them, and the arguments' layouts.
+
+        The outputs say whose gradients these are: data that was moved beside them is the context of a sample.
+        """
+        own = self.plan.layouts
+        given, outputs = self.plan.by_owner, self.output_layouts
+        layout = next((la for la in outputs if isinstance(la, Owners)), None)
+        if layout is None and given is not None:
+            rows = next((la for la in outputs if isinstance(la, Samples)), None)
+            if rows is not None and rows.scope.count > 1:
+                return None, {name: rows.at(la.dim) for name, la in own.items()}
+            layout = given
+        if layout is None or layout.scope.count == 1:
+            return None, own
+        known = None if not is_traced(layout.owner) else _Sorted.of(layout)
+        return layout if known is None else known, own
 
     def _outputs_have_rows_in_front(self, grads: tuple[Tensor | None, ...]) -> bool:
         """Whether the outputs have their rows in front too, as (n, ..., features)."""

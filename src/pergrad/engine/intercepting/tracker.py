@@ -379,6 +379,7 @@ class Tracker:
                 call = Call(self.scope, func, args, kwargs, [args[0]], tensors, layouts)
                 is_tensor = isinstance(args[2], Tensor)
                 found = [layout_of_write(call) if is_tensor else layouts[0]]
+                self._refuse_other_data(call, found)
                 self._mark_all(call, found)
             return
         outputs = [output] if isinstance(output, Tensor) else tensors_in(output)
@@ -392,12 +393,15 @@ class Tracker:
         hints = () if is_trusted(func) else [self._hint(t) for t in outputs]
         call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts, flows, hints)
         found = layouts_of_outputs(call)
-        if call.flows and call.has_samples:
-            for k, t in enumerate(outputs):
-                if is_beside_other_data(call, t, found[k], self.knows):
-                    found[k] = call.mixed("combines rows of samples with data of others")
+        self._refuse_other_data(call, found)
         self._mark_all(call, found)
         self._remember(call, output, found, signature)
+
+    def _refuse_other_data(self, call: Call, found: list[Layout]) -> None:
+        if call.flows and call.has_samples:
+            for k, t in enumerate(call.outputs):
+                if is_beside_other_data(call, t, found[k], self.knows):
+                    found[k] = call.mixed("combines rows of samples with data of others")
 
     def _mark_all(self, call: Call, found: list[Layout]) -> None:
         """Tags the outputs; a gradient through one that has lost its samples is an error.

@@ -470,32 +470,6 @@ def test_values_are_not_apart_where_one_reaches_another(function: Any) -> None:
     assert probing._values_stay_apart(call_of(kept, rows(5, 2), count=5), layouts) is True
 
 
-@pytest.mark.parametrize("mask", [[True, False, False], [False, True, True]])
-def test_other_values_are_valid_ones_and_only_in_some_samples(mask: list[bool]) -> None:
-    x, index = torch.tensor([[1.0, 2], [1, 5], [6, 7]]), torch.tensor([4, 5, 6])
-    call = call_of(kept, rows(of=x), rows(of=index), C(3))
-    chosen = torch.tensor(mask)
-    other = probing._with_other_values(call, x, chosen)
-    assert torch.equal((other != x).any(1), chosen)
-    other = probing._with_other_values(call, index, chosen)
-    assert torch.equal(other != index, chosen)
-    assert set(other.tolist()) <= {4, 5, 6}
-    constant = call.tensors[2]
-    assert torch.equal(probing._with_other_values(call, constant, chosen), constant)
-    same = probing._with_other_values(call, [x, (x, 3)], None)
-    assert torch.equal(same[0], x)
-    assert same[0] is not x
-    assert same[1][1] == 3
-
-
-def test_results_are_equal_where_numbers_or_both_nan() -> None:
-    x = torch.tensor([1.0, torch.nan])
-    assert probing._are_equal(x, x.clone())
-    assert not probing._are_equal(x, torch.tensor([1.0, 2.0]))
-    assert not probing._are_equal(x, torch.tensor([1.0 + 1e-6, torch.nan]))
-    assert not probing._are_equal(torch.tensor([1]), torch.tensor([2]))
-
-
 def test_shapes_differ_where_a_size_does() -> None:
     size = torch.Size
     assert probing._differing(size([2, 3, 4]), size([2, 4, 5])) == [1, 2]

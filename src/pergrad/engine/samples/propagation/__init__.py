@@ -29,15 +29,12 @@ from pergrad.engine.samples.propagation import (
     shaping,
     writing,
 )
+from pergrad.engine.samples.propagation.beside_data import is_beside_other_data
 from pergrad.engine.samples.propagation.creating import layout_by_sizes, sizes_in
 from pergrad.engine.samples.propagation.declared import declared_samples
 from pergrad.engine.samples.propagation.elementwise import ELEMENTWISE
 from pergrad.engine.samples.propagation.pairing import layout_of_pairs
-from pergrad.engine.samples.propagation.probing import (
-    is_beside_other_data,
-    layouts_by_probe,
-    proved_apart,
-)
+from pergrad.engine.samples.propagation.probing import layouts_by_probe, proved_apart
 from pergrad.engine.samples.propagation.table import (
     Call,
     Handler,
@@ -107,7 +104,9 @@ def layouts_of_outputs(call: Call) -> list[Layout]:
         return [pairs] * len(call.outputs)
     found = _found(call)
     if call.scope.count > 1 and any(isinstance(la, Lost) and la.is_fatal for la in found):
-        return proved_apart(call) or found
+        proved = proved_apart(call)
+        call.is_overruled = call.is_overruled or proved is not None
+        return proved or found
     return found
 
 
@@ -150,7 +149,9 @@ def _found(call: Call) -> list[Layout]:
     if call.flows and not is_fatal and call.func not in DECLARED:
         is_open = isinstance(found, Constant) or not call.is_accounted_for
         if is_open:
-            return layouts_by_probe(call)
+            proved = layouts_by_probe(call)
+            call.is_overruled = isinstance(found, Samples | Owners) and found not in proved
+            return proved
     layouts: Sequence[Layout] = (
         found if isinstance(found, list | tuple) else [found] * len(call.outputs)  # type: ignore[list-item]
     )

@@ -7,7 +7,7 @@ samples, which may change no row of another sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, TypeAlias
 
@@ -18,7 +18,12 @@ from pergrad.engine.samples.known_indices import known_index
 from pergrad.engine.samples.layouts import Key, Layout, Lost, Owners, Samples
 from pergrad.engine.samples.moving import layout_after_moves
 from pergrad.engine.samples.origins import SUM
-from pergrad.engine.samples.propagation.elementwise import ELEMENTWISE
+from pergrad.engine.samples.propagation.rerunning import (
+    devices_of,
+    others_stay,
+    runs,
+    with_other_values,
+)
 from pergrad.engine.samples.propagation.table import (
     Call,
     is_own,
@@ -35,7 +40,7 @@ from pergrad.runtime.caches import Cache
 from pergrad.runtime.containers import map_parts
 from pergrad.runtime.tolerances import largest
 
-__all__ = ["is_beside_other_data", "layouts_by_probe", "proved_apart"]
+__all__ = ["layouts_by_probe", "proved_apart"]
 
 # Maps the signature of a call to the keys of its outputs' layouts, or to the reason why they are unknown.
 # The signature has the function, the batch size, every plain argument with its type, and the shape, dtype and
@@ -158,32 +163,6 @@ def proved_apart(call: Call) -> list[Layout] | None:
     return None if found is None or isinstance(found[0], str) else found[0]
 
 
-_JOINS = frozenset("cat concat concatenate stack where".split())
-
-
-def is_beside_other_data(
-    call: Call, out: Tensor, layout: Layout | None, is_known: Callable[[Tensor], bool]
-) -> bool:
-    """Whether rows that were moved are combined with data of other samples: nothing says whose they are then.
-
-    `is_known` tells data whose samples are not merely read off their shape. With owners that the user has
-    given, labels of a packed sequence may be those of the next one's first token, which a mask leaves out.
-    """
-    if not isinstance(layout, Owners) or call.scope.known or is_traced(out):
-        return False
-    if call.name not in ELEMENTWISE | _JOINS:
-        return False
-    return any(
-        own != layout
-        and out.dim() - t.dim() + own.dim == layout.dim
-        and own.size == layout.size
-        and is_known(t)
-        and not torch.equal(own.owner_of_each(out.device), layout.owner_of_each(out.device))
-        for t, own in call.with_samples
-        if not t.requires_grad
-    )
-
-
 def _of_one_sample(call: Call, t: Tensor) -> Layout:
     """Returns the layout of a result for a batch of one: all of it belongs to the one sample."""
     if t.dim():
@@ -248,10 +227,9 @@ def _run_apart(
     with (
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(_itself, _itself),
-        torch.random.fork_rng(devices=_devices(call)),
+        torch.random.fork_rng(devices=devices_of(call)),
     ):
-        args = _with_other_values(call, call.args, mask)
-        kwargs = {k: _with_other_values(call, v, mask) for k, v in call.kwargs.items()}
+        args, kwargs = with_other_values(call, mask)
         given = tensors_in(args, kwargs)
         leaves = [given[k].requires_grad_() for k in at]
         return leaves, tensors_in(call.func(*args, **kwargs))
@@ -327,7 +305,7 @@ def _by_moves(call: Call) -> Layout | None:
         return found
 
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=_devices(call)):
+        with torch.no_grad(), torch.random.fork_rng(devices=devices_of(call)):
             return layout_after_moves(moved, t, layout, call.output)
     except (RuntimeError, ValueError, IndexError):  # the function refuses these values
         return None
@@ -335,78 +313,13 @@ def _by_moves(call: Call) -> Layout | None:
 
 def _values_stay_apart(call: Call, layouts: Sequence[Layout]) -> bool:
     """Whether other values in a subset of the samples change no row of another sample."""
-    for before, after, mask in _runs(call):
+    for before, after, mask in runs(call):
         if len(before) != len(after):
             return False
         for a, b, layout in zip(before, after, layouts, strict=True):
-            if a.shape != b.shape:
-                return False
-            if not isinstance(layout, Samples | Owners):
-                continue
-            rows = ~mask.to(a.device)[layout.owner_of_each(a.device)]
-            same = [t.movedim(layout.dim, 0)[rows] for t in (a, b)]
-            if not _are_equal(*same):
+            if not others_stay(a, b, layout, mask):
                 return False
     return True
-
-
-def _runs(call: Call) -> Iterator[tuple[list[Tensor], list[Tensor], Tensor]]:
-    """Yields the results of the call, those with other values in some samples, and these samples."""
-    masks = subsets(call.scope.count)
-
-    def run(mask: Tensor | None) -> list[Tensor]:
-        with torch.no_grad(), torch.random.fork_rng(devices=_devices(call)):
-            args = _with_other_values(call, call.args, mask)
-            kwargs = {k: _with_other_values(call, v, mask) for k, v in call.kwargs.items()}
-            return tensors_in(call.func(*args, **kwargs))
-
-    before = run(None)
-    for mask in masks:
-        try:
-            yield before, run(mask), mask
-        except (RuntimeError, ValueError, IndexError):  # the function refuses these values
-            yield before, [], mask
-
-
-def _with_other_values(call: Call, value: Any, mask: Tensor | None) -> Any:
-    """Copies an argument; samples in the mask get the values of their neighbours, which are valid ones."""
-    if isinstance(value, Tensor):
-        layout = call.layout(value)
-        t = value.detach().clone()
-        if mask is None or not isinstance(layout, Samples | Owners) or not t.numel():
-            return t
-        rows = mask.to(t.device)[layout.owner_of_each(t.device)]
-        rows = rows.view([-1 if d == layout.dim else 1 for d in range(t.dim())])
-        other = t.roll(layout.post if isinstance(layout, Samples) else 1, layout.dim)
-        if t.is_floating_point() or t.is_complex():
-            other = torch.where(other == t, t * 0.5, other)
-        return t.copy_(
-            torch.where(rows, other, t)
-        )  # with the strides of the argument: same kernels
-    if type(value) in (list, tuple):
-        return type(value)(_with_other_values(call, v, mask) for v in value)
-    return value
-
-
-def _are_equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two results of the same numbers are equal but for rounding; NaN equals NaN.
-
-    Kernels of matrix products round a row by the place that it has in memory.
-    """
-    if torch.equal(a, b):
-        return True
-    if not (a.is_floating_point() or a.is_complex()):
-        return False
-    eps = torch.finfo(a.dtype).eps
-    # Halves are rounded once, from sums in float32; a GPU may sum in another order.
-    rtol, floor = (eps, 0.1 * eps) if eps > 1e-4 else (4 * eps, eps)
-    if a.is_cuda:
-        rtol = max(rtol, 1e-5)
-    return torch.allclose(a, b, rtol=rtol, atol=floor * largest(a[a.isfinite()]), equal_nan=True)
-
-
-def _devices(call: Call) -> list[torch.device]:
-    return list({t.device for t in call.tensors if t.is_cuda})
 
 
 def _first_line(error: Exception) -> str:

@@ -125,6 +125,8 @@ class Call:
         "flows",
         "func",
         "hints",
+        "is_of_weights",
+        "is_overruled",
         "kwargs",
         "layouts",
         "outputs",
@@ -153,7 +155,8 @@ class Call:
         self.tensors = tensors
         self.layouts = layouts  # of the tensors
         self.hints = hints or [None] * len(outputs)  # layouts of the outputs that are not proved
-        # Whether a gradient will flow through the outputs; given if they are computed under no_grad.
+        # Whether a gradient will flow through the outputs; given if weights are used on the arguments.
+        self.is_of_weights = bool(flows)
         if flows is None:
             flows = torch.is_grad_enabled() and any(t.requires_grad for t in outputs)
         self.flows = flows
@@ -165,6 +168,7 @@ class Call:
             int
         ] = []  # ids of the tensors whose layouts the handler has asked for
         self.reads_values = False  # whether the handler's answer depends on the values of tensors
+        self.is_overruled = False  # whether the graph gives another answer than the handler
 
     @property
     def name(self) -> str:
@@ -241,6 +245,7 @@ class Call:
     def take_answer_of(self, copy: Call) -> None:
         """Takes over what a handler has looked at in a copy of the call."""
         self.reads_values |= copy.reads_values
+        self.is_overruled |= copy.is_overruled
         self._looked_at += copy._looked_at
 
     def layout(self, t: Tensor) -> Layout:

@@ -1,0 +1,104 @@
+"""Finds rows of samples that are combined with data of others, as in `x + h.flip(0)`.
+
+Nothing says whose such a row is: the term has parts of two samples. No gradient flows through the data, so
+that the graph does not tell. Other values in some samples of the data do: no row of another may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from pergrad.engine.samples.layouts import Layout, Owners, Samples
+from pergrad.engine.samples.propagation.elementwise import ELEMENTWISE
+from pergrad.engine.samples.propagation.rerunning import others_stay, results_for, runs
+from pergrad.engine.samples.propagation.table import Call
+from pergrad.runtime import is_traced
+
+__all__ = ["is_beside_other_data"]
+
+# Functions that pick elements of their first argument: by data, they pick rows of other samples, too.
+_PICKS = frozenset("getitem index_select gather take take_along_dim masked_select".split())
+
+
+def is_beside_other_data(
+    call: Call, out: Tensor, layout: Layout | None, is_known: Callable[[Tensor], bool]
+) -> bool:
+    """Whether rows are combined with data of other samples: moved ones, or those that a weight is used on.
+
+    The gradient of a weight has the data in it, so that both must be in the same dimension; but data that was
+    moved itself is the context of the rows that it is beside. `is_known` tells data whose samples are not
+    merely read off their shape. With owners that the user has given, labels of a packed sequence may be those
+    of the next one's first token, which a mask leaves out.
+    """
+    if not isinstance(layout, Samples | Owners) or call.scope.known or is_traced(out):
+        return False
+    is_moved = isinstance(layout, Owners) and _has_moved(call)
+    is_strict = call.is_of_weights and call.is_overruled
+    if not is_moved and not is_strict:
+        return False
+    data: dict[int, Layout] = {}
+    for t, own in call.with_samples:
+        if t.requires_grad or not is_known(t):
+            continue
+        is_like = own.size == layout.size
+        is_same = _have_same_owners(own, layout, out.device)
+        if not is_same or (is_strict and call.name not in ELEMENTWISE):
+            is_context = is_like and isinstance(own, Owners) and not is_moved
+            data[id(t)] = layout.at(own.dim) if is_context else own
+    if not data:
+        return False
+    if call.name in ELEMENTWISE:
+        return any(
+            out.dim() - t.dim() + own.dim == layout.dim and own.size == layout.size
+            for t, own in call.with_samples
+            if data.get(id(t)) is own
+        )
+    if call.name in _PICKS:
+        return _picks_by_data_of_others(call, layout, data)
+    place = next(k for k, t in enumerate(call.outputs) if t is out)
+    return any(
+        len(before) != len(after) or not others_stay(before[place], after[place], layout, mask)
+        for before, after, mask in runs(call, data)
+    )
+
+
+def _has_moved(call: Call) -> bool:
+    """Whether an argument that a gradient flows through has its rows in another order than the samples."""
+    return any(
+        isinstance(la, Owners) and (t.requires_grad or call.is_of_weights)
+        for t, la in call.with_samples
+    )
+
+
+def _have_same_owners(a: Samples | Owners, b: Samples | Owners, device: torch.device) -> bool:
+    of_a, of_b = a.owner_of_each(device), b.owner_of_each(device)
+    if isinstance(b, Owners) and b.is_one:
+        return bool((of_a == of_b[0]).all())
+    return torch.equal(of_a, of_b)
+
+
+def _picks_by_data_of_others(
+    call: Call, layout: Samples | Owners, data: Mapping[int, Layout]
+) -> bool:
+    """Whether other data picks other elements of the same rows.
+
+    Run on the owners of its first argument instead of its values, the function says whose rows it picks.
+    """
+    t: Tensor = call.args[0]
+    own = call.layout(t)
+    if not isinstance(own, Samples | Owners):
+        return True
+    shape = [-1 if d == own.dim else 1 for d in range(t.dim())]
+    owners = own.owner_of_each(t.device).view(shape).expand(t.shape)
+    (picked,) = results_for(call, None, data, {id(t): owners})
+    for (before,), after, mask in runs(call, data):
+        if not after or after[0].shape != before.shape:
+            continue  # it picks other rows
+        (again,) = results_for(call, mask, data, {id(t): owners})
+        is_same_row = (picked == again) & ~mask.to(t.device)[picked]
+        if not torch.equal(before[is_same_row], after[0][is_same_row]):
+            return True
+    return False

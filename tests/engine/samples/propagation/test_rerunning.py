@@ -1,0 +1,64 @@
+"""Calls that are run again with other values in some samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pergrad.engine.samples.propagation import rerunning
+from pergrad.engine.samples.propagation.rerunning import with_other_values
+from tests.engine.samples.propagation.calls import call_of, rows
+
+
+def kept(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x * 1
+
+
+@pytest.mark.parametrize("mask", [[True, False, False], [False, True, True]])
+def test_other_values_are_valid_ones_and_only_in_some_samples(mask: list[bool]) -> None:
+    x, index = torch.tensor([[1.0, 2], [1, 5], [6, 7]]), torch.tensor([4, 5, 6])
+    call = call_of(kept, rows(of=x), [rows(of=index), (torch.ones(3), 3)])
+    chosen = torch.tensor(mask)
+    other, (tokens, (constant, number)) = with_other_values(call, chosen)[0]
+    assert torch.equal((other != x).any(1), chosen)
+    assert torch.equal(tokens != index, chosen)
+    assert set(tokens.tolist()) <= {4, 5, 6}
+    assert torch.equal(constant, torch.ones(3))
+    assert number == 3
+    same = with_other_values(call, None)[0][0]
+    assert torch.equal(same, x)
+    assert same is not call.args[0]
+
+
+def test_only_the_arguments_that_are_named_get_other_values() -> None:
+    call = call_of(kept, rows(3, 2), rows(3, 2), count=3)
+    chosen, changed = torch.tensor([True, False, False]), {id(call.args[1]): call.layouts[1]}
+    first, second = with_other_values(call, chosen, changed)[0]
+    assert torch.equal(first, call.args[0])
+    assert not torch.equal(second, call.args[1])
+    replaced = with_other_values(call, chosen, changed, {id(call.args[0]): torch.zeros(3)})[0][0]
+    assert torch.equal(replaced, torch.zeros(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
+def test_results_are_equal_but_for_rounding(dtype: torch.dtype) -> None:
+    a = torch.tensor([1.0, -2.0, float("nan"), 1e-30, float("inf")]).to(dtype)
+    eps = torch.finfo(dtype).eps
+    rounded = torch.where(a.abs() < 1.5, a * (1 + eps), a)
+    changed = torch.where(a.abs() < 1.5, a * 1.02, a)
+    assert not torch.equal(rounded[:1], a[:1])
+    assert rerunning._are_equal(a, rounded)
+    assert not rerunning._are_equal(a, changed)
+    assert not rerunning._are_equal(a, a.nan_to_num())
+    assert not rerunning._are_equal(torch.tensor([1, 2]), torch.tensor([1, 3]))
+
+
+def test_results_are_equal_where_numbers_or_both_nan() -> None:
+    x = torch.tensor([1.0, torch.nan])
+    assert rerunning._are_equal(x, x.clone())
+    assert not rerunning._are_equal(x, torch.tensor([1.0, 2.0]))
+    assert not rerunning._are_equal(x, torch.tensor([1.0 + 1e-6, torch.nan]))
+    assert not rerunning._are_equal(torch.tensor([1]), torch.tensor([2]))
