@@ -98,3 +98,21 @@ def test_without_gradients_nothing_is_recorded() -> None:
     with torch.no_grad():
         output, _ = gated(model, x)
     assert output["y"].grad_fn is None
+
+
+class Pairs(nn.Module):
+    """Returns products of all pairs of samples, which torch.vmap computes out of sight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(4, 2).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.map(x)
+        return torch.vmap(lambda row: (row * y).sum(1))(y)
+
+
+def test_an_output_that_was_made_out_of_sight_is_judged() -> None:
+    output, _ = gated(Pairs(), numbers(SIZE, 4))
+    with pytest.raises(pergrad.PergradError, match="made out of sight"):
+        output.sum().backward()

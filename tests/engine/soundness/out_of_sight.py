@@ -71,6 +71,42 @@ class SineBothWays(Sine):
         return torch.from_numpy(g.numpy() * np.cos(x.numpy()))
 
 
+class StandIn:
+    """Stands for a tensor, as arrays of other libraries do: torch asks its class what a function does."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        def own(value: Any) -> Any:
+            return value.value if isinstance(value, StandIn) else value
+
+        return func(*map(own, args), **{k: own(v) for k, v in (kwargs or {}).items()})
+
+
+@CASES.refused()
+def stand_in_that_mixes(m: Any, x: Tensor) -> Tensor:
+    return x + m.b(torch.softmax(StandIn(m.a(x)), 0))  # type: ignore[call-overload]
+
+
+@CASES.refused()
+def stand_in_beside_a_tensor(m: Any, x: Tensor) -> Tensor:
+    return torch.add(m.b(x), StandIn(m.a(x).flip(0)))  # type: ignore[call-overload]
+
+
+@CASES.exact()
+def stand_in_of_samples(m: Any, x: Tensor) -> Tensor:
+    return m.b(torch.tanh(StandIn(m.a(x))))  # type: ignore[arg-type]
+
+
+@CASES.exact()
+def stand_in_of_a_weight(m: Any, x: Tensor) -> Tensor:
+    return F.linear(m.a(x), StandIn(m.w))  # type: ignore[arg-type]
+
+
 @CASES.exact()
 def scripted(m: Any, x: Tensor) -> Tensor:
     return x + m.b(swish_by_script(m.a(x)))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pergrad.engine.intercepting.composites import checks_overrides
+from pergrad.engine.intercepting.control_flow import CONTROL_FLOW
 from pergrad.engine.samples.propagation import is_own, name_of
 from pergrad.engine.samples.propagation.in_place import writes_in_place
 from pergrad.runtime.caches import cached
@@ -62,6 +63,7 @@ class Kind(Enum):
     NODE = auto()  # returns a node of autograd's graph, which can be hooked too
     BACKWARD = auto()
     HARMLESS = auto()  # no gradient flows to a weight
+    CONTROL_FLOW = auto()  # calls functions of the user, which are recorded
     TRANSPARENT = auto()  # not torch's: its body can be recorded instead
     WRITING = auto()  # ordinary, but may write to a buffer of the module
     ORDINARY = auto()
@@ -69,6 +71,8 @@ class Kind(Enum):
 
 @cached("what the recorder does with a function, by function")
 def kind_of(func: Callable[..., Any]) -> Kind:
+    if func in CONTROL_FLOW:
+        return Kind.CONTROL_FLOW
     name = name_of(func)
     if func.__name__ == "__get__":
         attribute = name

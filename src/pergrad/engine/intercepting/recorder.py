@@ -21,6 +21,7 @@ from pergrad.engine.intercepting.backward_passes import (
     run_passes_of_empty_batch,
 )
 from pergrad.engine.intercepting.composites import without_override_check
+from pergrad.engine.intercepting.control_flow import CONTROL_FLOW
 from pergrad.engine.intercepting.function_kinds import Kind, kind_of
 from pergrad.engine.intercepting.mapping import mapped_over_samples
 from pergrad.engine.intercepting.rule_calls import cached_plan, call_by_plan, unsupported
@@ -41,8 +42,13 @@ _PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
 _SET_DATA, _HOOK, _NODE, _TRANSPARENT = Kind.SET_DATA, Kind.HOOK, Kind.NODE, Kind.TRANSPARENT
 _BACKWARD, _ORDINARY, _WRITING = Kind.BACKWARD, Kind.ORDINARY, Kind.WRITING
 _FOLLOWED = frozenset([_ORDINARY, _WRITING, _TRANSPARENT])
-_HARMLESS = Kind.HARMLESS
+_HARMLESS, _CONTROL_FLOW = Kind.HARMLESS, Kind.CONTROL_FLOW
 _MOST_EARLIER = 64  # functions; a recording holds their tensors until it begins
+
+
+def _is_of_tensors(kind: type) -> bool:
+    return issubclass(kind, Tensor)
+
 
 Earlier: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
 
@@ -170,9 +176,14 @@ class Recorder(WeightCalls):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if types and not all(map(_is_of_tensors, types)):
+            return self._by_their_classes(func, types, args, kwargs)
         kind = kind_of(func)
         if kind is _PASSIVE:
             return func(*args, **kwargs)
+        if kind is _CONTROL_FLOW:
+            with self:
+                return CONTROL_FLOW[func](*args, **kwargs)
         if not self._begun:
             return self._before(kind, func, args, kwargs)
         if kind is not _ORDINARY:
@@ -235,6 +246,22 @@ class Recorder(WeightCalls):
         if not tracker.recall(signature, output):
             tracker.propagate_from(func, args, kwargs, output, tensors, tags, signature)
         return output
+
+    def _by_their_classes(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Runs a function of objects that stand for tensors, as torch does: what they call is recorded."""
+        with self:
+            for kind in types:
+                output = kind.__torch_function__(func, types, args, kwargs)  # type: ignore[attr-defined]
+                if output is not NotImplemented:
+                    return output
+        names = ", ".join(kind.__name__ for kind in types)
+        raise TypeError(f"no implementation of `{name_of(func)}` for {names}")
 
     def _backward(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

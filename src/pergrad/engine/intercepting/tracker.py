@@ -390,6 +390,11 @@ class Tracker:
                 f"`{name_of(func)}` makes a nested tensor, whose samples cannot be followed: pad it "
                 "(`to_padded_tensor`), or compute on its rows and pass owners="
             )
+        if flows is None and not any(t.requires_grad for t in tensors):
+            # What requires grad was made of tensors that the arguments hide: its graph says of which.
+            outputs = [t for t in outputs if not t.requires_grad or t.grad_fn is None]
+            if not outputs:
+                return
         hints = () if is_trusted(func) else [self._hint(t) for t in outputs]
         call = Call(self.scope, func, args, kwargs, outputs, tensors, layouts, flows, hints)
         found = layouts_of_outputs(call)

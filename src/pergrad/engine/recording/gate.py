@@ -104,6 +104,7 @@ def run_gated(
         recording.enter_forward(args, kwargs)
         try:
             output = module(*args, **kwargs)
+            recording.judge_output(output)
         finally:
             recording.leave_forward()
             recording.clean_up()

@@ -282,6 +282,14 @@ class Recording:
             self._tracker.mark(found, self._tracker.scope.samples(0))
         return found
 
+    def judge_output(self, output: Any) -> None:
+        """Judges results that were made out of sight where no later function does: mixed ones are refused."""
+        if self._tracker is not None:
+            with internals.DisableTorchFunction():
+                for t in parts_of(output):
+                    if isinstance(t, Tensor) and t.requires_grad:
+                        self._tracker.tag(t)
+
     def leave_forward(self, output: Any = None) -> None:
         if self._tracker is None:
             return
