@@ -72,6 +72,7 @@ def largest_of_each(tensors: Iterable[Tensor]) -> list[float]:
     return _read([_extremes(t) for t in tensors])
 
 
+_CACHED = 2**20  # elements, of which a second pass reads most from the processor's cache
 _PIECE = 2**18  # elements: their difference stays in the processor's cache
 
 
@@ -99,6 +100,8 @@ def _extremes(t: Tensor) -> list[Tensor]:
         return []
     if t.is_complex():
         return [t.detach().abs().max()]
+    if t.is_cpu and t.numel() <= _CACHED:
+        return [t.detach().amin(), t.detach().amax()]  # two thirds of the time of `aminmax`
     return list(torch.aminmax(t.detach()))  # one pass, and nothing is written
 
 
