@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from pergrad.distributed.placing import whole_of
 
-__all__ = ["is_reached", "pulled_back"]
+__all__ = ["Reduced", "is_reached", "pulled_back"]
+
+Reduced: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def pulled_back(
@@ -20,25 +23,48 @@ def pulled_back(
     others: Iterable[Tensor],
     *,
     retain_graph: bool = False,
+    reduced: Mapping[str, Reduced] | None = None,
 ) -> dict[str, Tensor]:
     """Computes the gradients of parameters, dense, zeros where nothing reaches one.
 
-    `others` are tensors that the graph may use out of sight; their `.grad` is left as it was too.
+    `others` are tensors that the graph may use out of sight; their `.grad` is left as it was too. `reduced`
+    are functions of some of the gradients that are wanted in their place: applied as soon as one is there,
+    while it is in the processor's cache, and before the next one takes its memory.
     """
     wanted = list(parameters.values())
+    reduced = reduced or {}
     runs_python, leaves_of_graph = _surveyed(tensors)
     found: tuple[Tensor | None, ...]
+    early: dict[str, Tensor] = {}
     if runs_python:
         touched = [*wanted, *leaves_of_graph, *others]
         found = _accumulated(tensors, gradients, wanted, touched, retain_graph)
     else:
-        found = torch.autograd.grad(
-            list(tensors), wanted, list(gradients), retain_graph=retain_graph, allow_unused=True
-        )
-    return {
-        name: whole_of(torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g)
-        for (name, p), g in zip(parameters.items(), found, strict=True)
-    }
+        with ExitStack() as hooks:
+            for name, function in reduced.items():
+                handle = parameters[name].register_hook(_taking(name, function, early))
+                hooks.callback(handle.remove)
+            found = torch.autograd.grad(
+                list(tensors), wanted, list(gradients), retain_graph=retain_graph, allow_unused=True
+            )
+    result = dict(early)
+    for (name, p), g in zip(parameters.items(), found, strict=True):
+        if name not in early:
+            dense = torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
+            result[name] = reduced[name](whole_of(dense)) if name in reduced else whole_of(dense)
+    return {name: result[name] for name in parameters}
+
+
+def _taking(name: str, function: Reduced, results: dict[str, Tensor]) -> Reduced:
+    """Makes a hook that keeps a function of a gradient, and lets go of the gradient itself."""
+
+    def take(gradient: Tensor) -> Tensor:
+        if gradient.layout != torch.strided:
+            return gradient
+        results[name] = function(whole_of(gradient.detach()))
+        return torch.zeros((), dtype=gradient.dtype, device=gradient.device).expand(gradient.shape)
+
+    return take
 
 
 def is_reached(tensors: Sequence[Tensor], parameters: Iterable[Tensor]) -> bool:
