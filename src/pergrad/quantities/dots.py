@@ -35,6 +35,7 @@ class Dots(Reduction[Tensor]):
     """
 
     is_linear = True
+    sums_samples: ClassVar[bool] = False
     spans_stages: ClassVar[bool] = True
 
     def __init__(self, direction: Mapping[str, Tensor], *, accumulate: bool = False) -> None:
@@ -100,6 +101,7 @@ class Gram(Reduction[Tensor]):
             [ 3.,  1.]])
     """
 
+    sums_samples: ClassVar[bool] = False
     spans_stages: ClassVar[bool] = True
 
     def __init__(

@@ -41,6 +41,7 @@ class Grads(Reduction[dict[str, Tensor]]):
     """
 
     is_linear = True
+    sums_samples: ClassVar[bool] = False
     spans_stages: ClassVar[bool] = True
     priority: ClassVar[int] = 0
 

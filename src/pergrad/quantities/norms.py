@@ -35,6 +35,7 @@ class Norms(Reduction[Tensor]):
     (tensor([5.0990, 1.0000]), tensor([5., 0.]))
     """
 
+    sums_samples: ClassVar[bool] = False
     takes_shards: ClassVar[bool] = True
     spans_stages: ClassVar[bool] = True
     _of_each: tuple[list[str], Tensor] | None = None  # parameters, and (parameters, n)

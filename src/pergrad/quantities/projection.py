@@ -43,6 +43,7 @@ class Projection(Reduction[Tensor]):
     """
 
     is_linear = True
+    sums_samples: ClassVar[bool] = False
     spans_stages: ClassVar[bool] = True
 
     def __init__(

@@ -19,6 +19,7 @@ from pergrad.factors import (
     joined,
 )
 from pergrad.reductions.choosing import chooser_for
+from pergrad.reductions.directions import Directions
 from pergrad.reductions.dots import dots
 from pergrad.reductions.gram import gram, gram_against
 from pergrad.reductions.moments import squares_about, sum_of_squares
@@ -141,8 +142,16 @@ class SampleGradients:
         """Σ_n weights[n] G_n; a sample of weight zero adds nothing, not even a NaN."""
         return weighted_sum(self._factors, self.scaled_weights(weights))
 
-    def weighted_sum_and_norms(self, weights: Tensor | SampleWeights) -> Tensor:
-        """Σ_n weights[n] G_n, before `squared_norms`: gradients that both need are computed once."""
+    def weighted_sum_and_norms(
+        self, weights: Tensor | SampleWeights, directions: Directions | None = None
+    ) -> Tensor:
+        """Σ_n weights[n] G_n, before `squared_norms`: gradients that both need are computed once.
+
+        With `directions`, which must pay for the factors, the sum is taken in these.
+        """
+        if directions is not None:
+            some = [directions.of_factor(f) for f in self.factors]
+            return weighted_sum(some, self.scaled_weights(weights))
         gradients: Tensor | None = None
         if self._squared_norms is None:
             gradients = gradients_behind_norms(self.factors, self.bound)

@@ -1,6 +1,7 @@
 """The certificate finds every planted error, in any precision, and raises no alarm on right answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -8,11 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import checkpoint
 
 import pergrad
+from pergrad.engine.checking.certificate import Certificate
 from pergrad.engine.checking.reports import CertifyReport
+from pergrad.factors import OuterProduct
 from pergrad.quantities import Quantity
+from pergrad.reductions import Directions
+from pergrad.rules import RULES
 from pergrad.runtime import internals
 from tests.engine.exactness import Formula, numbers, state_of
 from tests.engine.wrong_rule import Scaled, doubled_rule, planted
@@ -354,6 +360,133 @@ def test_what_plain_autograd_sees_otherwise_is_refused_or_found(name: str) -> No
     except pergrad.PergradError:
         return
     assert not report.ok
+
+
+# -- large matrices, which are compared in random directions first
+
+
+def _large(x: Tensor, weight: Tensor) -> Tensor:
+    if has_torch_function((x, weight)):
+        return handle_torch_function(_large, (x, weight), x, weight)
+    return F.linear(x, weight)
+
+
+def large(dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
+    model = Formula(
+        lambda m, x: _large(m.a(x).tanh(), m.b.weight), a=nn.Linear(64, 128), b=nn.Linear(128, 256)
+    )
+    return model.to(dtype), numbers(64, 64).to(dtype)
+
+
+@contextmanager
+def wrong_input(change: Callable[[Tensor], None]) -> Iterator[None]:
+    """Within, the rule of `_large` takes other inputs than there were."""
+
+    @pergrad.implements_per_sample_grads(_large)
+    def rule(grad_output: Tensor, x: Tensor, weight: Tensor) -> dict[str, OuterProduct]:
+        x = x.clone()
+        change(x)
+        return {"weight": OuterProduct(grad_output, x)}
+
+    try:
+        yield
+    finally:
+        del RULES[_large]
+
+
+class _Calls:
+    """Counts comparisons of all entries that followed a doubt."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, own = 0, Certificate._whole
+
+        def counted(*args: Any) -> Any:
+            self.count += 1
+            return own(*args)
+
+        monkeypatch.setattr(Certificate, "_whole", counted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_directions_prove_large_matrices_without_another_run(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, seen, of = _Calls(monkeypatch), [], Directions.of_factor
+    monkeypatch.setattr(Directions, "of_factor", lambda *a: seen.append(1) or of(*a))
+    for seed in range(5):
+        torch.manual_seed(seed)
+        with wrong_input(lambda x: None):
+            report = quietly(*large(dtype), seed=seed)
+        assert report.ok, str(report)
+    assert (whole.count, len(seen)) == (0, 5)
+
+
+def _all(x: Tensor, error: float) -> None:
+    x.mul_(1 + error)
+
+
+def _one_sample(x: Tensor, error: float) -> None:
+    x[5] *= 1 + error
+
+
+def _one_entry(x: Tensor, error: float) -> None:
+    x[5, 0, 7] += error * x.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("kind", [_all, _one_sample, _one_entry])
+def test_errors_of_large_matrices_are_found(
+    kind: Callable[[Tensor, float], None], dtype: torch.dtype
+) -> None:
+    least = FOUND[dtype][kind is not _all]
+    for seed in range(5):
+        torch.manual_seed(seed)
+        with wrong_input(lambda x: kind(x, least)):
+            report = quietly(*large(dtype), quantities=[], seed=seed)
+        assert [row.name for row in report.rows if row.verdict == "wrong"] == ["b.weight"]
+    with wrong_input(lambda x: _all(x, 1.0)):
+        report = quietly(*large(dtype))
+    assert "b.weight: the gradients are off by a factor of 2" in report.problems
+
+
+@pytest.mark.parametrize(("factor", "is_ok"), [(1.001, True), (3.0, False)])
+def test_a_doubt_is_settled_by_all_entries_but_not_against_the_step_itself(
+    factor: float, is_ok: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, of = _Calls(monkeypatch), Directions.of_factor
+
+    def off(self: Directions, given: Any) -> Any:
+        found: Any = of(self, given)
+        return OuterProduct(found.grad_output * factor, found.input)
+
+    monkeypatch.setattr(Directions, "of_factor", off)
+    model, x = nn.Linear(128, 128), numbers(64, 128).float()
+    assert quietly(model, x).ok is is_ok
+    assert whole.count == 1
+
+
+def test_quantities_that_report_sums_and_autocast_compare_all_entries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*args: Any) -> Any:
+        raise AssertionError("in directions")
+
+    monkeypatch.setattr(Directions, "of_factor", refused)
+    model, x = nn.Linear(128, 128), numbers(64, 128).float()
+    for quantity in (pergrad.Sum(), pergrad.ClippedSum(1.0), pergrad.SecondMoment()):
+        assert quietly(model, x, quantities=[pergrad.Norms(), quantity]).ok
+    with torch.autocast("cpu", torch.bfloat16):
+        assert quietly(model, x).ok
+    with pytest.raises(AssertionError, match="in directions"):
+        quietly(model, x)
+
+
+def test_two_backward_passes_in_directions_are_certified() -> None:
+    model, x = nn.Linear(128, 128), numbers(64, 128).float()
+    with pergrad.record(model, pergrad.Projection(4), certify=True):
+        out = model(x)
+        out.sum().backward(retain_graph=True)
+        out.square().sum().backward()
 
 
 # -- what cannot be certified

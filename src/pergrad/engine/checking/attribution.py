@@ -1,33 +1,47 @@
 """Proves attribution: Σ_n r_n g_n as recorded is the ordinary gradient of Σ_n r_n ℓ_n, for random r.
 
 One wrong gradient of one sample makes the two differ, whatever the others are, except with probability zero.
+Large matrices are compared in random directions first, which takes an eighth of the products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from pergrad.quantities.base import Batch, Reduction, or_zeros
-from pergrad.reductions import SampleGradients, SampleWeights
+from pergrad.reductions import Directions, SampleGradients, SampleWeights
+from pergrad.reductions.directions import COUNT
+from pergrad.runtime import internals
 from pergrad.runtime.tolerances import largest, largest_differences, largest_of_each
 
 __all__ = ["Attribution", "Judge", "coarsest", "random_weights"]
 
 
 class Attribution(Reduction[dict[str, Tensor]]):
-    """Σ_n r_n g_n of every parameter, for random weights r; `.precision` are the dtypes it came from."""
+    """Σ_n r_n g_n of every parameter, for random weights r; `.precision` are the dtypes it came from.
+
+    With `in_directions`, large matrices are summed in random directions.
+    """
 
     is_linear = True
     priority: ClassVar[int] = 1  # before `Norms`, which may need the same gradients
 
-    def __init__(self, generator: torch.Generator, weights: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        generator: torch.Generator,
+        weights: Tensor | None = None,
+        *,
+        in_directions: bool = False,
+    ) -> None:
         self.generator = generator
         self._given = weights
+        self._has_directions = in_directions
         self.weights = torch.empty(0, dtype=torch.float64)
 
     def begin(self, batch: Batch) -> None:
@@ -38,23 +52,60 @@ class Attribution(Reduction[dict[str, Tensor]]):
         weights = random_weights(batch.size, self.generator) if self._given is None else self._given
         self.weights = weights.to(batch.device)
         self._weights = SampleWeights(self.weights)
+        self._directions: Directions | None = None
+        if self._has_directions and not internals.is_any_autocast_enabled():
+            drawn = random_weights(Directions.rows * COUNT, self.generator)
+            self._directions = Directions(drawn.view(-1, COUNT))
+        self._directed: set[str] = set()  # the parameters that are summed in directions
 
     def clear(self) -> None:
         self._sums: dict[str, Tensor] = {}
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
         self.precision[name] = gradients.dtype
-        found = gradients.weighted_sum_and_norms(self._weights)
+        directions = self._directions
+        if directions is not None and not directions.pay_for(gradients.factors):
+            directions = None
+        if directions is not None and name not in self._sums:
+            self._directed.add(name)
+        if name in self._directed and directions is None:  # another backward, by other factors
+            found = self._viewed(name, {}, gradients.weighted_sum(self._weights))
+        else:
+            directions = directions if name in self._directed else None
+            found = gradients.weighted_sum_and_norms(self._weights, directions)
         self._sums[name] = self._sums[name] + found if name in self._sums else found
 
     def finish(self) -> dict[str, Tensor]:
         return or_zeros(self._sums, self.batch)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all sums are entry by entry."""
+        return not self._directed
+
+    def views(self, sizes: dict[str, float]) -> dict[str, Callable[[Tensor], Tensor]]:
+        """Returns functions that give other sums as `result` has its own, and note their largest entries.
+
+        There is one for each parameter that is summed in directions.
+        """
+        return {name: partial(self._viewed, name, sizes) for name in self._directed}
+
+    def _viewed(self, name: str, sizes: dict[str, float], total: Tensor) -> Tensor:
+        assert self._directions is not None
+        sizes[name] = largest(total)
+        return self._directions.of(total)
+
+    def least_error(self, name: str, error: float, shape: Sequence[int]) -> float:
+        """Returns how far off the entries of a sum are, at least, if what `result` has is off by `error`."""
+        if self._directions is None or name not in self._directed:
+            return 0.0
+        return self._directions.least_error(error, shape)
+
 
 def random_weights(size: int, generator: torch.Generator) -> Tensor:
     """Draws weights of either sign between 1 and 2: none is close to zero, where a sample could hide."""
     drawn = torch.rand(size, generator=generator, dtype=torch.float64) * 2 - 1
-    return drawn + drawn.sign().where(drawn != 0, 1)
+    return drawn + torch.ones_like(drawn).copysign_(drawn)
 
 
 def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:

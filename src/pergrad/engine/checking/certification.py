@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from pergrad.distributed.gathering import gathered
@@ -97,7 +98,7 @@ def certified_run(
     """
     options = options.of(batch)
     snapshot, journal = Snapshot(model), Journal()
-    attribution = Attribution(generator_of(seed_of_all(model, seed)))
+    attribution = _attribution(quantities, generator_of(seed_of_all(model, seed)))
     runner = runner or Runner()
     losses = runner.run(
         model, loss_fn, batch, [*quantities, attribution], options, journal=journal, key=key
@@ -117,7 +118,7 @@ def certified(
 ) -> Iterator[None]:
     """Records the block within as `recorded` does; at its end certifies the step, or raises."""
     watched = WatchedCalls(module)
-    attribution = Attribution(generator_of(seed_of_all(module, None)))
+    attribution = _attribution(quantities, generator_of(seed_of_all(module, None)))
     with (
         watched.watched(),
         recorded(module, [*quantities, attribution], options, journal=watched),
@@ -133,3 +134,9 @@ def certified(
         replay = ModuleReplay(watched, options, len(attribution.weights))
         found = Certificate(replay, attribution, quantities, options, watched.rung_of)
         found.report(mixing=True).check()
+
+
+def _attribution(quantities: Sequence[Quantity], generator: torch.Generator) -> Attribution:
+    """Sums in directions, unless a quantity reports sums, whose code only sums of entries prove."""
+    reports_sums = any(quantity.sums_samples for quantity in quantities)
+    return Attribution(generator, in_directions=not reports_sums)

@@ -17,7 +17,7 @@ from pergrad.engine.checking.watched_calls import WatchedCalls, tensors_of_outpu
 from pergrad.engine.looping.loop import looped
 from pergrad.engine.looping.owned_slices import OwnedSlices
 from pergrad.engine.looping.plain_run import CannotLoopError
-from pergrad.engine.looping.pulling_back import pulled_back
+from pergrad.engine.looping.pulling_back import Reduced, pulled_back
 from pergrad.engine.looping.slices import AnySlices, ownership_of_batch, slices_of
 from pergrad.engine.looping.slicing import Slices
 from pergrad.engine.looping.snapshots import Snapshot
@@ -29,7 +29,7 @@ from pergrad.engine.recording.recording import recorded
 from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
 from pergrad.runtime import without_autocast
-from pergrad.runtime.tolerances import largest, tolerance_of_model
+from pergrad.runtime.tolerances import largest_of_each, tolerance_of_model
 
 __all__ = ["LossReplay", "ModuleReplay", "Output", "Replay"]
 
@@ -105,8 +105,9 @@ class Replay(ABC):
         parameters: Mapping[str, Tensor],
         *,
         retain_graph: bool = False,
+        reduced: Mapping[str, Reduced] | None = None,
     ) -> dict[str, Tensor]:
-        """Σ_n weights[n] g_n, as plain autograd gives it."""
+        """Σ_n weights[n] g_n, as plain autograd gives it; or a function of it, where `reduced` has one."""
         self.backwards += 1
         gradients = [output.weighted(weights) for output in outputs]
         with without_autocast(_device_of(self.module)):
@@ -116,6 +117,7 @@ class Replay(ABC):
                 parameters,
                 self.module.parameters(),
                 retain_graph=retain_graph,
+                reduced=reduced,
             )
 
     @contextmanager
@@ -213,8 +215,9 @@ class LossReplay(Replay):
         if self._losses is None:
             return True
         found = outputs[0].tensor.detach()
-        close = tolerance_of_model(found.dtype, torch.float32) * max(largest(self._losses), 1e-30)
-        return largest(found - self._losses) <= close or not bool(found.isfinite().all())
+        size, apart = largest_of_each([self._losses, found - self._losses])
+        close = tolerance_of_model(found.dtype, torch.float32) * max(size, 1e-30)
+        return apart <= close or not bool(found.isfinite().all())
 
     def run(self, arguments: tuple[Any, ...]) -> list[Output]:
         self._snapshot.restore()
