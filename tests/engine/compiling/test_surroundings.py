@@ -254,6 +254,38 @@ def test_steps_give_what_recorded_ones_give_and_leave_no_traced_tensor(name: str
             torch.testing.assert_close(getattr(model, key), getattr(plain, key))
 
 
+class SetsData(Base):
+    """Assigns to `.data`, of which a trace would not know."""
+
+    def __init__(self, of: str) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.of == "input":
+            x = x.clone()
+            x.data = 2 * x.data
+        h = self.a(x)
+        if self.of == "weight":
+            self.b.weight.data = F.normalize(self.b.weight.data)
+        if self.of == "activation":
+            h.data = h.data.clamp(-0.2, 0.2)
+        return self.b(h)
+
+
+@pytest.mark.parametrize("of", ["input", "activation", "weight"])
+def test_a_step_that_assigns_to_data_runs_uncompiled(of: str) -> None:
+    model, grads, x = SetsData(of), pergrad.Grads(), data()
+    step = pergrad.compiled(model, losses, grads, backend="eager")
+    expected = pergrad.grads(model, losses, x)
+    step(x)
+    with pytest.warns(UserWarning, match="it assigns to the `.data`"):
+        step(x)
+    step(x)
+    for name, rows in expected.items():
+        assert_near(grads.result[name], rows, name)
+
+
 def test_a_hook_on_a_parameter_after_the_trace_is_noticed() -> None:
     model, grads, x = Twice(), pergrad.Grads(), data()
     step = pergrad.compiled(model, losses, grads, backend="eager")

@@ -31,9 +31,10 @@ from pergrad.engine.intercepting.weights import Root
 from pergrad.engine.samples.layouts import Owners, Samples
 from pergrad.engine.samples.propagation import name_of, tensors_in
 from pergrad.engine.samples.sizes import BatchSize
+from pergrad.errors import UnsupportedFunctionError
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
 from pergrad.rules.samples import DECLARED
-from pergrad.runtime import internals
+from pergrad.runtime import internals, is_traced
 from pergrad.runtime.containers import parts_of
 
 __all__ = ["Recorder"]
@@ -44,6 +45,14 @@ _BACKWARD, _ORDINARY, _WRITING = Kind.BACKWARD, Kind.ORDINARY, Kind.WRITING
 _FOLLOWED = frozenset([_ORDINARY, _WRITING, _TRANSPARENT])
 _HARMLESS, _CONTROL_FLOW = Kind.HARMLESS, Kind.CONTROL_FLOW
 _MOST_EARLIER = 64  # functions; a recording holds their tensors until it begins
+
+
+def _refuse_in_trace(args: tuple[Any, ...]) -> None:
+    """Raises an error where a trace would go on with the values from before `t.data = ...`."""
+    if any(isinstance(t, Tensor) and is_traced(t) for t in args):
+        raise UnsupportedFunctionError(
+            "it assigns to the `.data` of a tensor: write to it in place"
+        )
 
 
 def _is_of_tensors(kind: type) -> bool:
@@ -111,6 +120,8 @@ class Recorder(WeightCalls):
         kwargs: dict[str, Any],
     ) -> Any:
         """Runs a function before the recording has begun; begins it if the function uses a weight."""
+        if kind is _SET_DATA:
+            _refuse_in_trace(args)
         if self._of_empty_batch is not None and kind is _BACKWARD:
             return run_passes_of_empty_batch(func, args, kwargs, self._of_empty_batch)
         # `weight.new_zeros(d, d)` is constant, whatever the number of samples.
@@ -201,6 +212,7 @@ class Recorder(WeightCalls):
                     self._nodes.append(node)
                 return node
             if kind is _SET_DATA:
+                _refuse_in_trace(args)
                 weight = self.tracker.weight_of(args[0])
                 func(*args, **kwargs)
                 if weight is not None:

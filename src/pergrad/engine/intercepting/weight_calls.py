@@ -87,6 +87,7 @@ class WeightCalls(TorchFunctionMode):
     journal: Journal | None = None
     refusal: Exception | None = None  # the first error that a backward would raise
     _made_overwriting: Overwriting | None = None
+    _body: Callable[..., Any] | None = None  # the function of torch whose body runs
 
     @property
     def overwriting(self) -> Overwriting:
@@ -152,14 +153,27 @@ class WeightCalls(TorchFunctionMode):
             if output is not NotImplemented:
                 self.note_use(func, args, kwargs, "rule")
                 return output
-        elif is_composite(func) and func not in DECLARED:
-            with self:
-                return without_override_check(func)(*args, **kwargs)
+        elif is_composite(func) and func not in DECLARED and func is not self._body:
+            return self._by_body(func, args, kwargs)
         if out_of_place(func) is not None:
             return self.overwriting.write(self.call_on_weights, func, args, kwargs)
         if not has_samples:
             return self._derived(func, args, kwargs)
         return self._mixed(func, args, kwargs)
+
+    def _by_body(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs the Python body of a function of torch, whose inner calls are recorded.
+
+        A helper of it, as of `torch.meshgrid`, may ask for overrides again: it gets the next method.
+        """
+        outer, self._body = self._body, func
+        try:
+            with self:
+                return without_override_check(func)(*args, **kwargs)
+        finally:
+            self._body = outer
 
     def _with_own_strides(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
