@@ -116,3 +116,8 @@ def test_what_the_plan_decides_is_refused(name: str) -> None:
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(PrivacyError, match=r"takes the options of DataLoader.*wurkers"):
         loader([1, 2], wurkers=1)
+
+
+def test_batches_out_of_order_are_refused() -> None:
+    with pytest.raises(PrivacyError, match="in_order=False gives batches in another order"):
+        loader(TensorDataset(torch.arange(30)), num_workers=2, in_order=False)

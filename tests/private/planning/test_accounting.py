@@ -62,7 +62,9 @@ def test_calibration_returns_the_target_and_never_more(
 
 def test_a_target_beyond_all_that_can_leak_gives_the_least_noise() -> None:
     plan = Plan.calibrate(
-        epsilon=3.0, delta=1e-5, **OPTIONS | {"sample_rate": 1e-9, "steps": 1, "discretization": 0.01}
+        epsilon=3.0,
+        delta=1e-5,
+        **OPTIONS | {"sample_rate": 1e-9, "steps": 1, "discretization": 0.01},
     )
     assert plan.epsilon() == 0.0
     assert plan.noise_multiplier > 0

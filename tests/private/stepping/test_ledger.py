@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,39 @@ def test_an_empty_ledger_says_so(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(PrivacyError, match="is empty"):
         read_ledger(path)
+
+
+def test_a_ledger_that_another_run_writes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    first, second = written(path, "x"), Ledger(path)
+    first.write(1, "y")
+    second.begin(HEAD)
+    with pytest.raises(PrivacyError, match="another run has written to the ledger"):
+        second.write(1, "z")
+    assert read_ledger(path)[1] == 2
+
+
+def test_a_full_disk_leaves_the_ledger_whole_and_the_step_can_be_made_again(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = written(path, "x")
+    before = path.read_bytes()
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limits[1]))
+    try:
+        with pytest.raises(PrivacyError, match=r"cannot be written .* so the step is not made"):
+            ledger.write(1, "y")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == before
+    ledger.write(1, "y")
+    assert read_ledger(path)[1] == 2
+
+
+def test_a_path_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none" / "ledger.jsonl"):
+        with pytest.raises(PrivacyError, match="cannot be a file there: make its folder"):
+            Ledger(path)

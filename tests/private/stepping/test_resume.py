@@ -292,3 +292,61 @@ def test_an_error_in_the_middle_of_a_step_can_be_repeated(tmp_path: Path) -> Non
     once, batches = run(plan(bands=2), calm)
     once(*next(iter(batches)))
     assert torch.equal(weights(model), weights(calm))
+
+
+def test_a_step_made_again_at_another_rate_is_not_counted_once(tmp_path: Path) -> None:
+    trained(tmp_path, 2)
+    trained(tmp_path, 3)
+    (tmp_path / "run.pt").unlink()
+    (tmp_path / "ledger.jsonl").rename(tmp_path / "kept")
+    trained(tmp_path, 2)
+    (tmp_path / "kept").rename(tmp_path / "ledger.jsonl")
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    step, loader = run(plan(), model, optimizer=optimizer, ledger=tmp_path / "ledger.jsonl")
+    step.load(tmp_path / "run.pt")
+    optimizer.param_groups[0]["lr"] = 0.2  # the sum is the same, its noise would be another
+    with pytest.raises(PrivacyError, match="with other settings of the optimizer"):
+        step(*next(iter(loader)))
+
+
+def test_without_a_ledger_a_process_remembers_what_it_released(tmp_path: Path) -> None:
+    model = mlp()
+    step, loader = run(plan(sample_rate=0.5), model)
+    batches = iter(loader)
+    step(*next(batches))
+    step.save(tmp_path / "run.pt")
+    step(*next(batches))
+    step.load(tmp_path / "run.pt")
+    step._optimizer.param_groups[0]["lr"] = 0.5
+    with pytest.raises(PrivacyError, match="step 1 was released before"):
+        step(*next(iter(loader)))
+    step.renew_noise()
+    released = step(*next(iter(loader)))
+    assert (released.step, released.spent) == (2, 3)
+
+
+def test_without_a_ledger_the_model_must_be_that_of_the_state() -> None:
+    step, loader = run(plan(sample_rate=0.5))
+    batches = iter(loader)
+    step(*next(batches))
+    state = step.state_dict()
+    model = mlp()  # not what it was when the state was taken
+    again, loader = run(plan(sample_rate=0.5), model)
+    again.load_state_dict(state)
+    batch = next(iter(loader))
+    for _ in range(2):
+        with pytest.raises(PrivacyError, match="not the one that this run's state was taken with"):
+            again(*batch)
+    model.load_state_dict(step._model.state_dict())
+    again(*batch)
+    assert again.number == 2
+
+
+def test_a_state_with_parts_missing_is_refused() -> None:
+    step, _ = run(plan())
+    whole = step.state_dict()
+    for name in ("plan", "key", "noise", "sampler"):
+        with pytest.raises(PrivacyError, match="is not complete"):
+            step.load_state_dict({k: v for k, v in whole.items() if k != name})
+    step.load_state_dict({k: v for k, v in whole.items() if k != "parameters"})  # of before

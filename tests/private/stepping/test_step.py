@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from pergrad.errors import PergradError, PrivacyError
 from pergrad.private import Adaptive, Step
@@ -562,3 +562,90 @@ def test_refusals_leave_the_model_as_it_was() -> None:
         step(x[1:], y)
     assert torch.equal(before, weights(model))
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_record_with_several_losses_is_refused() -> None:
+    def doubled(items: list[Any]) -> Any:
+        x, y = default_collate(items)
+        return torch.cat([x, x]), torch.cat([y, y]), torch.arange(len(x))
+
+    for options in (
+        {},
+        {"certify": False},
+        {"piece_size": 3},
+        {"backend": "eager", "piece_size": 99},
+    ):
+        made, model = plan(), mlp()
+        step = Step(model, sgd(model), lambda m, x, y, _: losses(m, x, y), made, **options)
+        before = weights(model)
+        with pytest.raises(PergradError, match="losses for"):
+            step(*next(iter(made.loader(data(), seeded(), collate_fn=doubled))))
+        assert torch.equal(before, weights(model))
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "eager", "piece_size": 16}])
+def test_a_first_batch_with_samples_that_are_not_finite_trains_on_the_others(
+    options: dict[str, Any],
+) -> None:
+    x, y = data().tensors
+    x[::3] = float("nan")
+    step, loader = run(plan(noise_multiplier=0.0), samples=TensorDataset(x, y), **options)
+    found = 0
+    for batch in loader:
+        step(*batch)
+        assert step.last is not None
+        assert step.last.nonfinite == int(batch[0].isnan().any(1).sum())
+        found += step.last.nonfinite
+    assert found
+    assert weights(step._model).isfinite().all()
+
+
+def test_samples_that_are_not_finite_hide_no_mixing() -> None:
+    x, y = data().tensors
+    x[::3] = float("nan")
+
+    def centred(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return losses(model, x - x.nanmean(0), y)
+
+    step, loader = run(plan(), loss_fn=centred, samples=TensorDataset(x, y))
+    with pytest.raises(PergradError, match="mixes samples"):
+        step(*next(iter(loader)))
+
+
+class Codebook(nn.Module):
+    """Writes what it sees into a parameter that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+        self.codes = nn.Parameter(torch.zeros(4, dtype=torch.float64), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.codes.mul_(0.9).add_(x.detach().sum(0))
+        logits: Tensor = self.inner(x)
+        return logits
+
+
+@pytest.mark.parametrize("options", [{}, {"certify": False}, {"backend": "eager", "piece_size": 8}])
+def test_a_frozen_parameter_that_the_forward_changes_is_refused(options: dict[str, Any]) -> None:
+    step, loader = run(plan(), Codebook(), **options)
+    with pytest.raises(PrivacyError, match="changed the parameter 'codes'"):
+        step(*next(iter(loader)))
+
+
+def test_two_threads_do_not_share_a_step() -> None:
+    step, loader = run(plan())
+    batch = next(iter(loader))
+    found: list[str] = []
+
+    def nested(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with pytest.raises(PrivacyError, match="in the middle of this step"):
+            step(*batch)
+        found.append("refused")
+        return losses(model, x, y)
+
+    step._summation._loss_fn = nested
+    step(*batch)
+    assert found
+    assert step.number == 1

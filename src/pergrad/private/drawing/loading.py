@@ -33,6 +33,10 @@ class PlanLoader:
                     f"{name} is decided by the plan: leave it out of plan.loader, whose batches are the ones "
                     "that the account counts"
                 )
+        if not options.get("in_order", True):
+            raise PrivacyError(
+                "in_order=False gives batches in another order than the plan draws them: leave it out"
+            )
         options = dict(options)
         collate = options.pop("collate_fn", None) or default_collate
         self.sampler, self.dataset = sampler, dataset

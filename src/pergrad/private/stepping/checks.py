@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from pergrad.distributed.sharding import is_sharded
 from pergrad.errors import PrivacyError
 from pergrad.private.drawing.ranks import Ranks
+from pergrad.private.stepping.hashing import hashed
 from pergrad.runtime import internals
 
 _ACROSS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _WITHIN = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 __all__ = [
-    "Buffers",
+    "Written",
     "check_modules",
     "check_optimizer",
     "check_parameters",
@@ -91,7 +92,7 @@ def check_parameters(model: nn.Module, ranks: Ranks) -> None:
     """Refuses ranks that begin with different parameters."""
     if ranks.count > 1:
         state = [t for t in (*model.parameters(), *model.buffers()) if not is_sharded(t)]
-        mine = [int(torch.hash_tensor(t.detach()).view(torch.int64)) for t in state]
+        mine = [int(hashed(t)) for t in state]
         if not ranks.agree(mine):
             raise PrivacyError(
                 "the ranks begin with different parameters: wrap the model in DistributedDataParallel, or "
@@ -99,43 +100,49 @@ def check_parameters(model: nn.Module, ranks: Ranks) -> None:
             )
 
 
-class Buffers:
-    """Sees whether a forward pass writes into buffers, which are released without noise.
+class Written:
+    """Sees whether a forward pass writes into buffers or parameters, which are released without noise.
 
     by_value: compare the values, for a step that is repeated and restores what it changes.
+    parameters: look at parameters too.
     """
 
-    def __init__(self, model: nn.Module, public: Iterable[str], *, by_value: bool) -> None:
-        self._model, self._public = model, tuple(public)
+    def __init__(
+        self, model: nn.Module, public: Iterable[str], *, by_value: bool, parameters: bool = True
+    ) -> None:
+        self._model, self._public, self._by_value = model, tuple(public), by_value
+        self._has_parameters = parameters
         self._before = self._watched()
-        self._values = (
-            {name: t.clone() for name, (t, _) in self._before.items()} if by_value else {}
-        )
+        self._values = self._hashes()
 
     def _watched(self) -> dict[str, tuple[Tensor, int]]:
+        kept = [*self._model.named_buffers()]
+        if self._has_parameters:
+            kept += self._model.named_parameters()
         return {
-            name: (buffer, internals.version_of(buffer))
-            for name, buffer in self._model.named_buffers()
-            if not any(fnmatchcase(name, pattern) for pattern in self._public)
+            name: (t, internals.version_of(t))
+            for name, t in kept
+            if not is_sharded(t) and not any(fnmatchcase(name, p) for p in self._public)
         }
 
+    def _hashes(self) -> dict[str, Tensor]:
+        if not self._by_value:
+            return {}
+        return {name: hashed(t) for name, (t, _) in self._watched().items()}
+
     def check(self) -> None:
-        for name, (buffer, version) in self._watched().items():
-            if name in self._values:
-                is_same = _is_equal(self._values[name], buffer)
+        values = self._hashes()
+        for name, (t, version) in self._watched().items():
+            before = self._before.get(name)
+            is_same = before is not None and before[0].shape == t.shape
+            if self._by_value:
+                is_same = is_same and bool(values[name] == self._values[name])
             else:
-                before = self._before.get(name)
-                is_same = before is not None and before[0] is buffer and before[1] == version
+                is_same = is_same and before is not None and before[0] is t and before[1] == version
             if not is_same:
+                kind = "parameter" if isinstance(t, nn.Parameter) else "buffer"
                 raise PrivacyError(
-                    f"the forward pass changed the buffer {name!r}, which would be released without noise: "
+                    f"the forward pass changed the {kind} {name!r}, which would be released without noise: "
                     f"put its module into eval mode, or pass public_buffers=({name!r},) if it does not "
                     "depend on the data"
                 )
-
-
-def _is_equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same, NaNs included."""
-    return (
-        a.shape == b.shape and a.dtype is b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
-    )

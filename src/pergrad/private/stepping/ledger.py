@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pergrad.errors import PrivacyError
 
-__all__ = ["Ledger", "read_ledger"]
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["SEAL_DIFFERS", "Ledger", "read_ledger"]
 
 _FORMAT = 1
+SEAL_DIFFERS = (
+    "step {number} was released before from another sum of gradients or with other settings of the "
+    "optimizer, and both releases count: make the run deterministic "
+    "(torch.use_deterministic_algorithms) and restore its scheduler, or call step.renew_noise() to draw new "
+    "noise and count these steps again"
+)
 
 
 class Ledger:
@@ -26,19 +37,25 @@ class Ledger:
         self.path = Path(path)
         self.head: dict[str, Any] | None = None
         self.seals: list[str] = []  # of the steps, in order
+        self._size = 0  # bytes of these lines
+        if not self.path.parent.is_dir() or (self.path.exists() and not self.path.is_file()):
+            raise PrivacyError(
+                f"the ledger {self.path} cannot be a file there: make its folder, or choose another path"
+            )
         if self.path.exists():
-            self.head, self.seals, whole = _read(self.path)
-            if whole < self.path.stat().st_size:
-                with self.path.open("r+b") as file:
-                    file.truncate(whole)
-                    os.fsync(file.fileno())
+            try:
+                self.head, self.seals, self._size = _read(self.path)
+                if self._size < self.path.stat().st_size:
+                    self._cut()
+            except OSError as error:
+                raise self._unwritten(error) from error
 
     def begin(self, head: Mapping[str, Any]) -> None:
         """Writes the first line, or checks that the file is the ledger of this run."""
         head = {"ledger": _FORMAT, **head}
         if self.head is None:
-            self.head = head
             self._append(head)
+            self.head = head
             return
         told = json.loads(json.dumps(head))
         differing = sorted(
@@ -54,12 +71,7 @@ class Ledger:
         """Writes the line of a step; a step that is made again must release what it released before."""
         if number < len(self.seals):
             if self.seals[number] != seal:
-                raise PrivacyError(
-                    f"step {number} was released before from another sum of gradients, and the same noise on "
-                    f"both would reveal their difference: make the run deterministic "
-                    "(torch.use_deterministic_algorithms), or call step.renew_noise() to draw new noise and "
-                    "count these steps again"
-                )
+                raise PrivacyError(SEAL_DIFFERS.format(number=number))
             return
         if number > len(self.seals):
             raise PrivacyError(
@@ -71,16 +83,48 @@ class Ledger:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         is_new = not self.path.exists()
-        with self.path.open("ab") as file:
-            file.write(json.dumps(line).encode() + b"\n")
-            file.flush()
+        told = json.dumps(line).encode() + b"\n"
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                self._lock(file)
+                if os.fstat(file.fileno()).st_size != self._size:
+                    raise PrivacyError(
+                        f"another run has written to the ledger {self.path}, or it was edited: give each run "
+                        "a ledger of its own, and resume a run in one process only"
+                    )
+                if file.write(told) != len(told):
+                    raise OSError("no space left")
+                os.fsync(file.fileno())
+            if is_new:  # the file's name must be on the disk too
+                folder = os.open(self.path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
+        except OSError as error:
+            if self.path.exists() and self.path.stat().st_size > self._size:
+                self._cut()
+            raise self._unwritten(error) from error
+        self._size += len(told)
+
+    @staticmethod
+    def _lock(file: IO[bytes]) -> None:
+        """Keeps other processes from writing until the file is closed."""
+        if sys.platform != "win32":
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+
+    def _cut(self) -> None:
+        """Removes what lies behind the complete lines."""
+        with self.path.open("r+b") as file:
+            file.truncate(self._size)
             os.fsync(file.fileno())
-        if is_new:  # the file's name must be on the disk too
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+
+    def _unwritten(self, error: OSError) -> PrivacyError:
+        return PrivacyError(
+            f"the ledger {self.path} cannot be written ({error.strerror or error}), so the step is not made: "
+            "free space or permit writing, and make the step again"
+        )
 
 
 def read_ledger(path: str | os.PathLike[str]) -> tuple[dict[str, Any], int]:

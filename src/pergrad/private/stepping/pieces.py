@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pergrad.errors import PrivacyError
 
-__all__ = ["check_rows", "pieces_of", "rows_of"]
+__all__ = ["check_rows", "chosen_of", "pieces_of", "rows_of"]
 
 
 def check_rows(batch: tuple[Any, ...], size: int) -> None:
@@ -52,6 +52,19 @@ def rows_of(
         return type(part)([*part, *[part[-1]] * missing])
 
     return tuple(_mapped(value, size, cut) for value in batch)
+
+
+def chosen_of(batch: tuple[Any, ...], is_chosen: Tensor) -> tuple[Any, ...]:
+    """Returns some rows of a batch; `is_chosen` tells which, (n,)."""
+
+    def chosen(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value[is_chosen.to(value.device)]
+        return type(value)(
+            item for item, is_in in zip(value, is_chosen.tolist(), strict=True) if is_in
+        )
+
+    return tuple(_mapped(value, len(is_chosen), chosen) for value in batch)
 
 
 def _mapped(value: Any, size: int, cut: Callable[[Any], Any]) -> Any:

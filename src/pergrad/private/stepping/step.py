@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,9 @@ from pergrad.private.stepping.checks import (
     norms_of_batches,
 )
 from pergrad.private.stepping.clipping import Bound
-from pergrad.private.stepping.ledger import Ledger
+from pergrad.private.stepping.guarding import guarded, updating
+from pergrad.private.stepping.hashing import hashed
+from pergrad.private.stepping.ledger import SEAL_DIFFERS, Ledger
 from pergrad.private.stepping.noise import Noise, local_of
 from pergrad.private.stepping.saving import gathered, loaded, read, write
 from pergrad.private.stepping.summing import Backend, NotPrivate, Summation
@@ -185,14 +188,20 @@ class Step:
             public_buffers=public_buffers,
         )
         self._cryptographic = cryptographic
+        self._key = b""
+        self._loaded: str | None = None  # the code of the parameters that belong to a loaded state
+        self._turn = [True]  # taken by the thread that makes a step
         self._set_key(self._ranks.shared(new_key(generator)))
         self._ledger = Ledger(ledger) if ledger is not None and self._ranks.rank == 0 else None
         self._sampler: PlanSampler | None = None
         self._number = 0  # steps made
         self._renewed = 0  # releases that were made again with new noise
         self.last: NotPrivate | None = None  # numbers of the last batch; not private
+        weakref.finalize(self, guarded(optimizer).remove)
 
     def _set_key(self, key: bytes) -> None:
+        if key != self._key:
+            self._released: dict[int, str] = {}  # seals of this process's releases, by their number
         self._key = key
         self._streams = Streams(key, cryptographic=self._cryptographic)
         self._noise = Noise(self._plan, self._streams)
@@ -219,6 +228,18 @@ class Step:
 
     def __call__(self, *batch: Any) -> Released:
         """Makes one step with a batch of the plan's loader; returns what is public about it."""
+        try:
+            turn = self._turn.pop()
+        except IndexError:
+            raise PrivacyError(
+                "another thread is in the middle of this step: make steps one after the other"
+            ) from None
+        try:
+            return self._made(batch)
+        finally:
+            self._turn.append(turn)
+
+    def _made(self, batch: tuple[Any, ...]) -> Released:
         if self.spent >= self._plan.steps:
             raise PrivacyError(
                 f"the plan has {self._plan.steps} steps, and all of them are spent: a further one would not "
@@ -233,8 +254,8 @@ class Step:
         count = self._bound.centred_count(self.last.norms)
         # Sums of sharded parameters are over all ranks already.
         self._ranks.add_up([count] if self._is_sharded else [*sums.values(), count])
-        seal = self._seal(sums, count)
-        self._write(seal, count.device)
+        self._check_model()
+        self._write(self._seal(sums, count), count.device)
         self._update(sums, count)
         sampler.used(self._number)
         self._number += 1
@@ -257,6 +278,8 @@ class Step:
 
     def _write(self, seal: str, device: torch.device) -> None:
         """Writes the ledger, before anything changes."""
+        if self._released.setdefault(self.spent, seal) != seal:
+            raise PrivacyError(SEAL_DIFFERS.format(number=self.spent))
         error: PrivacyError | None = None
         if self._ledger is not None:
             try:
@@ -267,6 +290,27 @@ class Step:
         if self._ranks.any(error is not None, device):
             raise error or PrivacyError("the first rank could not write the ledger")
 
+    def _check_model(self) -> None:
+        """Refuses to go on from a state with parameters that are not of its moment.
+
+        Their sums are others, and the noise is that of the state. A ledger sees this by its codes.
+        """
+        loaded, self._loaded = self._loaded, None
+        if self._ledger is None and loaded not in (None, self._parameters_seal()):
+            self._loaded = loaded
+            raise PrivacyError(
+                "the model is not the one that this run's state was taken with, and the noise of its next "
+                "steps may have been used: load the model of the same moment (step.save and step.load keep "
+                "both), or keep a ledger"
+            )
+
+    def _parameters_seal(self) -> str | None:
+        """Returns a code of the parameters; None where no rank has them whole."""
+        if self._is_sharded:
+            return None
+        parts = [int(hashed(p)) for p in self._model.parameters()]
+        return hashlib.blake2b(f"{parts}".encode(), key=self._key, digest_size=8).hexdigest()
+
     def _head(self) -> dict[str, Any]:
         assert self._sampler is not None
         return {
@@ -276,16 +320,13 @@ class Step:
         }
 
     def _seal(self, sums: Mapping[str, Tensor], count: Tensor) -> str:
-        """Returns a code of the sums, the same on all ranks; it tells nothing without the key.
+        """Returns a code of all that a release is made from; it tells nothing without the key.
 
-        It tells whether a step that is made again is the same one.
+        It is the same on all ranks. It tells whether a step that is made again is the same one.
         """
-        parts = [local_of(t).detach() for t in (*sums.values(), count)]
-        reals = [torch.view_as_real(t) if t.is_complex() else t for t in parts]
-        hashes = torch.stack(
-            [torch.hash_tensor(t).view(torch.int64).to(count.device) for t in reals]
-        )
-        told = f"{self._number} {self._ranks.gathered(hashes).tolist()}".encode()
+        parts = [local_of(t) for t in (*sums.values(), count)]
+        hashes = torch.stack([hashed(t).to(count.device) for t in parts])
+        told = f"{self._number} {self._run()} {self._ranks.gathered(hashes).tolist()}".encode()
         return hashlib.blake2b(told, key=self._key, digest_size=8).hexdigest()
 
     def _scale(self) -> float:
@@ -293,7 +334,7 @@ class Step:
         return self._plan.gradient_noise_multiplier * self._bound.sensitivity
 
     def _run(self) -> str:
-        """Names what the noise is for: the batches, and how the optimizer uses them.
+        """Names what the noise is for: the batches, its size, and how the optimizer uses them.
 
         A run that goes back to a checkpoint and on with another learning rate has other sums there, and the
         same noise on both would reveal their difference.
@@ -305,7 +346,8 @@ class Step:
             for name, value in sorted(group.items())
             for number in _numbers(value)
         ]
-        return f"{self._sampler.streams.seed('batches', count=16).hex()} {settings}"
+        batches = self._sampler.streams.seed("batches", count=16).hex()
+        return f"{batches} {self._scale()!r} {settings}"
 
     def _update(self, sums: Mapping[str, Tensor], count: Tensor) -> None:
         noisy = self._noise.added(sums, self.spent, self._scale(), self._run())
@@ -316,7 +358,8 @@ class Step:
                 p = parameters[name]
                 local_of(total).div_(self._divisor)
                 p.grad = grad_of(p, total) if is_sharded(p) else total.to(p.dtype)
-            self._optimizer.step()
+            with updating(self._optimizer):
+                self._optimizer.step()
         finally:
             self._forget_gradients()
         self._noise.commit()
@@ -350,12 +393,15 @@ class Step:
             "noise": self._noise.state_dict(),
             "bound": self._bound.state_dict(),
             "sampler": run.resumed if run.sampler is None else run.sampler.state_dict(),
+            "parameters": self._parameters_seal(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where a state was taken; refuses another plan and another data set."""
         if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
             raise PrivacyError("this is not the state of a private step")
+        if {*self.state_dict()} - {*state, "parameters"} or not isinstance(state["plan"], Mapping):
+            raise PrivacyError("this state of a private step is not complete")
         mine = self._plan.state_dict()
         changed = [name for name in mine if mine[name] != state["plan"].get(name)]
         if changed:
@@ -376,6 +422,7 @@ class Step:
         self._summation.is_certified = bool(state["certified"])
         self._noise.load_state_dict(state["noise"], dict(self._model.named_parameters()))
         self._bound.load_state_dict(state["bound"])
+        self._loaded = state.get("parameters")
 
     def save(self, path: str | os.PathLike[str], **others: Any) -> None:
         """Writes model, optimizer and step into one file, which is complete or as it was before.
@@ -411,6 +458,9 @@ class Step:
         """
         if self._plan.bands > 1:
             raise PrivacyError("correlated noise cannot be renewed: begin a new run")
-        if self._ledger is None:
+        known = max(self._released, default=-1) + 1
+        if self._ledger is not None:
+            known = len(self._ledger.seals)
+        elif known <= self._number:
             raise PrivacyError("only a run with a ledger knows which steps were released before")
-        self._renewed = max(self._renewed, len(self._ledger.seals) - self._number)
+        self._renewed = max(self._renewed, known - self._number)

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from pergrad.distributed.sharding import sharding_modules
 from pergrad.engine.checking.certification import certified_run
 from pergrad.engine.compiling.step import CompiledStep, compiled
+from pergrad.engine.looping.snapshots import Snapshot, undisturbed
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.running import run_recorded
-from pergrad.errors import PrivacyError
+from pergrad.errors import PergradError, PrivacyError
 from pergrad.private.drawing.ranks import Ranks
 from pergrad.private.drawing.streams import seeded
-from pergrad.private.stepping.checks import Buffers
-from pergrad.private.stepping.pieces import check_rows, pieces_of, rows_of
+from pergrad.private.stepping.checks import Written
+from pergrad.private.stepping.pieces import check_rows, chosen_of, pieces_of, rows_of
+from pergrad.private.stepping.sizes import check_sizes
 from pergrad.quantities import ClippedSum
 from pergrad.runtime import wide
 
@@ -88,12 +90,17 @@ class Summation:
         if size:
             check_rows(batch, size)
         is_repeated = self._certify and not self.is_certified
-        buffers = Buffers(
-            self._model, self._public_buffers, by_value=is_repeated or self._backend is not None
+        written = Written(
+            self._model,
+            self._public_buffers,
+            by_value=is_repeated or self._backend is not None,
+            parameters=is_repeated
+            or self._backend is None,  # a traced step writes as its first one
         )
         with seeded(seed, devices):
             for rows, piece in self._pieces(batch, size, devices[0]):
                 lost, found = self._of_piece(piece, rows)
+                _check_count(lost, self._piece_size or rows if self._backend else rows)
                 result = found.result
                 for name in self.names:
                     more = result[self._prefix + name]
@@ -104,7 +111,7 @@ class Summation:
                         sums[name] = more
                 losses.append(lost[:rows])
                 norms.append(found.norms[:rows])
-        buffers.check()  # once: comparing values waits for the device
+        written.check()  # once: comparing values waits for the device
         none = torch.zeros(0, device=devices[0])
         numbers = NotPrivate(size, torch.cat([none, *losses]), torch.cat([none, *norms]))
         return {
@@ -129,15 +136,10 @@ class Summation:
 
     def _of_piece(self, piece: tuple[Any, ...], rows: int) -> tuple[Tensor, ClippedSum]:
         if self._backend is None:
-            clipped = self._clipped()
             if self._certify and not self.is_certified:
-                losses, report = certified_run(
-                    self._module, self._whole_losses, piece, [clipped], Options()
-                )
-                report.check()
-                self.is_certified = rows > 1  # of one sample alone, nothing can be told of mixing
-            else:
-                losses = run_recorded(self._module, self._whole_losses, piece, [clipped], Options())
+                return self._certified(piece, rows)
+            clipped = self._clipped()
+            losses = run_recorded(self._module, self._whole_losses, piece, [clipped], Options())
             return losses, clipped
         if self._traced is None:
             clipped = self._clipped()
@@ -153,8 +155,48 @@ class Summation:
         step, clipped = self._traced
         device = next(self._model.parameters()).device
         is_real = torch.arange(self._piece_size or rows, device=device) < rows
-        losses = step(is_real, *piece)
+        # The first call is certified, and so is the first one of the graph.
+        before = Snapshot(self._module) if self._certify and not step.graphs else None
+        try:
+            losses = step(is_real, *piece)
+        except PergradError:
+            if before is None:
+                raise
+            before.restore()
+            self._traced = None
+            clipped = self._clipped()
+            masked = (is_real, *piece)
+            losses = run_recorded(self._module, self._masked_losses, masked, [clipped], Options())
+            if _finite(losses, clipped).all():
+                raise
+            return losses, clipped  # nothing can be proved of this piece: the next one is the first
         self.is_certified = self._certify
+        return losses, clipped
+
+    def _certified(self, piece: tuple[Any, ...], rows: int) -> tuple[Tensor, ClippedSum]:
+        """Runs a piece and proves its gradients; those that are not finite cannot be, the others are."""
+        before = Snapshot(self._module)
+        clipped, losses_of = self._clipped(), self._whole_losses
+        proved = piece
+        try:
+            losses, report = certified_run(self._module, losses_of, piece, [clipped], Options())
+            report.check()
+        except PergradError:
+            before.restore()
+            clipped = self._clipped()
+            losses = run_recorded(self._module, losses_of, piece, [clipped], Options())
+            is_finite = _finite(losses, clipped)
+            if is_finite.all():
+                raise
+            rows = int(is_finite.sum())
+            if not rows:
+                return losses, clipped
+            proved = chosen_of(piece, is_finite)
+            with undisturbed(self._module):
+                again = [self._clipped()]
+                certified_run(self._module, losses_of, proved, again, Options())[1].check()
+        check_sizes(self._module, losses_of, proved, rows)
+        self.is_certified = rows > 1  # of one sample alone, nothing can be told of mixing
         return losses, clipped
 
     def _whole_losses(self, module: nn.Module, *batch: Any) -> Tensor:
@@ -162,6 +204,7 @@ class Summation:
 
     def _masked_losses(self, module: nn.Module, is_real: Tensor, *batch: Any) -> Tensor:
         losses = self._whole_losses(module, *batch)
+        _check_count(losses, len(is_real))
         return losses.where(is_real, 0)
 
     def _losses(self, model: nn.Module, *batch: Any) -> Tensor:
@@ -193,6 +236,20 @@ class _Whole(nn.Module):
 
     def forward(self, *batch: Any) -> Tensor:
         return self._losses(self.model, *batch)
+
+
+def _finite(losses: Tensor, clipped: ClippedSum) -> Tensor:
+    """Tells which samples have a finite loss and a finite gradient, (n,)."""
+    return losses.isfinite() & clipped.norms.isfinite()
+
+
+def _check_count(losses: Tensor, rows: int) -> None:
+    """Refuses several losses for one record: it would be clipped as many times."""
+    if len(losses) != rows:
+        raise PrivacyError(
+            f"loss_fn returned {len(losses)} losses for {rows} records of the plan: a record has one loss, "
+            "or its gradient would count more than once; views=True averages several"
+        )
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
