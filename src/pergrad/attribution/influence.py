@@ -12,6 +12,7 @@ from pergrad.attribution.whitening import whitening
 __all__ = ["outlying", "self_influence"]
 
 _BLOCK = 64
+_NARROW, _WIDE = 1e-6, 1e6  # largest entries whose squares float32 has with all digits
 _FAR = 10.0  # multiple of the 99% quantile beyond which a sketch is shortened
 
 
@@ -44,18 +45,27 @@ def self_influence(sketch: Matrix, *, damping: float = 0.1) -> Floats:  # (n, k)
     np.divide(limit, largest, out=kept, where=largest > limit)
     # Squares of gradients of 1e200 or 1e-200 leave the range of float64; the result has no unit.
     unit = float((kept * largest).max())
+    if _NARROW < unit < _WIDE and not (largest > limit).any():
+        rows_of = (
+            sketch.__getitem__
+        )  # as they are: a scaled copy takes a fifth of the time of the products
+    else:
+        scales = (kept / unit).astype(sketch.dtype)[:, None]
+
+        def rows_of(some: slice) -> Floats:
+            return np.asarray(sketch[some] * scales[some])
+
     # The sketch's dtype is accurate enough for products over a block because of λ; the rest is float64.
-    scales = (kept / unit).astype(sketch.dtype)[:, None]
     moment = np.zeros((width, width))
     for some in blocks(samples):
-        rows = sketch[some] * scales[some]
+        rows = rows_of(some)
         moment += rows.T @ rows
     moment /= samples
     scale = float(np.trace(moment)) / width
     whitened = whitening(moment + damping * scale * np.eye(width)).astype(sketch.dtype)
     squares = np.zeros(samples)
     for some in blocks(samples):
-        rows = sketch[some] * scales[some]
+        rows = rows_of(some)
         for start in range(0, width, _BLOCK):  # skips most zeros of the triangular matrix
             stop = min(start + _BLOCK, width)
             solved = rows[:, :stop] @ whitened[start:stop, :stop].T
