@@ -19,6 +19,10 @@ _DAMPINGS = np.logspace(-5, 3, 17)  # relative to the mean squared length of the
 _CONSTANT = 0.5  # the feature that stands for the intercept
 _LARGEST_LEVERAGE = 1 - 1e-9
 _NEAR_ONE = 0.9  # leverages above it are computed in float64: 1 / (1 − H) enlarges their rounding
+# Multiples of the rounding of ZᵀZ, epsilon times its largest eigenvalue or the square of the longest row: a
+# smaller damping needs it in float64. On 30 cells of `benchmarks.ranking` predictions with ZᵀZ in float32
+# differ by at most 3e-5 at 500, 4e-4 at 40; one row that is far longer than all others hides them sooner.
+_ABOVE_ROUNDING, _ABOVE_ROUNDING_OF_ONE = 500, 10_000
 _TRIED = 20_000  # samples that a choice is tried on; more would not change it
 _DAMPED = 4096  # samples that dampings, a factor of 3 apart, are tried on
 _WIDE = 256  # columns of one product, of one or more dampings
@@ -51,7 +55,8 @@ def leave_one_out(features: Matrix, labels: Integers, classes: int) -> Floats:
 class LeaveOneOut:
     """Leave-one-out predictions of a ridge regression, computed for the rows that are read.
 
-    Rows are rotated in the dtype of the features, those with a leverage near one in float64, as all else.
+    ZᵀZ and the rotated rows are computed in the dtype of the features; rows with a leverage near one in
+    float64, and ZᵀZ too if the best damping is small beside its rounding.
     `influence` is the self-influence of the centred features with that damping, (n,): N times a leverage.
     """
 
@@ -60,13 +65,18 @@ class LeaveOneOut:
     ) -> None:
         self._labels, self._classes = labels, classes
         with threadpool_limits(limits=1, user_api="blas"):  # more threads round otherwise
-            self._z, self._basis, squares, inner = self._decomposed(_Prepared(features))
-            self._dtype = features.dtype
+            self._prepared, self._dtype = _Prepared(features), features.dtype
             tried = tried_rows(len(labels), _DAMPED)
             samples, width = features.shape
             of_influence = damping * samples / width
             dampings = np.append(_DAMPINGS, of_influence)
-            best, some_leverages = self._least_error(squares, inner, dampings, tried)
+            for dtype in dict.fromkeys([self._dtype, np.dtype(np.float64)]):
+                self._z, self._basis, squares, inner = self._decomposed(dtype)
+                best, some_leverages = self._least_error(squares, inner, dampings, tried)
+                limit = _ABOVE_ROUNDING * squares.max(initial=0.0)
+                limit = max(limit, _ABOVE_ROUNDING_OF_ONE * self._prepared.longest)
+                if dampings[best] >= np.finfo(dtype).eps * limit:
+                    break
             weights = 1 / (squares[:, None] + [dampings[best], of_influence])
             leverages = np.empty((samples, 2))
             leverages[tried] = some_leverages[:, [best, -1]]
@@ -88,7 +98,10 @@ class LeaveOneOut:
     def __getitem__(self, rows: Any) -> Floats:  # (m, classes)
         """Returns the predictions for some rows, from all others."""
         with threadpool_limits(limits=1, user_api="blas"):  # more threads round otherwise
-            fitted = self._z[rows] @ self._weights
+            if self._basis is None:
+                fitted = self._z[rows] @ self._weights
+            else:
+                fitted = self._prepared.times(self._weights, rows)
         leverage = self._leverage[rows]
         return np.asarray((fitted - leverage * self._onehot(rows)) / (1 - leverage))
 
@@ -98,8 +111,9 @@ class LeaveOneOut:
         found[np.arange(len(labels)), labels] = 1.0
         return found
 
-    def _decomposed(self, z: _Prepared) -> tuple[Any, Floats | None, Floats, Floats]:
+    def _decomposed(self, dtype: np.dtype[Any]) -> tuple[Any, Floats | None, Floats, Floats]:
         """Returns Z, V, s² and VᵀZᵀY of Z = U diag(s) Vᵀ; or Z V and no V if Z has more columns than rows."""
+        z = self._prepared
         samples, width = z.shape
         if width > samples:
             rows = z[:]
@@ -109,31 +123,31 @@ class LeaveOneOut:
             return rotated, None, squares, rotated.T @ self._onehot(slice(None))
         gram, inner = np.zeros((width, width)), np.zeros((width, self._classes))
         for some in blocks(samples):
-            rows = z[some]
+            rows = z.rows(some, dtype)
             gram += rows.T @ rows
-            inner += rows.T @ self._onehot(some)
+            inner += rows.T @ self._onehot(some).astype(dtype)
         squares, basis = np.linalg.eigh(gram)
         return z, basis, np.maximum(squares, 0.0), basis.T @ inner
 
     def _leverages(
-        self, rows: Any, weights: Floats
+        self, rows: Integers, weights: Floats
     ) -> Iterator[tuple[NDArray[np.bool_], Floats, Floats]]:
         """Yields masks of parts of the rows, rotated features (m, r), and H (m, d) for weights (r, d)."""
-        z = self._z[rows]
-        every = np.ones(len(z), dtype=bool)
-        if self._basis is None or self._dtype == z.dtype:
-            yield every, *self._exact_leverages(z, weights)
+        every = np.ones(len(rows), dtype=bool)
+        if self._basis is None or self._dtype == np.float64:
+            yield every, *self._exact_leverages(rows, weights)
             return
-        rotated = z.astype(self._dtype) @ self._basis.astype(self._dtype)
+        rotated = self._prepared.rows(rows, self._dtype) @ self._basis.astype(self._dtype)
         found = (np.square(rotated) @ weights.astype(self._dtype)).astype(np.float64)
         near = found.max(axis=1) > _NEAR_ONE
         if near.any():
-            yield near, *self._exact_leverages(z[near], weights)
+            yield near, *self._exact_leverages(rows[near], weights)
             yield ~near, rotated[~near], found[~near]
         else:
             yield every, rotated, found
 
-    def _exact_leverages(self, z: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    def _exact_leverages(self, rows: Integers, weights: Floats) -> tuple[Floats, Floats]:
+        z = self._z[rows]
         rotated = z if self._basis is None else z @ self._basis
         return rotated, np.minimum(np.square(rotated) @ weights, _LARGEST_LEVERAGE)
 
@@ -176,15 +190,18 @@ class _Prepared:
             max((float(peaks(features[some]).max()) for some in blocks(samples)), default=0.0)
             or 1.0
         )
-        total, squares = np.zeros(width), 0.0
+        total, squares, longest = np.zeros(width), 0.0, 0.0
         for some in blocks(samples):
             total += (features[some] / self._unit).sum(axis=0, dtype=np.float64)
         self._mean = total / max(1, samples)
         mean = self._mean.astype(features.dtype)
         for some in blocks(samples):
             rows = features[some] / self._unit - mean
-            squares += float(np.einsum("nk,nk->n", rows, rows).sum(dtype=np.float64))
+            each = np.einsum("nk,nk->n", rows, rows)
+            squares += float(each.sum(dtype=np.float64))
+            longest = max(longest, float(each.max()))
         self._length = float(np.sqrt(squares / max(1, samples))) or 1.0
+        self.longest = longest / self._length**2  # the largest squared length of a row
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -192,9 +209,22 @@ class _Prepared:
         return samples, width + 1
 
     def __getitem__(self, rows: Any) -> Floats:  # (m, k + 1)
+        return self.rows(rows, np.dtype(np.float64))
+
+    def rows(self, rows: Any, dtype: np.dtype[Any]) -> Floats:  # (m, k + 1)
         features = self._features[rows]
-        found = np.full((len(features), self.shape[1]), _CONSTANT)
+        found = np.full((len(features), self.shape[1]), _CONSTANT, dtype)
         scaled = np.divide(features, self._unit, out=found[:, :-1])
-        scaled -= self._mean
+        scaled -= self._mean.astype(dtype)
         scaled /= self._length
         return found
+
+    def times(self, weights: Floats, rows: Any) -> Floats:  # (k + 1, c) -> (m, c)
+        """Z W in float64, without writing the centred features.
+
+        The features are divided in their own dtype, as for Z: a leverage near one enlarges the rounding.
+        """
+        own = weights[:-1] / self._length
+        shift = _CONSTANT * weights[-1] - self._mean @ own
+        scaled = self._features[rows] / self._unit
+        return np.asarray(scaled.astype(np.float64) @ own + shift)
