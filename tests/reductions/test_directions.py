@@ -8,6 +8,7 @@ from pergrad.factors import Dense, OuterProduct
 from pergrad.reductions import Directions, SampleGradients
 from pergrad.reductions.directions import COUNT
 from pergrad.testing import assert_near
+from tests.reductions.factor_cases import convolution
 
 N, T = 3, 40
 SHAPES = [(256, 130), (192, 67), (67, 256), (127, 191), (128, 128)]  # blocks of rows, or of columns
@@ -39,6 +40,27 @@ def test_sums_in_directions_are_directions_of_the_sum(
     assert found.numel() < whole.numel() / 4
 
 
+@pytest.mark.parametrize("outputs", [64, 96, 256])
+@pytest.mark.parametrize("uses", [1, 2])
+@pytest.mark.parametrize(
+    ("space", "taps"), [((99,), (3,)), ((12, 15), (3, 2)), ((7, 6, 9), (2, 1, 2))]
+)
+def test_convolutions_are_summed_in_directions_of_their_outputs(
+    space: tuple[int, ...], taps: tuple[int, ...], uses: int, outputs: int
+) -> None:
+    factor = convolution(3, space, taps, rows=uses, channels=70, outputs=outputs, stride=2)
+    some, weights = directions(), torch.tensor([0.5, -2.0, 1.5])
+    assert some.pay_for([factor])
+    gradients = SampleGradients([factor], bound=10**9)
+    found = gradients.weighted_sum_and_norms(weights, some)
+    assert_near(found, some.of(gradients.weighted_sum(weights)))
+    assert found.shape == (
+        outputs // max(b for b in (64, 96, 128) if outputs % b == 0) * COUNT,
+        70,
+        *taps,
+    )
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_wrong_entry_shows_in_every_direction_by_its_size_or_more(shape: tuple[int, int]) -> None:
     off = torch.zeros(shape, dtype=torch.float64)
@@ -62,6 +84,8 @@ def test_other_factors_are_summed_as_they_are() -> None:
     assert not some.pay_for([outer(131, 137)])  # no blocks of 64 to 128
     assert not some.pay_for([outer(64, 8).part(slice(0, 1))])  # small
     assert not some.pay_for([outer(256, 256, torch.bfloat16)])
+    assert not some.pay_for([convolution(3, (9,), (3,), channels=128, outputs=128, groups=2)])
+    assert not some.pay_for([convolution(3, (9,), (3,), channels=128, outputs=10)])
     assert not some.pay_for([Dense(torch.ones(N, 256, 256))])
     assert not some.pay_for([outer(256, 256), Dense(torch.ones(N, 256, 256))])
     mixed: Tensor = outer(256, 256).input.float()

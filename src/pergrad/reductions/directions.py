@@ -7,12 +7,14 @@ Blocks of rows keep the noise small: a direction adds up the rounding of at most
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pergrad.factors import Factor, OuterProduct
+from pergrad.factors import Convolution, Factor, OuterProduct
 from pergrad.runtime import mm
 
 __all__ = ["COUNT", "Directions"]
@@ -20,6 +22,7 @@ __all__ = ["COUNT", "Directions"]
 # An error of size e in an entry shows in all directions as less than e / 3 with a chance of (1/3)^8, 2e-4.
 COUNT = 8
 _LEAST, _MOST = 64, 128  # rows of a block; with fewer, directions would save little
+_WIDE = (torch.float32, torch.float64)
 _LITTLE = 10**6  # multiplications that take as long as ten calls of torch
 
 
@@ -52,6 +55,11 @@ class Directions:
 
     def of_factor(self, factor: Factor) -> Factor:
         """Returns the factor of G_n in the directions."""
+        if isinstance(factor, Convolution):
+            g = factor.grad_output
+            rows = self._of_rows(g.reshape(g.shape[0] * g.shape[1], g.shape[2], -1), factor.kernel)
+            g = rows.view(*g.shape[:2], -1, *g.shape[3:])
+            return replace(factor, grad_output=g, kernel=(g.shape[2], *factor.kernel[1:]))
         assert isinstance(factor, OuterProduct)
         g, x = factor.grad_output, factor.input
         blocks = self._blocks_of(factor.shape[1:])
@@ -59,14 +67,20 @@ class Directions:
             return OuterProduct(self._of_last(g, blocks.size), x)
         return OuterProduct(g, self._of_last(x, blocks.size))
 
-    def of(self, matrix: Tensor) -> Tensor:
+    def of(self, total: Tensor) -> Tensor:
         """Returns a sum of gradients in the directions."""
-        blocks = self._blocks_of(tuple(matrix.shape))
+        blocks = self._blocks_of(tuple(total.shape))
         if blocks.dim == 1:
-            return self._of_last(matrix, blocks.size)
-        parts = matrix.reshape(-1, blocks.size, matrix.shape[1])
-        drawn = self._for(blocks.size, matrix, is_transposed=True).expand(len(parts), -1, -1)
-        return torch.bmm(drawn, parts).flatten(0, 1)
+            return self._of_last(total, blocks.size)
+        rows = self._of_rows(total.reshape(1, len(total), -1), total.shape)
+        return rows.view(-1, *total.shape[1:])
+
+    def _of_rows(self, t: Tensor, shape: Sequence[int]) -> Tensor:
+        """(n, o, ...) -> (n · o / size, COUNT, ...)."""
+        size = self._blocks_of(shape).size
+        parts = t.reshape(-1, size, t.shape[2])
+        drawn = self._for(size, t, is_transposed=True).expand(len(parts), -1, -1)
+        return torch.bmm(drawn, parts)
 
     def least_error(self, error: float, shape: Sequence[int]) -> float:
         """Returns how far off some entry must be, at least, if a direction is off by `error`."""
@@ -95,15 +109,19 @@ class Directions:
 
 
 def _is_large_product(factor: Factor) -> bool:
-    if type(factor) is not OuterProduct or factor.dtype not in (torch.float32, torch.float64):
+    if type(factor) is Convolution:
+        g, x = factor.grad_output, factor.input
+        work = g.numel() * prod(factor.kernel[1:])
+        return factor.groups == 1 and g.dtype == x.dtype in _WIDE and work > _LITTLE
+    if type(factor) is not OuterProduct or factor.dtype not in _WIDE:
         return False
     g, x = factor.grad_output, factor.input
     return g.dtype == x.dtype and g.numel() * x.shape[2] > _LITTLE
 
 
 def _blocks(shape: tuple[int, ...]) -> _Blocks | None:
-    """Returns the largest blocks of rows, else of columns, that a matrix can be cut into."""
-    for dim, length in enumerate(shape):
+    """Returns the largest blocks of rows, else of columns of a matrix, that a weight can be cut into."""
+    for dim, length in enumerate(shape if len(shape) == 2 else shape[:1]):
         for size in range(min(_MOST, length), _LEAST - 1, -1):
             if length % size == 0:
                 return _Blocks(dim, size)
