@@ -182,6 +182,21 @@ def test_a_float64_model_that_computes_in_float32_inside_is_no_error(seed: int) 
         assert not quietly(model, x).ok
 
 
+def _times_a_number(m: Any, x: Tensor) -> Tensor:
+    """Multiplies by one number that is computed in float32, as differential transformers do."""
+    scale = (m.a.weight * m.b.weight).sum(dtype=torch.float32).exp()
+    return m.c(x) * scale.to(x.dtype)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_number_in_float32_that_happens_to_round_alike_twice_is_no_error(seed: int) -> None:
+    torch.manual_seed(seed)
+    a, b = (nn.Linear(3, 1, bias=False) for _ in range(2))
+    model = Formula(_times_a_number, a=a, b=b, c=nn.Linear(D, OUT)).double()
+    report = quietly(model, numbers(SIZE, D), seed=seed)
+    assert report.ok, str(report)
+
+
 # -- wrong ones
 
 

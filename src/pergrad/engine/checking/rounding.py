@@ -15,6 +15,8 @@ from pergrad.engine.checking.replays import Replay
 
 __all__ = ["noise_of_sums"]
 
+# A single number, such as a learned scale in float32, often rounds alike in two computations.
+_SPLITS = 8
 _RERUNS = 3  # of the whole step, with other roundings; whether a ReLU is open may differ in each
 
 
@@ -29,19 +31,21 @@ def noise_of_sums(
 ) -> dict[str, float]:
     """Returns the largest error of each parameter's ordinary sum, by computations that round otherwise.
 
-    It is compared with the sum of two parts, and with that of a backward pass whose saved tensors are off by
+    It is compared with sums of two parts, and with that of a backward pass whose saved tensors are off by
     their rounding: where terms cancel, as in a layer norm of equal numbers, the noise has the size of the
     terms. `forwards=True` also repeats the forward pass, with parameters and inputs off by their rounding.
     """
-    part = weights * torch.rand_like(weights)
-    jittered = _jittered(replay, weights, parameters)
+    found = [_jittered(replay, weights, parameters)]
     outputs = replay.outputs()
-    whole, one, other = (
-        replay.ordinary(outputs, w, parameters, retain_graph=True)
-        for w in (weights, part, weights - part)
-    )
+    whole = replay.ordinary(outputs, weights, parameters, retain_graph=True)
+    for _ in range(1 if forwards else _SPLITS):
+        part = weights * torch.rand_like(weights)
+        one, other = (
+            replay.ordinary(outputs, w, parameters, retain_graph=True)
+            for w in (part, weights - part)
+        )
+        found.append({name: one[name] + other[name] for name in whole})
     del outputs
-    found = [{name: one[name] + other[name] for name in whole}, jittered]
     for _ in range(_RERUNS if forwards else 0):
         with replay.jittered(_Jitter(torch.finfo(judge.dtype).eps)):
             found.append(replay.ordinary(replay.outputs(), weights, parameters))
