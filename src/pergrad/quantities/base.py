@@ -117,7 +117,7 @@ class Quantity(ABC):
     # True: of a tensor-parallel parameter, a DTensor, it gets the gradients of this rank's shard.
     takes_shards: ClassVar[bool] = False
     spans_stages: ClassVar[bool] = False  # True: of a stage of a pipeline, it is right or joined
-    # False: no result is a sum of gradients over samples, so a certificate need not compute such sums itself.
+    # False: no result is a sum of gradients over samples, so a certificate need not prove such sums.
     sums_samples: ClassVar[bool] = True
     is_linear: bool = False  # True: a second backward may add to the same parameter
     # Lowest first. Quantities that keep gradients come first, so that others can reuse them.
