@@ -93,3 +93,15 @@ def test_nested_tensors_are_refused_by_name(layout: torch.layout) -> None:
 
     with pytest.raises(UnsupportedFunctionError, match=r"makes a nested tensor.*owners="):
         pergrad.norms(model, loss_fn, torch.randn(4, 5, 3))
+
+
+class Nests(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.nested.nested_tensor([row[:1] for row in x])
+        return super().forward(rows.to_padded_tensor(0.0))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_that_nothing_has_seen_being_made_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedFunctionError, match=r"gets a nested tensor.*owners="):
+        pergrad.norms(Nests(3, 2), lambda m, x: m(x).sum((1, 2)), torch.randn(4, 5, 3))

@@ -71,6 +71,13 @@ def _total_key(lost: Lost) -> Key:
     return _TOTAL, lost.reason, origin.how or "", origin.why_not
 
 
+def _nested(func: Callable[..., Any], verb: str) -> UnsupportedFunctionError:
+    return UnsupportedFunctionError(
+        f"`{name_of(func)}` {verb} a nested tensor, whose samples cannot be followed: pad it "
+        "(`torch.nn.utils.rnn.pad_sequence`), or compute on its rows and pass owners="
+    )
+
+
 def _is_by_shape(call: Call) -> bool:
     """Whether the layouts of a call's outputs depend only on its signature."""
     if writes_in_place(call.func) or not is_trusted(call.func):
@@ -219,10 +226,15 @@ class Tracker:
         tensors: list[Tensor] = []
         tags: list[Layout | Weight] = []
         parts: list[Any] = [func, self._count]
-        has_signature = self._read(args, tensors, tags, parts)
-        if kwargs:
-            parts += dict, *kwargs
-            has_signature = self._read(kwargs.values(), tensors, tags, parts) and has_signature
+        try:
+            has_signature = self._read(args, tensors, tags, parts)
+            if kwargs:
+                parts += dict, *kwargs
+                has_signature = self._read(kwargs.values(), tensors, tags, parts) and has_signature
+        except RuntimeError:
+            if any(t.is_nested for t in tensors_in(args, kwargs)):  # it has no shape
+                raise _nested(func, "gets") from None
+            raise
         return tensors, tags, tuple(parts) if has_signature else None
 
     def _read(
@@ -386,10 +398,7 @@ class Tracker:
         if not outputs:
             return
         if any(t.is_nested for t in outputs):
-            raise UnsupportedFunctionError(
-                f"`{name_of(func)}` makes a nested tensor, whose samples cannot be followed: pad it "
-                "(`to_padded_tensor`), or compute on its rows and pass owners="
-            )
+            raise _nested(func, "makes")
         if flows is None and not any(t.requires_grad for t in tensors):
             # What requires grad was made of tensors that the arguments hide: its graph says of which.
             outputs = [t for t in outputs if not t.requires_grad or t.grad_fn is None]
@@ -405,7 +414,7 @@ class Tracker:
     def _refuse_other_data(self, call: Call, found: list[Layout]) -> None:
         if call.flows and call.has_samples:
             for k, t in enumerate(call.outputs):
-                if is_beside_other_data(call, t, found[k], self.knows):
+                if call.leaves_data or is_beside_other_data(call, t, found[k], self.knows):
                     found[k] = call.mixed("combines rows of samples with data of others")
 
     def _mark_all(self, call: Call, found: list[Layout]) -> None:

@@ -37,6 +37,12 @@ def written(h: Tensor, mask: Tensor) -> Tensor:
     return h
 
 
+def with_columns_of(x: Tensor, other: Tensor) -> Tensor:
+    x = x.clone()
+    x[:, 1:] = other[:, 1:]
+    return x
+
+
 # Whose samples' gradients these are depends on the data as much as on the rows: refused.
 MOVED: dict[str, Program] = {
     "sum": lambda m, x: x + moved(m, x),
@@ -54,6 +60,7 @@ MOVED: dict[str, Program] = {
     "picked elements": lambda m, x: moved(m, x).gather(1, x.argsort(1)[:, :2]),
     "picked by two indices": lambda m, x: moved(m, x)[torch.arange(len(x)), x.argmax(1)],
     "written where data says": lambda m, x: written(moved(m, x), x > 0),
+    "written beside data": lambda m, x: with_columns_of(x, moved(m, x)),
     "scattered": lambda m, x: moved(m, x).masked_scatter(x > 0, x),
 }
 # The same where a weight is used on both: by rules, decompositions, and the rungs without a rule.
@@ -77,6 +84,10 @@ CONTEXT: dict[str, Program] = {
     "addcmul": lambda m, x: torch.addcmul(x.flip(0), m.a(x), m.s),
     "where": lambda m, x: torch.where(x.flip(0) > 0, m.a(x), m.s),
     "product": lambda m, x: m.a(x) * x.flip(0),
+    "mixup": lambda m, x: m.a(0.3 * x + 0.7 * x.flip(0)),
+    "mixup of tokens": lambda m, x: F.embedding((x + x.roll(1, 0) > 0).long(), m.w).sum(1),
+    "cutmix": lambda m, x: m.a(with_columns_of(x, x.flip(0))),
+    "partner in a row": lambda m, x: m.a(torch.stack([x, x.roll(1, 0)], 1)).sum(1),
 }
 # Rows that move with their data, or are picked by data, are still those of one sample each.
 TOGETHER: dict[str, Program] = {
@@ -85,6 +96,13 @@ TOGETHER: dict[str, Program] = {
         0
     ),
     "joined in a row": lambda m, x: torch.cat([x, moved(m, x)]).view(2, -1, 3)[1].flip(0),
+    "written into zeros": lambda m, x: (
+        with_columns_of(
+            with_columns_of(torch.zeros_like(x), moved(m, x)).flip(1), moved(m, x).flip(1)
+        )
+        .flip(1)
+        .flip(0)
+    ),
     "picked rows": lambda m, x: m.a(x)[x[:, 0].argsort()][x[:, 0].argsort().argsort()],
 }
 

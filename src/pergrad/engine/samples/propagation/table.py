@@ -129,6 +129,7 @@ class Call:
         "is_overruled",
         "kwargs",
         "layouts",
+        "leaves_data",
         "outputs",
         "reads_values",
         "scope",
@@ -168,6 +169,7 @@ class Call:
             int
         ] = []  # ids of the tensors whose layouts the handler has asked for
         self.reads_values = False  # whether the handler's answer depends on the values of tensors
+        self.leaves_data = False  # whether it has written rows beside data of other samples
         self.is_overruled = False  # whether the graph gives another answer than the handler
 
     @property
@@ -246,6 +248,7 @@ class Call:
         """Takes over what a handler has looked at in a copy of the call."""
         self.reads_values |= copy.reads_values
         self.is_overruled |= copy.is_overruled
+        self.leaves_data |= copy.leaves_data
         self._looked_at += copy._looked_at
 
     def layout(self, t: Tensor) -> Layout:
@@ -294,7 +297,10 @@ class Call:
         return self.scope.lost(reason, why)
 
     def agreed(self, layouts: Sequence[Samples | Owners]) -> Layout:
-        """Returns the common layout of the arguments, given in dimensions of the output; mixed if none."""
+        """Returns the common layout of the arguments, given in dimensions of the output; mixed if none.
+
+        Data that was moved beside data in order, as for mixup, is the context of the samples there.
+        """
         if not layouts:
             return self.scope.constant()
         found = layouts[0]
@@ -302,9 +308,19 @@ class Call:
             if layout == found:
                 continue
             if layout.dim != found.dim or not self._same_owners(layout, found):
-                return self.mixed()
+                return self.mixed() if self.flows else self._in_order(layouts)
             found = layout if isinstance(layout, Samples) else found
         return found
+
+    def _in_order(self, layouts: Sequence[Samples | Owners]) -> Layout:
+        first = next((la for la in layouts if isinstance(la, Samples)), None)
+        is_told = first is not None and all(
+            la == first
+            if isinstance(la, Samples)
+            else la.dim == first.dim and la.size == first.size
+            for la in layouts
+        )
+        return first if first is not None and is_told else self.scope.constant()
 
     def _same_owners(self, a: Samples | Owners, b: Samples | Owners) -> bool:
         if isinstance(a, Owners) and isinstance(b, Owners) and a.owner is b.owner:

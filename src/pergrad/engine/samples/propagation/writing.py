@@ -176,6 +176,9 @@ def _after(
             return call.mixed("overwrites samples with others")
     elif isinstance(before, Samples | Owners):
         found = _by_dimension(torch.where(written == _NOBODY, claims, written), dims)
+        if found is None and not call.flows:  # data of others in part of each sample, as for CutMix
+            return before if isinstance(before, Samples) else call.scope.constant()
+        call.leaves_data = found is None and _has_data_left(call, t, written)
         claims = claims if found is not None else torch.full_like(claims, _NOBODY)
     first = [before.dim] if isinstance(before, Samples | Owners | Unfinished) else []
     found = _by_dimension(torch.where(written == _NOBODY, claims, written), [*first, *dims])
@@ -185,6 +188,15 @@ def _after(
     if bool((owner != _NOBODY).all()):
         return call.scope.owners(dim, owner)
     return _unfinished(call, dim, owner)
+
+
+def _has_data_left(call: Call, t: Tensor, written: Tensor) -> bool:
+    """Whether a write has left values of samples, and not only what a new tensor was filled with."""
+    if is_traced(t):
+        return False
+    call.reads_values = True
+    left = t.detach()[(written == _NOBODY).expand(t.shape)]
+    return not bool(((left == left[:1]) | (left.isnan() & left[:1].isnan())).all())
 
 
 def _claims(before: Layout, t: Tensor, written: Tensor) -> Tensor:
@@ -294,7 +306,9 @@ def _index_put(call: Call) -> Layout | None:
     for part in (t, value, *(i for i in indices if i is not None)):
         call.layout(part)
     if not is_added:
-        return layout_after_write(inner)
+        found = layout_after_write(inner)
+        call.leaves_data = inner.leaves_data
+        return found
     layout, own = call.layout(t), call.layout(value)
     if not isinstance(own, Samples | Owners) or not value.numel():
         return layout
