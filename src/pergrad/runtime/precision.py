@@ -12,6 +12,7 @@ from pergrad.runtime import internals
 from pergrad.runtime.allocation import large_result
 
 __all__ = [
+    "HALVES",
     "autocast_state",
     "bmm",
     "cast_as_autocast",
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 _WIDE = (torch.float32, torch.float64, torch.complex64, torch.complex128)
-_HALVES = (torch.bfloat16, torch.float16)
+HALVES = (torch.bfloat16, torch.float16)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -99,7 +100,7 @@ def cast_as_autocast(t: Tensor) -> Tensor:
 def with_aligned_width(x: Tensor) -> Tensor:
     """Pads the last dimension with zeros to a multiple of 8, where a GPU multiplies several times as fast."""
     missing = -x.shape[-1] % 8
-    return F.pad(x, (0, missing)) if x.is_cuda and x.dtype in _HALVES and missing else x
+    return F.pad(x, (0, missing)) if x.is_cuda and x.dtype in HALVES and missing else x
 
 
 def bmm(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -119,5 +120,5 @@ def mm(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _supports_out_dtype(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     """Whether torch multiplies these matrices with an `out_dtype`: halves to float32 on a GPU."""
-    is_half = a.dtype == b.dtype and a.dtype in _HALVES
+    is_half = a.dtype == b.dtype and a.dtype in HALVES
     return a.is_cuda and is_half and dtype == torch.float32

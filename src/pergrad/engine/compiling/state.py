@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from pergrad.engine.recording.modules import submodules, tensors_of
-from pergrad.engine.samples.signatures import Signature, describe_hashable
-from pergrad.runtime import autocast_state
+from pergrad.engine.samples.signatures import PLAIN, Signature, describe_hashable
+from pergrad.runtime import autocast_state, internals
+from pergrad.runtime.containers import ATOMS
 
 __all__ = ["StateNumbers", "graph_inputs", "signature_of_leaves", "state_of"]
 
+_BY_IDENTITY: Any = object.__hash__
 
-def state_of(model: nn.Module) -> tuple[list[Tensor], tuple[bool, ...]]:
-    """Lists parameters and buffers, each once, and whether each module is in training mode."""
+
+def state_of(model: nn.Module) -> tuple[list[Tensor], tuple[Any, ...]]:
+    """Lists parameters and buffers, each once; whether each module is in training mode, and what is tied."""
     modules = submodules(model)
-    return tensors_of(modules), tuple([module.training for module in modules])
+    state = tensors_of(modules)
+    return state, (*[module.training for module in modules], *_ties(modules, len(state)))
+
+
+def _ties(modules: Sequence[nn.Module], count: int) -> list[int]:
+    """Returns the number of the tensor behind each name, if one has several names."""
+    held = [
+        id(t)
+        for module in modules
+        for of in (internals.parameters_of(module), internals.buffers_of(module))
+        for t in of.values()
+        if t is not None
+    ]
+    if len(held) == count:
+        return []
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(which, len(numbers)) for which in held]
 
 
 def graph_inputs(state: list[Tensor], flat: Sequence[Any]) -> list[Tensor]:
@@ -26,14 +46,61 @@ def graph_inputs(state: list[Tensor], flat: Sequence[Any]) -> list[Tensor]:
 
 
 def signature_of_leaves(flat: Sequence[Any]) -> Signature:
-    """Returns all properties of a batch's leaves that a graph may depend on, except values of tensors."""
+    """Returns all properties of a batch's leaves that a graph may depend on, except values of tensors.
+
+    An object that is no plain value is itself part of the signature: `Guards` look into it.
+    """
     parts: list[Any] = []
+    numbers: dict[int, int] = {}  # tensors that occur twice may be told apart from equal ones
     for value in flat:
         if isinstance(value, Tensor):
-            parts += value.shape, value.stride(), value.dtype, value.device, value.requires_grad
-        elif not describe_hashable(value, parts):
-            parts += type(value), repr(value)
+            number = numbers.setdefault(id(value), len(numbers))
+            parts += (
+                value.shape,
+                value.stride(),
+                value.dtype,
+                value.device,
+                value.requires_grad,
+                number,
+            )
+        else:
+            _describe_leaf(value, parts)
     return tuple(parts)
+
+
+def _describe_leaf(value: Any, parts: list[Any]) -> None:
+    kind = type(value)
+    if isinstance(value, float | complex):
+        parts += kind, repr(value)  # -0.0 equals 0.0, and NaN nothing
+    elif (
+        getattr(kind, "__hash__", None) is _BY_IDENTITY or kind in PLAIN or isinstance(value, ATOMS)
+    ):
+        parts += kind, value
+    elif is_dataclass(kind):
+        for field in fields(kind):
+            parts.append(field.name)
+            _describe_leaf(getattr(value, field.name, None), parts)
+        parts.append(kind)
+    elif kind.__name__ == "ndarray":
+        parts += kind, value.shape, str(value.dtype), value.tobytes()
+    elif kind.__module__ in ("builtins", "enum", "numpy", "fractions", "decimal"):
+        if not describe_hashable(value, parts):
+            parts.append(_Same(value))
+    else:
+        parts.append(_Same(value))
+
+
+class _Same:
+    """Equals itself for the same object only, whatever the object says of equality."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
 
 
 class StateNumbers:

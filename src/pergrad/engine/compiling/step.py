@@ -18,6 +18,8 @@ from pergrad.engine.collecting.blocks import EarlierBlocks
 from pergrad.engine.compiling.certified_graphs import check_graph, copies_of
 from pergrad.engine.compiling.cuda_graphs import Replayed, check_devices
 from pergrad.engine.compiling.eager_backend import as_python
+from pergrad.engine.compiling.guarding.guards import Guards
+from pergrad.engine.compiling.guarding.memory import computes_in_half, inputs_written, share_memory
 from pergrad.engine.compiling.inductor_backend import compile_graph
 from pergrad.engine.compiling.results import Template, clear, fill
 from pergrad.engine.compiling.state import (
@@ -26,7 +28,7 @@ from pergrad.engine.compiling.state import (
     signature_of_leaves,
     state_of,
 )
-from pergrad.engine.compiling.trace import Guard, trace_step
+from pergrad.engine.compiling.trace import trace_step
 from pergrad.engine.looping.fallback import Fallback, Runner
 from pergrad.engine.looping.snapshots import Snapshot, undisturbed
 from pergrad.engine.recording.arguments import is_graph_batch
@@ -39,7 +41,7 @@ from pergrad.quantities import Quantity
 from pergrad.quantities.base import counted, public_names
 from pergrad.runtime import internals, without_compiler
 from pergrad.runtime.containers import skeleton
-from pergrad.runtime.eagerness import uncompiled
+from pergrad.runtime.eagerness import running_eagerly, uncompiled
 from pergrad.runtime.tolerances import largest, tolerance_of_model
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledStep", "compiled"]
 
+_REFUSED: Any = object()
 Backend: TypeAlias = Literal["inductor", "eager"]
 
 
@@ -75,8 +78,9 @@ def compiled(
     seconds for a large one. A model whose control flow depends on values (`.item()`, experts in eager mode)
     cannot be traced: it runs uncompiled, with one warning that gives the reason. So does one that changes
     more than its results and tensors in attributes of modules: a counter, a list that grows. If the compiler
-    fails, for example without a C++ compiler on the machine, steps are only traced, with a warning. Anything
-    else that the loss function reads, such as global variables, keeps the value that it had in the trace.
+    fails, for example without a C++ compiler on the machine, steps are only traced, with a warning. Where
+    Python values that the model or the loss function names have changed, such as attributes and global
+    variables, the step runs uncompiled, and is traced again once they last for two calls.
 
     Args:
         model: any module.
@@ -155,16 +159,22 @@ class CompiledStep:
         self._pool: Any = None  # the memory of CUDA graphs
         self._states = StateNumbers()
         self._graphs: dict[Any, _CompiledGraph | None] = {}  # by signature; None: seen once
+        self._earlier: dict[Any, list[_CompiledGraph]] = {}  # for other Python values
+        self._latest: dict[
+            Any, Guards
+        ] = {}  # of values that no graph of the signature was traced with
         self._skeletons: dict[
             Any, list[dict[str, Any]]
         ] = {}  # of the quantities after that first call
         self._why_not: str | None = None  # the reason to stay uncompiled
         self._has_owners = options.owners is not None
         self._is_warned = False  # that there are too many signatures
+        self._is_warned_of_change = False
 
     @property
     def graphs(self) -> int:
-        return sum(graph is not None for graph in self._graphs.values())
+        latest = sum(graph is not None for graph in self._graphs.values())
+        return latest + sum(map(len, self._earlier.values()))
 
     @uncompiled
     def __call__(self, *batch: Any) -> Tensor:
@@ -198,7 +208,7 @@ class CompiledStep:
         if self._why_not is None and (self._has_owners or any(map(is_graph_batch, batch))):
             self._stay_uncompiled("which rows belong to a sample is known by their values alone")
         flat, spec = internals.pytree.tree_flatten(batch)
-        if self._is_empty(flat):
+        if self._is_empty(flat) or any(isinstance(value, nn.Parameter) for value in flat):
             return self._run(self._filled, batch)
         state, training = state_of(self._model)
         if self._why_not is None and any(map(internals.hooks_of, state)):
@@ -209,28 +219,33 @@ class CompiledStep:
             check_devices(graph_inputs(state, flat))
         if self._why_not is not None or self._runner.loops(key) or not self._wants_graph(key):
             return self._uncompiled(key, batch)
-        graph = self._graphs[key]
+        graph = self._holding(key)
         is_first = graph is None
         if graph is None:
+            if self._graphs[key] is not None and not self._wants_another(key):
+                return self._uncompiled(key, batch)
             graph = self._made(state, flat, spec, self._skeletons.pop(key, None))
             if graph is None:
                 return self._uncompiled(key, batch)
-        elif not all(map(Guard.holds, graph.guards)):
-            self._stay_uncompiled(
-                "a tensor that is an attribute of a module was replaced by another"
-            )
+        if graph.writes and share_memory(graph_inputs(state, flat), graph.writes):
             return self._uncompiled(key, batch)
-        before = Snapshot(self._model) if graph.assumes else None
+        expected = None
+        if is_first and graph.is_comparable and not self._certify:
+            expected = self._plain_losses(flat, spec)
+        before = Snapshot(self._model) if graph.assumes or expected is not None else None
         if is_first:
             found = self._first_run(graph, state, flat, batch)
-            self._graphs[key] = graph
+            self._keep(key, graph)
         else:
             found = graph.run(state, flat, self._filled)
         if before is not None:
             why_not = "which rows belong to a sample is known by their values alone"
-            is_right = not self._even.is_misplaced
+            is_right = not (graph.assumes and self._even.is_misplaced)
             if is_right and is_first and not self._certify:
-                is_right = self._repeats(found, before, batch)
+                if expected is None:
+                    is_right = self._repeats(found, before, batch)
+                else:
+                    is_right = _are_alike(found, expected, is_rough=graph.is_rough)
                 why_not = "the model computes other losses when it is traced"
             if not is_right:
                 before.restore()
@@ -239,6 +254,59 @@ class CompiledStep:
                     self._stay_uncompiled(why_not)
                 return self._uncompiled(key, batch)
         return found
+
+    def _holding(self, key: Any) -> _CompiledGraph | None:
+        """Returns the graph of a signature that was traced with the Python values of now, if any."""
+        graph = self._graphs[key]
+        if graph is None or graph.guards.changed() is None:
+            return graph
+        for other in self._earlier.get(key, ()):
+            if other.guards.changed() is None:
+                self._keep(key, other)
+                return other
+        return None
+
+    def _keep(self, key: Any, graph: _CompiledGraph) -> None:
+        """Makes a graph the first one of its signature to try."""
+        earlier = self._earlier.setdefault(key, [])
+        if graph in earlier:
+            earlier.remove(graph)
+        last = self._graphs[key]
+        if last is not None and last is not graph:
+            earlier.append(last)
+        self._graphs[key] = graph
+        self._latest.pop(key, None)
+
+    def _wants_another(self, key: Any) -> bool:
+        """Whether to trace a signature again since Python values have changed: if they last for two calls."""
+        graph, latest = self._graphs[key], self._latest.get(key)
+        assert graph is not None
+        if not self._is_warned_of_change:
+            self._is_warned_of_change = True
+            warnings.warn(
+                f"pergrad.compiled: {graph.guards.changed()} since the step was traced. A graph keeps such "
+                "values, so the step runs uncompiled until two calls have the same ones, and is then traced "
+                "again: pass what changes often as a tensor in the batch",
+                stacklevel=5,
+            )
+        if latest is None or latest.changed() is not None:
+            self._latest[key] = graph.guards_of_now()
+            return False
+        return self.graphs < self._max_graphs
+
+    def _plain_losses(self, flat: list[Any], spec: Any) -> Tensor | None:
+        """Returns the losses of a plain forward pass on copies of the batch; None if it draws, or fails."""
+        copies: dict[int, Tensor] = {}
+        for t in flat:
+            if isinstance(t, Tensor) and id(t) not in copies:
+                copies[id(t)] = t.detach().clone().requires_grad_(t.requires_grad)
+        values = [copies.get(id(value), value) for value in flat]
+        with undisturbed(self._model) as before, running_eagerly():
+            try:
+                losses = self._loss_fn(self._model, *internals.pytree.tree_unflatten(values, spec))
+            except Exception:
+                return None
+            return losses.detach() if before.draws_as(Snapshot(self._model)) else None
 
     def _repeats(self, losses: Tensor, before: Snapshot, batch: tuple[Any, ...]) -> bool:
         """Whether an uncompiled run gives the losses of the graph, as far as it draws no random numbers."""
@@ -257,23 +325,31 @@ class CompiledStep:
 
     def _uncompiled(self, key: Any, batch: tuple[Any, ...]) -> Tensor:
         """Runs the step as it is; certifies it if this is the signature's first time."""
+        try:
+            losses = self._run_uncompiled(key, batch)
+        except BaseException:
+            if self._graphs.get(key, _REFUSED) is None:
+                del self._graphs[key]  # a trace does not see all that is refused
+            raise
+        self._note_skeletons(key)
+        return losses
+
+    def _run_uncompiled(self, key: Any, batch: tuple[Any, ...]) -> Tensor:
         if not self._certify or key in self._certified:
-            losses = self._runner.run(
+            return self._runner.run(
                 self._model, self._loss_fn, batch, self._filled, self._options, key=key
             )
-        else:
-            losses, report = certified_run(
-                self._model,
-                self._loss_fn,
-                batch,
-                self._filled,
-                self._options,
-                runner=self._runner,
-                key=key,
-            )
-            report.check()
-            self._certified.add(key)
-        self._note_skeletons(key)
+        losses, report = certified_run(
+            self._model,
+            self._loss_fn,
+            batch,
+            self._filled,
+            self._options,
+            runner=self._runner,
+            key=key,
+        )
+        report.check()
+        self._certified.add(key)
         return losses
 
     def _note_skeletons(self, key: Any) -> None:
@@ -368,7 +444,17 @@ class CompiledStep:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             call = Replayed(call, len(state), self._pool)
         assumes = bool(trace.template.attributes[-1].get("misplaced"))
-        return _CompiledGraph(call, trace.template, trace.guards, assumes)
+        guards = trace.guards()
+        return _CompiledGraph(
+            call,
+            trace.template,
+            guards,
+            trace.guards,
+            assumes,
+            inputs_written(trace.graph),
+            not assumes and not guards.has_generators,
+            computes_in_half(trace.graph),
+        )
 
 
 @dataclass(frozen=True)
@@ -377,8 +463,12 @@ class _CompiledGraph:
 
     call: Callable[..., Any]
     template: Template
-    guards: list[Guard]
+    guards: Guards  # the Python values that it was traced with
+    guards_of_now: Callable[[], Guards]
     assumes: bool  # whether to look afterwards if samples got rows of others
+    writes: tuple[int, ...]  # the inputs that it writes to
+    is_comparable: bool  # with a plain forward pass: it has no random numbers of its own
+    is_rough: bool  # whether anything is computed in half precision
 
     def run(self, state: list[Tensor], flat: list[Any], quantities: Sequence[Quantity]) -> Tensor:
         clear(quantities, self.template)
@@ -386,6 +476,14 @@ class _CompiledGraph:
             loss, *results = self.call(*graph_inputs(state, flat))
         fill(quantities, self.template, results, state)
         return loss
+
+
+def _are_alike(found: Tensor, expected: Tensor, *, is_rough: bool) -> bool:
+    """Whether losses of a graph are those of the model, but for the rounding of another order."""
+    if found.shape != expected.shape or not bool(expected.isfinite().all()):
+        return True
+    close = 0.1 if is_rough or expected.dtype.itemsize < 4 else 1e-3
+    return largest(found - expected) <= close * max(largest(expected), 1e-30)
 
 
 def _reason(error: Exception) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pergrad.engine.compiling.guarding.draws import UnrepeatableError, is_generator
 from pergrad.engine.recording.modules import submodules
-from pergrad.errors import PergradError
 from pergrad.runtime import internals, is_traced
 from pergrad.runtime.containers import ATOMS, holds_traced, is_same, skeleton
 
@@ -28,10 +28,6 @@ _MOST = 100_000  # containers to look at
 _MISSING: Any = object()
 _CALLABLES = (types.FunctionType, types.MethodType, partial)
 _CLOSED = (type, types.ModuleType, types.BuiltinFunctionType, Tensor)  # not looked into
-
-
-class UnrepeatableError(PergradError):
-    """Says why a graph would not repeat all that the step does."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ class Surroundings:
 
     def __init__(self, model: nn.Module, others: Iterable[Any]) -> None:
         self._holders: list[_Holder] = []
-        self.generators: list[torch.Generator] = []  # that they hold
+        self.generators: list[Any] = []  # of random numbers, that they hold
         self._seen: set[int] = set()
         self._pending: deque[tuple[Any, str, str | None]] = deque()
         names: list[str] = []
@@ -133,7 +129,7 @@ class Surroundings:
             return
         self._seen.add(id(value))
         parts: Iterable[Any] = ()
-        if isinstance(value, torch.Generator):
+        if isinstance(value, torch.Generator) or is_generator(value):
             self.generators.append(value)
         elif isinstance(value, dict | list | deque | set):
             self._holders.append(_Holder(value, name, of_module))

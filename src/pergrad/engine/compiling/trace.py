@@ -12,27 +12,29 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from pergrad.engine.compiling.guarding.draws import refusing_draws
+from pergrad.engine.compiling.guarding.guards import Guards
+from pergrad.engine.compiling.guarding.reads import Reads
 from pergrad.engine.compiling.results import Template, take_apart
 from pergrad.engine.compiling.state import graph_inputs
 from pergrad.engine.compiling.surroundings import Surroundings, UnrepeatableError
-from pergrad.engine.recording.modules import submodules
 from pergrad.engine.samples.known_indices import KnownIndices
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals, is_traced
 from pergrad.runtime.containers import owned_copy, tensors_in
 from pergrad.runtime.eagerness import traceable_callables
 
-__all__ = ["Guard", "Trace", "quiet", "trace_step"]
+__all__ = ["Trace", "quiet", "trace_step"]
 
 Step = Callable[[Sequence[Quantity], Sequence[Any]], Tensor]  # of quantities and a batch
 
 
 class Trace(NamedTuple):
-    """The graph of a step, a template of its results, and what makes the graph invalid."""
+    """The graph of a step, a template of its results, and how to guard it: by the values of now."""
 
     graph: GraphModule
     template: Template
-    guards: list[Guard]
+    guards: Callable[[], Guards]
 
 
 def trace_step(
@@ -57,7 +59,9 @@ def trace_step(
     template = Template([], [])
     old: list[Tensor] = []  # what the step replaces by its results
     surroundings = Surroundings(model, [loss_fn, *map(vars, quantities)])
-    seeds = _refusing_seeds(surroundings.generators)
+    reads = Reads()
+    seeds = _refusing_seeds(surroundings.generators, reads)
+    same = _first_of_same(flat)
 
     def traced(*inputs: Tensor) -> list[Tensor]:
         nonlocal template, old
@@ -67,11 +71,11 @@ def trace_step(
                 own[k] = own[k].detach().requires_grad_()
         values = list(flat)
         for k, t in zip(tensors_at, inputs[len(state) :], strict=True):
-            values[k] = t
+            values[k] = values[same[k]] if k in same else t
         filled = list(map(_copied, quantities))
         surroundings.put({id(t): stand_in for t, stand_in in zip(state, own, strict=True)})
         try:
-            with _unflattened(model), KnownIndices(), seeds:
+            with _unflattened(model), KnownIndices(), seeds, reads:
                 losses = step(filled, internals.pytree.tree_unflatten(values, spec))
         except BaseException:
             with suppress(UnrepeatableError):
@@ -84,27 +88,53 @@ def trace_step(
             old += tensors_in([vars(quantity).get(name) for name in attributes])
         return [losses, *results]
 
-    with quiet(), _no_autocast_cache(), traceable_callables():
+    draws = refusing_draws(surroundings.generators)
+    with quiet(), _no_autocast_cache(), traceable_callables(), draws:
         graph: GraphModule = internals.trace(traced)(*graph_inputs(state, flat))
     constants = _constants(graph)
     if any(map(is_traced, constants)):
         raise UnrepeatableError("the step computes in another thread, which a trace does not see")
     _refuse_reads(constants, state, "a parameter or buffer, past the module")
     _refuse_reads(constants, old, "state that it replaces")
-    return Trace(graph, template, _guards(model, constants))
+    others = [loss_fn, *[value for value in flat if not isinstance(value, Tensor)]]
+    assigned = [(of, key) for of, key, _ in template.rebound]
+
+    def guards() -> Guards:
+        found = Guards(reads, model, others, constants=constants, assigned=assigned)
+        found.has_generators = bool(surroundings.generators)
+        return found
+
+    return Trace(graph, template, guards)
 
 
-def _refusing_seeds(generators: Iterable[torch.Generator]) -> Any:
+def _first_of_same(flat: Sequence[Any]) -> dict[int, int]:
+    """Finds tensors that occur several times in a batch: the position of the first, by those of others."""
+    first: dict[int, int] = {}
+    found: dict[int, int] = {}
+    for k, value in enumerate(flat):
+        if isinstance(value, Tensor) and first.setdefault(id(value), k) != k:
+            found[k] = first[id(value)]
+    return found
+
+
+def _refusing_seeds(generators: Iterable[Any], reads: Reads) -> Any:
     """Refuses a step that seeds what it draws from: a graph would draw other numbers in every call.
+
+    So does a step that sets random numbers back, to draw them again: a checkpoint with dropout.
 
     A trace draws nothing, so that the states of generators change by seeds alone. Operators get another
     object for a generator, which is known by its state.
     """
-    states = [g.get_state() for g in (torch.default_generator, *generators)]
+    own = [g for g in generators if isinstance(g, torch.Generator)]
+    states = [g.get_state() for g in (torch.default_generator, *own)]
 
     def check(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return
+        if reads.rewinds:
+            raise UnrepeatableError(
+                "the step draws the same random numbers again, as a checkpoint with dropout does"
+            )
         given = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Generator)]
         with internals.outside_of_trace():
             for generator in given or [torch.default_generator]:
@@ -136,27 +166,6 @@ def _refuse_reads(constants: Sequence[Tensor], state: Sequence[Tensor], what: st
             raise UnrepeatableError(
                 f"the step reads {what}: a tensor of shape {tuple(t.shape)} would keep the value of the trace"
             )
-
-
-class Guard(NamedTuple):
-    """An attribute of a module whose tensor is a constant of the graph."""
-
-    attributes: dict[str, Any]
-    name: str
-    value: Tensor
-
-    def holds(self) -> bool:
-        return self.attributes.get(self.name) is self.value
-
-
-def _guards(model: nn.Module, constants: Sequence[Tensor]) -> list[Guard]:
-    known = {id(t) for t in constants}
-    return [
-        Guard(vars(module), name, value)
-        for module in (submodules(model) if known else ())
-        for name, value in vars(module).items()
-        if id(value) in known
-    ]
 
 
 @contextmanager

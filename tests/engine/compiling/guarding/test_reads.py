@@ -1,0 +1,50 @@
+"""Tests that a trace notes the names that the code of a step mentions, and no others."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pergrad.engine.compiling.guarding.reads import Reads
+
+
+class Own(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(super().forward(x)) * getattr(self, "factor_of_own", 1.0)
+
+
+def test_names_are_those_of_code_that_ran_and_of_what_it_calls() -> None:
+    model = Own(2, 2)
+    with Reads() as reads:
+        model(torch.ones(1, 2))
+    assert {"factor_of_own", "relu", "weight"} <= reads.names
+    assert "extra_repr" not in reads.names
+    assert any(scope is globals() for scope, _ in reads.scopes)
+
+
+def test_random_numbers_that_are_set_back_are_counted() -> None:
+    state = torch.get_rng_state()
+    with Reads() as reads:
+        torch.rand(1)
+    assert reads.rewinds == 0
+    with Reads() as reads:
+        torch.set_rng_state(state)
+    assert reads.rewinds == 1
+
+
+def test_another_profiler_goes_on_afterwards() -> None:
+    seen: list[str] = []
+
+    def profiler(frame: object, event: str, given: object) -> None:
+        seen.append(event)
+
+    sys.setprofile(profiler)
+    try:
+        with Reads():
+            pass
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(None)
