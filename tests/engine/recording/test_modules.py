@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import pergrad
 from pergrad.engine.intercepting.weights import refusing_ordinary_gradients
 from pergrad.engine.recording.modules import (
     hooks_of_parameters,
@@ -174,3 +175,18 @@ def test_a_parameter_that_came_later_is_refused_only_if_it_was_used() -> None:
     refuse_new_parameters(model, {id(elsewhere): elsewhere})
     with pytest.raises(PergradError, match="parameter 'extra' was made or replaced while"):
         refuse_new_parameters(model, {id(used): used})
+
+
+def test_trainable_sparse_parameters_are_refused_by_name_and_frozen_ones_are_not() -> None:
+    class Sparse(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 3)
+            self.table = nn.Parameter(torch.eye(3).to_sparse())
+
+    model = Sparse()
+    with pytest.raises(
+        pergrad.PergradError, match=r"'table' is sparse .* make it dense, or freeze it"
+    ):
+        pergrad.norms(model, lambda model, x: model(x).sum(1), torch.randn(4, 3))
+    model.table.requires_grad_(False)
+    pergrad.norms(model, lambda model, x: model(x).sum(1), torch.randn(4, 3))

@@ -53,3 +53,16 @@ def test_a_loss_without_a_graph_is_refused_unless_gradients_are_off() -> None:
         reduced(torch.ones(3), "sum")
     with torch.no_grad():
         assert reduced(torch.ones(3), "sum") == 3
+
+
+@pytest.mark.parametrize("had_one", [False, True])
+def test_buffers_that_require_grad_keep_the_grad_that_they_had(had_one: bool) -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale
+
+    model = Scaled(3, 3)
+    model.register_buffer("scale", torch.ones(3, requires_grad=True))
+    model.scale.grad = torch.full((3,), 7.0) if had_one else None
+    pergrad.norms(model, lambda model, x: model(x).sum(1), torch.randn(4, 3))
+    assert (model.scale.grad.tolist() == [7.0] * 3) if had_one else model.scale.grad is None

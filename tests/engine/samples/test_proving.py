@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
+import pergrad
 from pergrad.engine.samples.layouts import Lost, Owners, Samples, Scope
 from pergrad.engine.samples.proving import (
     Source,
@@ -20,6 +22,7 @@ from pergrad.engine.samples.proving import (
     sources_of,
     subsets,
 )
+from pergrad.errors import MixedSamplesError
 
 N, D = 3, 4
 
@@ -545,3 +548,13 @@ def test_a_lost_layout_is_no_layout_for_a_source() -> None:
     scope = Scope(N)
     assert isinstance(scope.lost("any"), Lost)
     assert candidates(torch.zeros(4, 5), [], scope) == []
+
+
+def test_rows_out_of_order_behind_a_reentrant_checkpoint_are_refused_with_the_way_out() -> None:
+    class Flipping(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            call = super().forward
+            return checkpoint(lambda h: call(h.flip(0)), call(x), use_reentrant=True)
+
+    with pytest.raises(MixedSamplesError, match="use_reentrant=False"):
+        pergrad.norms(Flipping(3, 3), lambda model, x: model(x).sum(1), torch.randn(4, 3))

@@ -213,7 +213,10 @@ class CompiledStep:
         state, training = state_of(self._model)
         if self._why_not is None and any(map(internals.hooks_of, state)):
             self._stay_uncompiled("a parameter has a hook, which gets the gradient of each sample")
-        number = self._states.number(state)
+        try:
+            number = self._states.number(state)
+        except RuntimeError:  # a lazy module has parameters without shapes: refused there, by name
+            return self._run(self._filled, batch)
         key = (spec, signature_of_leaves(flat), number, self._states.autocast(), training)
         if self._cuda_graphs and key not in self._graphs:  # a signature names the devices
             check_devices(graph_inputs(state, flat))

@@ -6,9 +6,11 @@ long as launching a hundred kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
@@ -17,6 +19,7 @@ from pergrad.runtime import internals
 
 __all__ = [
     "hooks_of_parameters",
+    "leaving_grads",
     "names_of_tensors",
     "refuse_new_parameters",
     "submodules",
@@ -98,6 +101,19 @@ def hooks_of_parameters(
     return found
 
 
+@contextmanager
+def leaving_grads(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Leaves `.grad` of buffers that require grad as it was, whatever a backward pass adds to it."""
+    held = [(t, t.grad) for t in tensors if t.requires_grad and not isinstance(t, nn.Parameter)]
+    for t, _ in held:
+        t.grad = None
+    try:
+        yield
+    finally:
+        for t, grad in held:
+            t.grad = grad
+
+
 def refuse_new_parameters(module: nn.Module, strangers: Mapping[int, Tensor]) -> None:
     """Raises an error if a parameter that was used came to the module after the recording began."""
     for name, p in module.named_parameters():
@@ -133,6 +149,11 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor], list[nn.
                     f"parameter {name!r} of a lazy module has no shape yet: call the module once first"
                 )
             if p.requires_grad:
+                if p.layout is not torch.strided:
+                    raise PergradError(
+                        f"parameter {name!r} is sparse ({p.layout}), so its gradients cannot be told apart by "
+                        "sample: make it dense, or freeze it"
+                    )
                 weights[name] = p
                 if p.is_meta:
                     raise PergradError(

@@ -121,7 +121,7 @@ class Recording:
         self._is_empty = False
         self._unwanted: KeptGradients | None = None  # ordinary gradients of an empty batch
         self._left_out: list[Tensor] = []  # trainable parameters that were not asked for
-        self._weights, self._own, self._hooked = survey(module)
+        self._weights, self.own, self._hooked = survey(module)
         keeps = options.keep_grad
         self._kept = kept or (KeptGradients(self._weights.values()) if keeps else None)
         self._parameter_hooks = hooks_of_parameters(self._weights, may_accumulate=keeps)
@@ -144,7 +144,7 @@ class Recording:
         self._reader: LossReader | None = None
         self._is_collecting = False
         self._marked: list[Tensor] = []
-        self._ownership = options.ownership
+        self.ownership = options.ownership
 
     def begin(self, size: int) -> None:
         """Records everything from here on, as a batch of `size` samples.
@@ -172,7 +172,7 @@ class Recording:
                 self._recorder.begin_without_samples(self._ledger)
             return
         scope = Scope(size, tells_reduction=options.loss_reduction == "auto")
-        self._tracker = Tracker(scope, options.batch_dim, self._own)
+        self._tracker = Tracker(scope, options.batch_dim, self.own)
         if self._is_block:
             self._recorder.read_loss = self._read_loss
             self._ledger.skips_sums = options.loss_scale is None
@@ -246,16 +246,16 @@ class Recording:
         skipped: int = 0,
     ) -> bool:
         """Marks arguments by the owners of their rows; returns False if there are none."""
-        if self._ownership is None:
+        if self.ownership is None:
             others = [v for v in (*args, *kwargs.values()) if type(v) is not Tensor]
             if not others or not any(map(is_graph_batch, others)):
                 return False
         named = named_leaves(function, args, kwargs, skipped=skipped)
-        own = ownership_in(self._ownership, named)
+        own = ownership_in(self.ownership, named)
         assert own is not None
-        if self._ownership is None or not self._marked:
+        if self.ownership is None or not self._marked:
             own.check_used(named)
-        self._ownership = own
+        self.ownership = own
         if self._tracker is None:
             self.begin(own.count)
         assert self._tracker is not None
@@ -270,7 +270,7 @@ class Recording:
 
     def by_sample(self, losses: Any) -> Any:
         """Sums losses that are given for each row, if the rows have owners; checks whose they are."""
-        own = self._ownership
+        own = self.ownership
         if own is None or self._tracker is None or not isinstance(losses, Tensor):
             return losses
         ids = own.ids_of_losses(losses)
@@ -345,7 +345,7 @@ class Recording:
             self._check_rows(losses, scope.samples(0))
 
     def _check_size(self, count: int) -> None:
-        if self._options.batch_size is not None or self._ownership is not None:
+        if self._options.batch_size is not None or self.ownership is not None:
             return
         given = batch_of_step(self._batch, self._options.batch_dim)
         if given is not None and given[1] != count:
@@ -446,7 +446,7 @@ class Recording:
 
     def clean_up(self) -> None:
         """Takes the tags off the caller's tensors and the module's own."""
-        Tracker.unmark(*self._marked, *self._own)
+        Tracker.unmark(*self._marked, *self.own)
         self._marked.clear()
         self._recorder.read_loss = None  # it holds this object
 

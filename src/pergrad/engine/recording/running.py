@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pergrad.engine.collecting.journal import Journal
 from pergrad.engine.recording.loss_units import EvenSamples
+from pergrad.engine.recording.modules import leaving_grads
 from pergrad.engine.recording.options import LossReduction, Options
 from pergrad.engine.recording.recording import recorded
 from pergrad.errors import PergradError, ScopeError
@@ -34,7 +35,8 @@ def run_recorded(
         with recording.taking_losses():
             total = reduced(losses, options.loss_reduction)
         recording.check_losses(losses)
-        total.backward()
+        with leaving_grads(recording.own):
+            total.backward()
         for quantity in quantities:
             if isinstance(quantity, EvenSamples):
                 quantity.uneven = list(recording.uneven)

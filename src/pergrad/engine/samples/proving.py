@@ -20,6 +20,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
 from pergrad.engine.samples.layouts import Layout, Owners, Samples, Scope, after_reshape
+from pergrad.errors import MixedSamplesError
 from pergrad.runtime import internals
 from pergrad.runtime.caches import cached
 from pergrad.runtime.tolerances import largest, tolerance_of_rerun
@@ -156,9 +157,17 @@ def _pulled_back(t: Tensor, sources: Sequence[Source], scope: Scope) -> _Pulled 
     behind: Any = [edge for edge, _ in sources]
     with _undisturbed(t, scope):
         direction = torch.randn_like(t.detach())
-        return direction, torch.autograd.grad(
-            t, behind, direction, retain_graph=True, allow_unused=True
-        )
+        try:
+            found = torch.autograd.grad(t, behind, direction, retain_graph=True, allow_unused=True)
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):
+                raise
+            raise MixedSamplesError(
+                "samples may meet inside of a checkpoint with use_reentrant=True, or leave it in another "
+                "order, and its graph cannot be looked into: pass use_reentrant=False to "
+                "torch.utils.checkpoint"
+            ) from None
+        return direction, found
 
 
 def keeps_apart(

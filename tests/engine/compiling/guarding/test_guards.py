@@ -403,3 +403,12 @@ def test_no_random_number_of_python_or_numpy_is_drawn_by_a_trace() -> None:
     step(x())
     assert random.getstate() == python
     assert np.random.get_state()[1].tolist() == state
+
+
+def test_a_lazy_module_that_was_never_called_is_refused_by_name() -> None:
+    m = Model(lambda m, x: m.b(m.a(x)), lazy=nn.LazyLinear(3))
+    step = pergrad.compiled(m, losses, pergrad.Norms(), backend="eager")
+    with pytest.raises(
+        pergrad.PergradError, match=r"'lazy.weight' of a lazy module has no shape yet"
+    ):
+        step(x())
