@@ -1,5 +1,7 @@
+import gc
 import operator
 import os
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -46,6 +48,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """Keep what is there by then out of collections of garbage, each of which takes a second else."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        # When hypothesis is first imported, it looks for referrers, which are not seen once frozen.
+        if "hypothesis" in sys.modules:
+            gc.collect()
+            gc.freeze()
 
 
 _SELECT, _INDEX_SELECT = torch.select, torch.index_select

@@ -192,11 +192,13 @@ WAYS = {"recorded": recorded, "two passes": twice, "contract": contract}
 @pytest.fixture(autouse=True, scope="module")
 def _without_collector() -> Iterator[None]:
     gc.collect()
+    are_frozen = gc.get_freeze_count() > 0
     gc.freeze()  # what is there already is neither counted nor collected, which takes long
     gc.disable()
     yield
     gc.enable()
-    gc.unfreeze()
+    if not are_frozen:
+        gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
