@@ -14,6 +14,7 @@ import pytest
 import pergrad
 from pergrad.audit import AuditOptions, run_audit
 from tests.audit import cases
+from tests.starting import Started
 
 ROOT = Path(__file__).parents[2]
 CASES = "tests.audit.cases"
@@ -37,6 +38,10 @@ def start(*arguments, cwd, **changes):
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def start_audit(*arguments, cwd, **changes):
+    return Started("pergrad", "audit", *map(str, arguments), cwd=cwd, **changes)
 
 
 def finish(process, code=0):
@@ -72,7 +77,7 @@ def whole(tmp_path_factory):
     "how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
 def test_a_stopped_audit_goes_on_to_the_same_tables_bit_for_bit(tmp_path, whole, how):
-    stopped = start("pergrad", "audit", f"{CASES}:slow", *FLOAT64, "-o", "out", cwd=tmp_path)
+    stopped = start_audit(f"{CASES}:slow", *FLOAT64, "-o", "out", cwd=tmp_path)
     _, err = stop_in_the_middle(stopped, tmp_path / "out", how)
     assert stopped.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143}[how], err
     assert not (tmp_path / "out/summary.json").exists()
@@ -132,9 +137,7 @@ def ranks(count, *arguments, cwd):
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [
-        start(
-            "pergrad", "audit", *arguments, cwd=cwd, RANK=str(rank), LOCAL_RANK=str(rank), **shared
-        )
+        start_audit(*arguments, cwd=cwd, RANK=str(rank), LOCAL_RANK=str(rank), **shared)
         for rank in range(count)
     ]
 

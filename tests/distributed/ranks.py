@@ -1,7 +1,8 @@
-"""Runs checks on several ranks: `python ranks.py MODULE WORLD [NAMES]` prints, as JSON, how each ended.
+"""Runs checks on several ranks: `python -m tests.distributed.ranks MODULE WORLD [NAMES]`.
 
-A check is a function of a module whose name begins with `check_`. All checks of a module share one session:
-its process imports torch once and forks the ranks, which run the checks in order, over gloo on 127.0.0.1.
+It prints, as JSON, how each check ended. A check is a function of a module whose name begins with `check_`.
+All checks of a module share one session: a process that has imported torch forks the ranks, which run the
+checks in order, over gloo on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.starting import Started
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT = timedelta(seconds=60)
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def checks_of(module: str) -> dict[str, Callable[[], None]]:
@@ -33,9 +37,10 @@ def checks_of(module: str) -> dict[str, Callable[[], None]]:
 
 def run(module: str, world: int, names: Sequence[str] = ()) -> dict[str, dict[str, str]]:
     """Runs a session of all checks, or some; returns the errors of each by rank, empty if it passed."""
-    found: dict[str, dict[str, str]] = json.loads(
-        output_of(__file__, module, str(world), *names).splitlines()[-1]
-    )
+    process = Started("tests.distributed.ranks", module, str(world), *names, cwd=ROOT, **LOOPBACK)
+    out, err = process.communicate(timeout=300)
+    assert out, err
+    found: dict[str, dict[str, str]] = json.loads(out.splitlines()[-1])
     return found
 
 
@@ -51,7 +56,7 @@ def output_of(*arguments: str) -> str:
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
             "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
+            **LOOPBACK,
         },
     )
     assert done.stdout, done.stderr

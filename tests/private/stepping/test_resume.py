@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,18 +18,13 @@ from pergrad.errors import PrivacyError
 from pergrad.private import Adaptive, Step
 from tests.private.stepping import killed
 from tests.private.stepping.cases import data, losses, mlp, plan, run, seeded, sgd, weights
+from tests.starting import Started
 
 ROOT = Path(__file__).parents[3]
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.private.stepping.killed", str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def start(folder: Path) -> Started:
+    return Started("tests.private.stepping.killed", str(folder), cwd=ROOT)
 
 
 def lines(folder: Path) -> list[Any]:
@@ -40,8 +32,8 @@ def lines(folder: Path) -> list[Any]:
 
 
 def finished(folder: Path) -> bool:
-    with start(folder) as process:
-        process.communicate()
+    process = start(folder)
+    process.communicate()
     return process.returncode == 0
 
 
@@ -55,12 +47,15 @@ def test_a_run_killed_at_random_moments_ends_as_the_undisturbed_one(
     assert finished(whole)
     moments = random.Random(kills)
     for _ in range(kills):
-        with start(broken) as process:
-            assert process.stdout is not None
-            for _ in range(1 + moments.randrange(6)):
-                process.stdout.readline()
-            time.sleep(moments.random() * 0.02)
-            process.send_signal(signal.SIGKILL)
+        process = start(broken)
+        lines_before = 1 + moments.randrange(6)
+        while process.printed.count("\n") < lines_before:
+            assert process.returncode is None, process.communicate()
+            time.sleep(0.001)
+        time.sleep(moments.random() * 0.02)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
     assert finished(broken)
     for a, b in zip(*(torch.load(f / "end.pt") for f in (whole, broken)), strict=True):
         assert torch.equal(a, b)
