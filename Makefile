@@ -123,7 +123,7 @@ lint: $(STAMP) ## check style and formatting
 	$(BIN)/ruff format --check
 
 types: $(STAMP) ## type-check
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=$(WORKERS) $(BIN)/mypy
 
 .PHONY: docs
 docs: $(DOCS) ## build the documentation into site/; a warning is an error

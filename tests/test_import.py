@@ -59,7 +59,7 @@ print(before, pergrad.private.Plan.__name__, "dp_accounting" in sys.modules)
 
 def test_import_adds_less_than_three_tenths_of_a_second_to_torch() -> None:
     code = "import torch, time; t = time.process_time(); import pergrad; print(time.process_time() - t)"
-    assert min(float(run(code)) for _ in range(3)) < 0.3
+    assert any(float(run(code)) < 0.3 for _ in range(3))
 
 
 def test_import_sets_nothing_in_torch() -> None:
