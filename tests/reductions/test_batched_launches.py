@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pergrad
-from pergrad.factors import Dense, ElementProduct, NormalizedProduct, OuterProduct, PositionSum
+from pergrad.factors import (
+    Dense,
+    ElementProduct,
+    NormalizedProduct,
+    OuterProduct,
+    PositionSum,
+    RowSum,
+)
 from pergrad.reductions import (
     SampleGradients,
     SquaredNorms,
@@ -328,3 +335,79 @@ def test_small_gradients_are_summed_side_by_side(launched: list[str]) -> None:
     for name, g in gradients.items():
         exact = torch.einsum("n,n...->...", weights, g.double()) * (3 if name == "d" else 1)
         torch.testing.assert_close(found[name].double(), exact, rtol=1e-5, atol=1e-6)
+
+
+# -- small gradients on a CPU
+
+
+def _small_ones() -> dict[str, Any]:
+    torch.manual_seed(0)
+    g, h = torch.randn(2, 3, 5, 4)
+    found: dict[str, Any] = {f"outer {k}": OuterProduct(g, torch.randn(3, 5, 6)) for k in range(4)}
+    found |= {"another": OuterProduct(g, torch.randn(3, 5, 2)), "shift": PositionSum(g)}
+    found |= {"scale": ElementProduct(g, h), "number": PositionSum(torch.randn(3, 5))}
+    found["table"] = RowSum(torch.randint(7, (3, 5)), h, 7)
+    return found
+
+
+def _numbers_of_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of parameters in each computation of small norms, in order."""
+    together: list[int] = []
+
+    def watched(each: list[Tensor]) -> Tensor:
+        together.append(len(each))
+        return norms.norms_of_small(each)
+
+    monkeypatch.setattr(batched_launches, "norms_of_small", watched)
+    return together
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0, torch.tensor([1.0, 2.0, 5.0])])
+def test_norms_of_small_gradients_of_one_shape_are_one_call(
+    scale: Tensor | float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = _numbers_of_calls(monkeypatch)
+    squares, factors = SquaredNorms(Queue(10**6)), _small_ones()
+    for name, factor in factors.items():
+        squares.add(name, SampleGradients([factor], scale, bound=10**6))
+    names, found = squares.found()
+    assert found is not None
+    assert sorted(names) == sorted(factors)
+    assert found.dtype == torch.float64
+    assert sorted(together) == [1, 1, 1, 2, 4]  # (4, 2), (7, 4) and one number; (4,); (4, 6)
+    for name, factor in factors.items():
+        each = factor.materialize().double().reshape(3, -1)
+        exact = each.square().sum(1) * torch.as_tensor(scale).double() ** 2
+        torch.testing.assert_close(found[names.index(name)], exact, rtol=1e-5, atol=0)
+
+
+def test_small_gradients_of_other_scales_are_kept_apart() -> None:
+    squares, factor = SquaredNorms(Queue(10**6)), _small_ones()["outer 0"]
+    for scale in (1.0, 2.0):
+        squares.add(str(scale), SampleGradients([factor], scale, bound=10**6))
+    names, found = squares.found()
+    assert found is not None
+    each = dict(zip(names, found, strict=True))
+    torch.testing.assert_close(each["2.0"], 4 * each["1.0"])
+
+
+def test_few_small_gradients_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = _numbers_of_calls(monkeypatch)
+    factor, bound = _small_ones()["outer 0"], 32 * 3 * 24 * 5  # five gradients of three samples
+    squares = SquaredNorms(Queue(bound))
+    for k in range(12):
+        squares.add(str(k), SampleGradients([factor], bound=bound))
+    squares.found()
+    assert together == [6, 6]
+
+
+def test_gradients_of_a_single_position_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = _numbers_of_calls(monkeypatch)
+    squares, g = SquaredNorms(Queue(10**6)), torch.randn(3, 1, 4)
+    for name, factor in {"shift": PositionSum(g), "dense": Dense(g[:, 0])}.items():
+        squares.add(name, SampleGradients([factor], bound=10**6))
+    g.zero_()  # as autograd may do: the gradients are a view of what it passes on
+    _, found = squares.found()
+    assert together == []
+    assert found is not None
+    assert (found > 0).all()

@@ -13,7 +13,12 @@ from torch import Tensor
 
 from pergrad.factors import Factor
 from pergrad.reductions.gradients import SampleGradients, scaled_squares
-from pergrad.reductions.norms import Launch, squared_norms_in_one_launch, sums_in_one_launch
+from pergrad.reductions.norms import (
+    Launch,
+    norms_of_small,
+    squared_norms_in_one_launch,
+    sums_in_one_launch,
+)
 from pergrad.reductions.sums import weighted_sums_in_one_launch
 from pergrad.reductions.weights import SampleWeights
 from pergrad.runtime.queue import Queue
@@ -25,9 +30,9 @@ class SquaredNorms:
     """|G_n|², (n,) in float64, of parameters that are added one after another.
 
     Batches the computations of parameters that can share a kernel launch: they go to `queue`, which holds no
-    more bytes than its bound. With `keeps_factors`, gradients replace factors that stay alive for a later
-    sum, where they are smaller, or, with `as_gradients`, faster to sum; a launch that computes them anyway
-    provides them.
+    more bytes than its bound. Small gradients on a CPU are kept until one call computes the norms of all of
+    one shape. With `keeps_factors`, gradients replace factors that stay alive for a later sum, where they are
+    smaller, or, with `as_gradients`, faster to sum; a launch that computes them anyway provides them.
     """
 
     def __init__(
@@ -40,10 +45,14 @@ class SquaredNorms:
         self._names: list[str] = []
         self._found: list[Tensor] = []  # (some of the names, n)
         self._alone: dict[str, Tensor] = {}  # (n,)
+        self._small: dict[float, _Small] = {}  # by the number of the scale
         self._last: _Batch | None = None  # the batch that was added to last, unless it was launched
 
     def add(self, name: str, gradients: SampleGradients) -> None:
-        shared = gradients.launch
+        shared = gradients.launch if self._keeps_factors else gradients.small_or_launch
+        if isinstance(shared, Tensor):
+            self._add_small(name, shared, gradients.scale)
+            return
         if self._keeps_factors and not (shared and _finds_gradients(shared[0])):
             gradients.compact(at_any_size=self._as_gradients)
             shared = gradients.launch
@@ -66,6 +75,37 @@ class SquaredNorms:
         batch.bytes += held
         self._last = batch
         self._queue.hold(held)
+
+    def _add_small(self, name: str, found: Tensor, scale: Tensor | float) -> None:
+        number = _number(scale)
+        small = self._small.get(number)
+        if small is None:
+            small = self._small[number] = _Small(scale)
+        elements = found.numel()
+        if elements > _COPIED:
+            small.names.append(name)
+            small.norms.append(norms_of_small([found]))
+            return
+        key = found.shape, found.dtype
+        group = small.by_shape.get(key)
+        if group is None:
+            group = small.by_shape[key] = [], []
+        group[0].append(name)
+        group[1].append(found)
+        small.elements += elements
+        if small.elements > min(_KEPT, self._queue.bound // 32):
+            self._end_small()
+
+    def _end_small(self) -> None:
+        for small in self._small.values():
+            self._names += small.names
+            found = small.norms
+            for names, each in small.by_shape.values():
+                self._names += names
+                found.append(norms_of_small(each))
+            squares = (found[0] if len(found) == 1 else torch.cat(found)).double().square()
+            self._found.append(scaled_squares(squares, small.scale))
+        self._small.clear()
 
     def _joins_the_last(
         self,
@@ -97,6 +137,7 @@ class SquaredNorms:
         """Returns the names of all that were added, and their squared norms, (names, n)."""
         for key in list(self._batches):
             self._launch(key)
+        self._end_small()
         if self._alone:
             self._names += self._alone
             self._found.append(torch.stack(list(self._alone.values())))
@@ -124,6 +165,23 @@ class SquaredNorms:
 
 
 _Key = tuple[Launch, float]  # the launch and the number of the scale
+
+
+_COPIED = 2**12  # elements: copying more of them takes longer than another call of torch
+_KEPT = 2**16  # elements of small gradients: they fit into a core's cache
+
+
+@dataclass(slots=True)
+class _Small:
+    """Holds small gradients by shape and dtype, with their names, and norms that are known, (1, n) each."""
+
+    scale: Tensor | float
+    names: list[str] = field(default_factory=list)  # of the norms
+    norms: list[Tensor] = field(default_factory=list)
+    by_shape: dict[tuple[torch.Size, torch.dtype], tuple[list[str], list[Tensor]]] = field(
+        default_factory=dict
+    )
+    elements: int = 0
 
 
 @dataclass(slots=True)

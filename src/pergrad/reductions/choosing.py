@@ -283,6 +283,7 @@ def _bytes_on_cpu(bytes_dense: int, bytes_of_factors: int, is_convolution: bool)
 
 _EVERYWHERE: Table = {
     "norms of one position": "rank one",
+    "norms of small gradients": "one each",
     "norms of an outer product": {
         "gradients": _gradients,
         "inner products": _inner_products,
@@ -324,6 +325,7 @@ _ON_CPU: Table = {
     "sketch of columns": {"runs": _runs, "single entries": _single_entries},
 }
 _ON_CPU_EAGERLY: Table = {
+    "norms of small gradients": "together",
     "norms of an outer product": {
         "small gradients": _small_gradients,
         "gradients": _gradients,
@@ -361,6 +363,7 @@ _COMPILED: Table = {
 
 _BY_KERNELS: Table = {
     "norms of one position": "rank one kernel",
+    "norms of small gradients": "one each",
     "norms of an outer product": {
         "tile kernel": _tile_kernel,
         "torch": _products_by_torch,

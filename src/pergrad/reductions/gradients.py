@@ -23,7 +23,13 @@ from pergrad.reductions.directions import Directions
 from pergrad.reductions.dots import dots
 from pergrad.reductions.gram import gram, gram_against
 from pergrad.reductions.moments import squares_about, sum_of_squares
-from pergrad.reductions.norms import Launch, gradients_behind_norms, launch_of, squared_norms
+from pergrad.reductions.norms import (
+    Launch,
+    gradients_behind_norms,
+    launch_of,
+    small_gradients,
+    squared_norms,
+)
 from pergrad.reductions.sketches import (
     CountSketch,
     TwoSidedSketch,
@@ -125,6 +131,15 @@ class SampleGradients:
         if self._squared_norms is not None:
             return None
         return launch_of(self.factors, self.bound)
+
+    @property
+    def small_or_launch(self) -> Tensor | tuple[Launch, tuple[Tensor, ...]] | None:
+        """Returns G_n without the scale if norms of several are best computed together; else `launch`."""
+        if self._squared_norms is not None:
+            return None
+        factors = self.factors
+        small = small_gradients(factors, self.bound)
+        return launch_of(factors, self.bound) if small is None else small
 
     def squared_norms(self) -> Tensor:
         """|G_n|², (n,) in float64."""

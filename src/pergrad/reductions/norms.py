@@ -54,6 +54,8 @@ __all__ = [
     "gradients_behind_norms",
     "is_cancelled",
     "launch_of",
+    "norms_of_small",
+    "small_gradients",
     "squared_norms",
     "squared_norms_in_one_launch",
     "sums_in_one_launch",
@@ -156,6 +158,44 @@ def _sizes(factor: Convolution) -> tuple[int, int, int, int]:
     """Returns positions, outputs and columns of each group, and the number of spatial dimensions."""
     outputs, columns = factor.kernel[0] // factor.groups, prod(factor.kernel[1:])
     return factor.positions, outputs, columns, len(factor.stride)
+
+
+def small_gradients(factors: Sequence[Factor], bound: int) -> Tensor | None:
+    """Returns the gradients of all samples if their norms are best computed together with those of others.
+
+    None otherwise. They are written for this purpose: nobody else has the tensor.
+    """
+    factor: Any = factors[0]
+    kind = type(factor)
+    if kind not in _SUMMED or len(factors) > 1:
+        return None
+    g = factor.grad_output
+    if g.shape[1] == 1 or chooser_of(g).pick("norms of small gradients") == "one each":
+        return None  # one position is the gradient
+    if kind is OuterProduct:
+        x = factor.input
+        (n, t, o), i = g.shape, x.shape[2]
+        size, is_wide = n * o * i, g.dtype is x.dtype and wide(g.dtype) is g.dtype
+        if not is_wide or size > _FEW or t * size > _MULTIPLIED or size * g.itemsize > bound:
+            return None
+        return torch.bmm(g.mT, x)
+    size, dtype = prod(factor.shape), wide(factor.dtype)
+    if size > _FEW or (size + g.numel()) * dtype.itemsize > bound:
+        return None
+    found: Tensor = factor.materialize(dtype)
+    return found
+
+
+_SUMMED = frozenset([OuterProduct, PositionSum, ElementProduct, RowSum])
+_MULTIPLIED = 10**6  # multiplications that take much longer than a call of torch
+
+
+def norms_of_small(each: list[Tensor]) -> Tensor:
+    """|G_n| of gradients of one shape, (n, *shape) each: (len(each), n)."""
+    rows = each[0] if len(each) == 1 else torch.cat(each)
+    rows = rows.flatten(1) if rows.dim() > 1 else rows.unsqueeze(1)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms.view(len(each), -1)
 
 
 KernelName = Literal["gram_squared_norms", "column_squared_norms"]
