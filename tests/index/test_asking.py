@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,3 +70,27 @@ def test_ranking_again_needs_the_one_data_set(tmp_path: Path) -> None:
     index.append(data(8, seed=3), quiet=True)
     with pytest.raises(IndexingError, match="the one data set"):
         index.query((X[:1], Y[:1]), 2, rerank=5)
+
+
+def test_a_query_without_a_finite_gradient_is_refused() -> None:
+    x, y = data(3, seed=7).tensors
+    x[1] = float("nan")
+    for preconditioner in ("none", "second_moment", "ekfac"):
+        index = built(preconditioner=preconditioner)
+        with pytest.raises(IndexingError, match="query 1 has no finite gradient"):
+            index.query((x, y), 2)
+
+
+@pytest.mark.parametrize("wrong", [True, 2.5, "3"])
+def test_a_number_of_rows_that_is_no_integer_is_refused(wrong: Any) -> None:
+    index, batch = built(), data(3, seed=7).tensors
+    with pytest.raises(IndexingError, match="k must be a positive integer"):
+        index.query(batch, wrong)
+    with pytest.raises(IndexingError, match="count must be from 1 to 40 samples"):
+        index.select(batch, wrong)
+    with pytest.raises(IndexingError, match="count must be from 0 to 39 samples"):
+        index.without_harmful(batch, wrong)
+    for indices in (wrong, [wrong]):
+        with pytest.raises(IndexingError, match="indices must be a list of integers"):
+            index.delete(indices)
+    assert len(index) == 40

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pergrad.audit.subject.inferring import inferred_show
 from pergrad.errors import IndexingError
 from pergrad.index.attaching import Attached, attached, referred, remembered
+from pergrad.index.curating import is_count
 from pergrad.index.preconditioning.choosing import Preconditioning, loaded_preconditioners
 from pergrad.index.preconditioning.second_moment import lengths_of
 from pergrad.index.querying.approximate import Coarse
@@ -69,6 +70,7 @@ class Asking:
             preconditioners = self._preconditioners(maker.models)
             batch = prepared(query, attached.subject, maker)
             queries, plain = query_rows(maker, batch, preconditioners)
+        _refuse_unfinite(queries)
         chosen = self.preconditioning
         if not chosen.unit_norm:
             return queries, None
@@ -80,7 +82,7 @@ class Asking:
 
     def query(self, batch: Any, k: int, *, approximate: bool, rerank: int | None) -> Matches:
         """Returns the k most helpful and the k most harmful rows of each query."""
-        if not isinstance(k, int) or k < 1:
+        if not is_count(k) or k < 1:
             raise IndexingError(f"k must be a positive integer, got {k!r}")
         queries, lengths = self.queries(batch)
         many = k if rerank is None else max(k, rerank)
@@ -142,4 +144,13 @@ class Asking:
             return None
         return previews_of(
             spec.dataset, spec.show or inferred_show(spec.dataset, tokenizer=subject.tokenizer)
+        )
+
+
+def _refuse_unfinite(queries: Tensor) -> None:  # (q, c, k)
+    wrong = (~queries.isfinite()).flatten(1).any(1).nonzero()[:, 0].tolist()
+    if wrong:
+        raise IndexingError(
+            f"query {wrong[0]} has no finite gradient, so no sample could be ranked by it: look for inputs "
+            "or losses that are NaN or infinite"
         )

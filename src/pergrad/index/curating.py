@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from pergrad.errors import IndexingError
 from pergrad.index.store.numbers import unscaled
 from pergrad.index.store.store import Store
 
-__all__ = ["chosen_for", "deduplicated", "read_list", "without", "write_list"]
+__all__ = ["chosen_for", "deduplicated", "is_count", "read_list", "without", "write_list"]
 
 
 def by_sample(scores: Tensor, indices: np.ndarray) -> tuple[Tensor, np.ndarray]:
@@ -27,6 +28,11 @@ def by_sample(scores: Tensor, indices: np.ndarray) -> tuple[Tensor, np.ndarray]:
         return scores, indices
     total = scores.new_zeros(len(scores), len(samples))
     return total.index_add_(1, torch.from_numpy(inverse), scores), samples
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is an integer, of NumPy too; True and False are none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def chosen_for(
@@ -41,8 +47,8 @@ def chosen_for(
     ([1], [2])
     """
     scores, indices = by_sample(scores, indices)
-    if not 0 < count <= len(indices):
-        raise IndexingError(f"count must be from 1 to {len(indices)} samples, got {count}")
+    if not is_count(count) or not 0 < count <= len(indices):
+        raise IndexingError(f"count must be from 1 to {len(indices)} samples, got {count!r}")
     which = (
         torch.zeros(len(scores), dtype=torch.long) if groups is None else torch.tensor(list(groups))
     )
@@ -59,8 +65,8 @@ def without(scores: Tensor, indices: np.ndarray, count: int) -> list[int]:
     Only samples with a negative mean score are left out, so that it may be fewer.
     """
     scores, indices = by_sample(scores, indices)
-    if not 0 <= count < len(indices):
-        raise IndexingError(f"count must be from 0 to {len(indices) - 1} samples, got {count}")
+    if not is_count(count) or not 0 <= count < len(indices):
+        raise IndexingError(f"count must be from 0 to {len(indices) - 1} samples, got {count!r}")
     mean = scores.mean(0).nan_to_num(nan=torch.inf)
     worst = mean.topk(count, largest=False)
     gone = worst.indices[worst.values < 0].numpy()

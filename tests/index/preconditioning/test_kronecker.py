@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from pergrad.errors import IndexingError
 from tests.index.cases import built, data, flat_gradients, losses, network
 
 
@@ -94,3 +96,26 @@ def test_sampled_labels_do_not_depend_on_the_given_ones() -> None:
     for name, held in states[0].items():
         for key, tensor in held.items():
             torch.testing.assert_close(tensor, states[1][name][key])
+
+
+def test_a_damping_of_zero_on_a_singular_product_is_refused() -> None:
+    index = built(dataset=data(1), preconditioner="ekfac", damping=0.0)
+    with pytest.raises(IndexingError, match="is singular with a damping of 0: pass a larger"):
+        index.scores(data(3, seed=7).tensors)
+
+
+def test_a_parameter_that_no_sample_moves_adds_nothing() -> None:
+    model = network()
+    with torch.no_grad():
+        model[2].weight.zero_()  # no gradient comes below
+    x, y = data(3, seed=7).tensors
+    scores = built(model=model, preconditioner="ekfac").scores((x, y))
+    assert scores.isfinite().all()
+    assert scores.abs().max() > 0
+
+
+def test_samples_that_are_not_finite_are_refused() -> None:
+    x, y = data().tensors
+    x[3] = float("nan")
+    with pytest.raises(IndexingError, match="the gradients of some samples are not finite"):
+        built(dataset=TensorDataset(x, y), preconditioner="ekfac")

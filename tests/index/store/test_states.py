@@ -29,3 +29,12 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(IndexingError, match=r"first\.pt is corrupt"):
         read_state(tmp_path, "first")
+
+
+def test_a_state_has_the_same_bytes_whenever_it_is_written(tmp_path: Path) -> None:
+    found = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_states(tmp_path / name, [network()], ["x"])
+        found.append((tmp_path / name / "states" / "x.pt").read_bytes())
+    assert found[0] == found[1]

@@ -15,6 +15,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from pergrad.errors import IndexingError
 from pergrad.factors import Convolution, Factor, OuterProduct, RowSum
 from pergrad.index.preconditioning.base import Damping, OnGradients
 from pergrad.index.preconditioning.fitting import FitData, Labels, sampled
@@ -25,6 +26,7 @@ from pergrad.reductions.tiles import at_once
 __all__ = ["Kronecker", "fit_kronecker"]
 
 State = dict[str, dict[str, Tensor]]
+_LEAST = 2.0**-52  # of an eigenvalue, as a share of the largest one and for each of them
 _BIASED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -152,6 +154,11 @@ def fit_kronecker(data: FitData, number: int, labels: Labels) -> State:
 
 
 def _basis(matrix: Tensor) -> Tensor:
+    if not matrix.isfinite().all():
+        raise IndexingError(
+            "the gradients of some samples are not finite, and preconditioner='ekfac' adds up those of all: "
+            "leave these samples out, or take 'second_moment', which does"
+        )
     return torch.linalg.eigh(matrix / matrix.trace().clamp(min=1e-300)).eigenvectors
 
 
@@ -181,7 +188,18 @@ class Kronecker(OnGradients):
     ) -> dict[str, Tensor]:
         held = {key: t.to(g.device) for key, t in held.items()}
         diagonal = held["diagonal"]
-        divisor = diagonal + max(self._damping.of(float(diagonal.mean())), 1e-300)
+        largest, damping = float(diagonal.max()), self._damping.of(float(diagonal.mean()))
+        if (
+            largest == damping == 0
+        ):  # no sample of the data moves this parameter: it adds nothing to a score
+            bias = self._biases.get(name)
+            return {part: torch.zeros_like(gradients[part]) for part in (name, bias) if part}
+        if float(diagonal.min()) + damping <= _LEAST * diagonal.numel() * largest:
+            raise IndexingError(
+                f"the Kronecker product of parameter {name!r} is singular with a damping of {damping:.3g}: "
+                "pass a larger damping, such as damping=0.1"
+            )
+        divisor = diagonal + damping
         if "left" not in held:
             return {name: (g.double() / divisor).to(g)}
         left, right = held["left"], held.get("right")

@@ -19,8 +19,9 @@ def write_states(folder: Path, models: Sequence[nn.Module], fingerprints: Sequen
     states = folder / "states"
     states.mkdir(exist_ok=True)
     for model, fingerprint in zip(models, fingerprints, strict=True):
-        with replacing(states / f"{fingerprint}.pt") as unfinished:
-            torch.save(model.state_dict(), unfinished)
+        # A file, not its path: that would be written into the state, and it has another name each time.
+        with replacing(states / f"{fingerprint}.pt") as unfinished, unfinished.open("wb") as file:
+            torch.save(model.state_dict(), file)
 
 
 def read_state(folder: Path, fingerprint: str) -> dict[str, torch.Tensor] | None:

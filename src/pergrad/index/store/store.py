@@ -220,7 +220,7 @@ class Store:
 
     def delete(self, indices: Iterable[int]) -> int:
         """Marks samples as deleted; returns how many rows this removes."""
-        wanted = np.unique(np.fromiter(indices, dtype=np.int64))
+        wanted = _integers(indices)
         known = np.unique(self.facts.index)
         unknown = wanted[~np.isin(wanted, known)]
         if len(unknown):
@@ -340,3 +340,11 @@ def refuse_other_files(path: Path) -> None:
             f"the folder {path} is not empty and holds no index ({', '.join(others[:3])}"
             f"{', ...' if len(others) > 3 else ''}): choose another one"
         )
+
+
+def _integers(indices: Iterable[int]) -> np.ndarray:
+    """Returns indices, sorted; refuses what is no integer, which NumPy would round."""
+    found = np.asarray([*indices] if isinstance(indices, Iterable) else indices)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise IndexingError(f"indices must be a list of integers, got {indices!r}")
+    return np.unique(found.astype(np.int64))
