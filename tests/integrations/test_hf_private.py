@@ -211,3 +211,13 @@ def test_a_loss_of_another_kind_must_be_told(tmp_path: Path) -> None:
     told.train()
     head = json.loads((tmp_path / "other.jsonl").read_text().splitlines()[0])
     assert head["plan"]["steps"] == 6
+
+
+def test_nothing_that_it_logs_counts_the_tokens_of_private_batches(tmp_path: Path) -> None:
+    run = trainer(tmp_path, llama())
+    found = run.train()
+    assert run.state.total_flos == 0
+    assert all(line.get("total_flos", 0) == 0 for line in run.state.log_history)
+    assert found.metrics["total_flos"] == 0
+    with pytest.raises(PrivacyError, match="number of tokens tells how large the batches were"):
+        trainer(tmp_path, llama(), include_num_input_tokens_seen=True)

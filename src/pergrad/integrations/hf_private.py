@@ -84,6 +84,9 @@ class PrivateTrainer(transformers.Trainer):
             ),
             "auto_find_batch_size: a choice by the data is not private": args.auto_find_batch_size,
             "fp16: its scaler skips steps by the data; use bf16": args.fp16,
+            "include_num_input_tokens_seen: the number of tokens tells how large the batches were": (
+                getattr(args, "include_num_input_tokens_seen", "no") not in (False, None, "no")
+            ),
             "label_smoothing_factor: pass loss_fn, with smoothing in it": (
                 args.label_smoothing_factor != 0 and self._losses is None
             ),
@@ -139,6 +142,10 @@ class PrivateTrainer(transformers.Trainer):
         )  # not Accelerate's wrapper
         losses = self._losses or losses_of
         return Step(model, optimizer, losses, self.plan, ledger=self._ledger, **self._options)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Returns 0: `total_flos`, which is logged, would tell how large the batches were."""
+        return 0
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         logs = {k: v for k, v in logs.items() if k not in ("loss", "train_loss", "grad_norm")}
