@@ -1,17 +1,24 @@
-"""Runs the bodies of torch's Python functions, which would otherwise call the recorder again."""
+"""Runs torch's Python functions, and its operators for control flow, so that what they call is recorded."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from pergrad.runtime import internals
 from pergrad.runtime.caches import cached
 
-__all__ = ["checks_overrides", "is_composite", "run_backward", "without_override_check"]
+__all__ = [
+    "CONTROL_FLOW",
+    "checks_overrides",
+    "is_composite",
+    "run_backward",
+    "without_override_check",
+]
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
@@ -86,3 +93,30 @@ def _with_globals(func: types.FunctionType, changed: dict[str, Any]) -> Callable
 
 def _never(*_: Any) -> bool:
     return False
+
+
+def _cond(
+    predicate: Any,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    operands: Sequence[Any] = (),
+) -> Any:
+    return (true_fn if predicate else false_fn)(*operands)
+
+
+def _while_loop(
+    cond_fn: Callable[..., Any],
+    body_fn: Callable[..., Any],
+    carried: Sequence[Any],
+    others: Sequence[Any] = (),
+) -> Any:
+    while cond_fn(*carried, *others):
+        carried = body_fn(*carried, *others)
+    return carried
+
+
+# Torch compiles the branches itself, and their backward; within a recording it must not.
+CONTROL_FLOW: dict[Any, Callable[..., Any]] = {
+    torch.ops.higher_order.cond: _cond,
+    torch.ops.higher_order.while_loop: _while_loop,
+}

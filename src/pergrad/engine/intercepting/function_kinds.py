@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pergrad.engine.intercepting.composites import checks_overrides
-from pergrad.engine.intercepting.control_flow import CONTROL_FLOW
+from pergrad.engine.intercepting.composites import CONTROL_FLOW, checks_overrides
 from pergrad.engine.samples.propagation import is_own, name_of
 from pergrad.engine.samples.propagation.in_place import writes_in_place
 from pergrad.runtime.caches import cached

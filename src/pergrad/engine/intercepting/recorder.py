@@ -20,8 +20,7 @@ from pergrad.engine.intercepting.backward_passes import (
     run_passes,
     run_passes_of_empty_batch,
 )
-from pergrad.engine.intercepting.composites import without_override_check
-from pergrad.engine.intercepting.control_flow import CONTROL_FLOW
+from pergrad.engine.intercepting.composites import CONTROL_FLOW, without_override_check
 from pergrad.engine.intercepting.function_kinds import Kind, kind_of
 from pergrad.engine.intercepting.mapping import mapped_over_samples
 from pergrad.engine.intercepting.rule_calls import cached_plan, call_by_plan, unsupported

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.intercepting.weights import LateView, Root, Weight
+from pergrad.engine.samples.beside_data import is_beside_other_data
 from pergrad.engine.samples.layouts import (
     Constant,
     Key,
@@ -30,7 +31,6 @@ from pergrad.engine.samples.out_of_sight import (
 from pergrad.engine.samples.propagation import (
     Call,
     handler_of,
-    is_beside_other_data,
     is_by_value,
     is_trusted,
     layout_of_write,

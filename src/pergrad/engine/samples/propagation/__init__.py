@@ -29,7 +29,6 @@ from pergrad.engine.samples.propagation import (
     shaping,
     writing,
 )
-from pergrad.engine.samples.propagation.beside_data import is_beside_other_data
 from pergrad.engine.samples.propagation.creating import layout_by_sizes, sizes_in
 from pergrad.engine.samples.propagation.declared import declared_samples
 from pergrad.engine.samples.propagation.elementwise import ELEMENTWISE
@@ -71,7 +70,6 @@ __all__ = [
     "elementwise",
     "handler_of",
     "indexing",
-    "is_beside_other_data",
     "is_by_value",
     "is_own",
     "is_trusted",

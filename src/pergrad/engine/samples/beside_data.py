@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pergrad.engine.samples.layouts import Layout, Owners, Samples
 from pergrad.engine.samples.propagation.elementwise import ELEMENTWISE
-from pergrad.engine.samples.propagation.rerunning import others_stay, results_for, runs
+from pergrad.engine.samples.propagation.probing import others_stay, results_for, runs
 from pergrad.engine.samples.propagation.table import Call
 from pergrad.runtime import is_traced
 

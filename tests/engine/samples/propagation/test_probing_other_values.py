@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pergrad.engine.samples.propagation import rerunning
-from pergrad.engine.samples.propagation.rerunning import with_other_values
+from pergrad.engine.samples.propagation import probing
+from pergrad.engine.samples.propagation.probing import with_other_values
 from tests.engine.samples.propagation.calls import call_of, rows
 
 
@@ -50,15 +50,15 @@ def test_results_are_equal_but_for_rounding(dtype: torch.dtype) -> None:
     rounded = torch.where(a.abs() < 1.5, a * (1 + eps), a)
     changed = torch.where(a.abs() < 1.5, a * 1.02, a)
     assert not torch.equal(rounded[:1], a[:1])
-    assert rerunning._are_equal(a, rounded)
-    assert not rerunning._are_equal(a, changed)
-    assert not rerunning._are_equal(a, a.nan_to_num())
-    assert not rerunning._are_equal(torch.tensor([1, 2]), torch.tensor([1, 3]))
+    assert probing._are_equal(a, rounded)
+    assert not probing._are_equal(a, changed)
+    assert not probing._are_equal(a, a.nan_to_num())
+    assert not probing._are_equal(torch.tensor([1, 2]), torch.tensor([1, 3]))
 
 
 def test_results_are_equal_where_numbers_or_both_nan() -> None:
     x = torch.tensor([1.0, torch.nan])
-    assert rerunning._are_equal(x, x.clone())
-    assert not rerunning._are_equal(x, torch.tensor([1.0, 2.0]))
-    assert not rerunning._are_equal(x, torch.tensor([1.0 + 1e-6, torch.nan]))
-    assert not rerunning._are_equal(torch.tensor([1]), torch.tensor([2]))
+    assert probing._are_equal(x, x.clone())
+    assert not probing._are_equal(x, torch.tensor([1.0, 2.0]))
+    assert not probing._are_equal(x, torch.tensor([1.0 + 1e-6, torch.nan]))
+    assert not probing._are_equal(torch.tensor([1]), torch.tensor([2]))
