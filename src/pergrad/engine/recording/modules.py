@@ -151,8 +151,8 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor], list[nn.
             if p.requires_grad:
                 if p.layout is not torch.strided:
                     raise PergradError(
-                        f"parameter {name!r} is sparse ({p.layout}), so its gradients cannot be told apart by "
-                        "sample: make it dense, or freeze it"
+                        f"parameter {name!r} is sparse ({p.layout}), so its gradients cannot be told apart "
+                        "by sample: make it dense, or freeze it"
                     )
                 weights[name] = p
                 if p.is_meta:
