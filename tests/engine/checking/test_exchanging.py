@@ -1,7 +1,7 @@
 """Every ordered pair of samples is tried, by the fewest rounds, and those that meet are found."""
 
 from collections.abc import Callable
-from itertools import permutations
+from itertools import combinations, permutations
 from math import comb
 from typing import Any
 
@@ -90,6 +90,23 @@ def test_a_detached_function_of_the_batch_is_found(name: str, size: int) -> None
         lambda m, x: (h := m.part(x)) - OF_THE_BATCH[name](h.detach()), part=nn.Linear(D, OUT)
     )
     assert len(problems(model, numbers(size, D), size=size)) == 1
+
+
+_TOGETHER = [
+    pair for pair in combinations(range(9), 2) if any(row[list(pair)].all() for row in subsets(9))
+]
+
+
+@pytest.mark.parametrize("pair", _TOGETHER)
+def test_a_length_that_two_samples_of_one_round_decide_is_found(pair: tuple[int, int]) -> None:
+    def padded(m: Any, x: Tensor) -> Tensor:
+        longest = (x != 0).sum(1).max()
+        return m.part(x) * longest
+
+    x = torch.randn(9, D).double()
+    x[:, -1] = 0
+    x[list(pair), -1] = 1
+    assert len(problems(Formula(padded, part=nn.Linear(D, OUT)), x, size=9)) == 1
 
 
 def test_samples_that_meet_in_training_only_are_found_in_spite_of_dropout() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pergrad.engine.checking.replays import Output, Replay
-from pergrad.engine.looping.slices import AnySlices
+from pergrad.engine.looping.slices import AnySlices, exchanging
 from pergrad.engine.looping.snapshots import random_state
 from pergrad.engine.samples.proving import subsets
 from pergrad.errors import PergradError
@@ -82,8 +82,8 @@ def _moved(replay: Replay, batch: AnySlices, sources: Tensor) -> tuple[list[int]
     moved: set[int] = set()
     draws_as_before = True
     for exchanged in subsets(replay.size):
-        origin = torch.arange(replay.size).where(~exchanged, sources)
-        after = [_detached(o) for o in replay.outputs(batch.taken_from(origin))]
+        taken = batch.taken_from(exchanging(batch, exchanged, sources))
+        after = [_detached(o) for o in replay.outputs(taken)]
         pairs = zip(end, random_state(), strict=True)
         draws_as_before &= all(torch.equal(a, b) for a, b in pairs)
         for output, a, b in zip(outputs, before, after, strict=True):

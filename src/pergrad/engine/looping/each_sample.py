@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.looping.plain_run import CannotLoopError, PlainRun
-from pergrad.engine.looping.slices import AnySlices
+from pergrad.engine.looping.slices import AnySlices, exchanging
 from pergrad.engine.looping.snapshots import Snapshot
 from pergrad.engine.samples.proving import subsets
 from pergrad.runtime.bounds import is_out_of_memory
@@ -152,7 +152,7 @@ class InTheBatch(EachSample):
             )
         limit = self._tolerance * torch.maximum(self._losses.abs(), self._typical)
         for exchanged in subsets(self._size):
-            origin = torch.arange(self._size).where(~exchanged, sources)
+            origin = exchanging(self._slices, exchanged, sources)
             found = self._run.forward(self._slices.taken_from(origin)).detach()
             if self._run.ownership is not None:
                 found = self._run.ownership.summed(found)

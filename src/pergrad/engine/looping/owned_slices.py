@@ -113,18 +113,21 @@ class OwnedSlices:
         A sample that has neither stays; None if all do.
         """
         count, numbers = self._own.count, torch.arange(self._own.count)
-        sizes = torch.stack([torch.bincount(ids, minlength=count) for ids in self._vectors], 1)
         found = numbers.clone()
         for shift in range(1, count):
-            origin = (numbers + shift) % count
-            origin = origin.where((sizes[origin] == sizes).all(1) & (found == numbers), numbers)
-            found = origin.where(self._differs(origin), found)
+            origin = ((numbers + shift) % count).where(found == numbers, numbers)
+            found = origin.where(self.differs(origin), found)
         reversed_rows = numbers + count
-        found = reversed_rows.where(self._differs(reversed_rows) & (found == numbers), found)
+        found = reversed_rows.where(self.differs(reversed_rows) & (found == numbers), found)
         return None if torch.equal(found, numbers) else found
 
-    def _differs(self, origin: Tensor) -> Tensor:
-        differs = torch.zeros(self._own.count, dtype=torch.bool)
+    def differs(self, origin: Tensor) -> Tensor:
+        """Tells for each sample n whether sample origin[n] has as many rows, and others."""
+        count, numbers = self._own.count, torch.arange(self._own.count)
+        sizes = torch.stack([torch.bincount(ids, minlength=count) for ids in self._vectors], 1)
+        has_as_many = (sizes[origin % count] == sizes).all(1)
+        origin = origin.where(has_as_many | (origin >= count), numbers)
+        differs = torch.zeros(count, dtype=torch.bool)
 
         def compare(value: Any) -> Any:
             if id(value) in self._places:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from pergrad.engine.looping.owned_slices import OwnedSlices
@@ -12,7 +13,7 @@ from pergrad.engine.looping.slicing import Slices
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.owning import Ownership, named_leaves, ownership_in
 
-__all__ = ["AnySlices", "ownership_of_batch", "slices_of"]
+__all__ = ["AnySlices", "exchanging", "ownership_of_batch", "slices_of"]
 
 AnySlices: TypeAlias = Slices | OwnedSlices
 
@@ -35,3 +36,15 @@ def slices_of(
     if ownership is None:
         return Slices.by_shape(batch, size, options.batch_dim)
     return OwnedSlices(batch, named, ownership)
+
+
+def exchanging(slices: AnySlices, exchanged: Tensor, sources: Tensor) -> Tensor:
+    """Returns the sample that each one becomes if some are exchanged.
+
+    They become copies of kept ones, where the next of these differs, so that nothing of them is left: a
+    maximum over the batch would not change while another sample has a copy of it.
+    """
+    numbers = torch.arange(len(exchanged))
+    kept = numbers[~exchanged]  # never empty: no round exchanges all samples
+    other = kept[torch.searchsorted(kept, numbers) % len(kept)]
+    return numbers.where(~exchanged, other.where(slices.differs(other), sources))

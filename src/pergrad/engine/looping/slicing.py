@@ -78,13 +78,14 @@ class Slices:
         numbers = torch.arange(self._size)
         for shift in range(1, self._size):
             origin = (numbers + shift) % self._size
-            differs = self._differs(origin) & (found < 0)
+            differs = self.differs(origin) & (found < 0)
             found = origin.where(differs, found)
             if bool((found >= 0).all()):
                 return found
         return None
 
-    def _differs(self, origin: Tensor) -> Tensor:
+    def differs(self, origin: Tensor) -> Tensor:
+        """Tells for each sample n whether sample origin[n] differs from it."""
         differs = torch.zeros(self._size, dtype=torch.bool)
 
         def compare(value: Any) -> Any:
