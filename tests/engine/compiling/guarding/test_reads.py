@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import torch
@@ -48,3 +49,23 @@ def test_another_profiler_goes_on_afterwards() -> None:
         assert sys.getprofile() is profiler
     finally:
         sys.setprofile(None)
+
+
+def test_functions_that_a_collection_of_garbage_calls_are_not_of_the_step() -> None:
+    def notice(phase: str, info: dict[str, int]) -> None:
+        if phase == "another":
+            info.pop(phase).name_of_a_collection  # type: ignore[attr-defined]  # noqa: B018
+
+    def make_garbage() -> None:
+        for _ in range(3000):
+            part: list[object] = []
+            part.append(part)
+
+    gc.callbacks.append(notice)
+    try:
+        with Reads() as reads:
+            make_garbage()
+    finally:
+        gc.callbacks.remove(notice)
+    assert "name_of_a_collection" not in reads.names
+    assert gc.isenabled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import sys
@@ -42,12 +43,17 @@ class Reads:
         self._kept: list[CodeType] = []  # so that no id is used again
 
     def __enter__(self) -> Reads:
+        # A collection of garbage calls functions that do not belong to the step.
+        self._collects = gc.isenabled()
+        gc.disable()
         self._before = sys.getprofile()
         sys.setprofile(self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(self._before)
+        if self._collects:
+            gc.enable()
 
     def _note(self, frame: FrameType, event: str, given: Any) -> None:
         if event != "call":
