@@ -20,7 +20,9 @@ from pergrad.runtime import is_traced
 __all__ = ["is_beside_other_data"]
 
 # Functions that pick elements of their first argument: by data, they pick rows of other samples, too.
-_PICKS = frozenset("getitem index_select gather take take_along_dim masked_select".split())
+_PICKS = frozenset(
+    "getitem index_select gather take take_along_dim masked_select repeat_interleave _pack_padded_sequence".split()
+)
 
 
 def is_beside_other_data(
@@ -56,9 +58,9 @@ def is_beside_other_data(
             for t, own in call.with_samples
             if data.get(id(t)) is own
         )
-    if call.name in _PICKS:
-        return _picks_by_data_of_others(call, layout, data)
     place = next(k for k, t in enumerate(call.outputs) if t is out)
+    if call.name in _PICKS:
+        return _picks_by_data_of_others(call, place, data)
     return any(
         len(before) != len(after) or not others_stay(before[place], after[place], layout, mask)
         for before, after, mask in runs(call, data)
@@ -80,9 +82,7 @@ def _have_same_owners(a: Samples | Owners, b: Samples | Owners, device: torch.de
     return torch.equal(of_a, of_b)
 
 
-def _picks_by_data_of_others(
-    call: Call, layout: Samples | Owners, data: Mapping[int, Layout]
-) -> bool:
+def _picks_by_data_of_others(call: Call, place: int, data: Mapping[int, Layout]) -> bool:
     """Whether other data picks other elements of the same rows.
 
     Run on the owners of its first argument instead of its values, the function says whose rows it picks.
@@ -93,12 +93,12 @@ def _picks_by_data_of_others(
         return True
     shape = [-1 if d == own.dim else 1 for d in range(t.dim())]
     owners = own.owner_of_each(t.device).view(shape).expand(t.shape)
-    (picked,) = results_for(call, None, data, {id(t): owners})
-    for (before,), after, mask in runs(call, data):
-        if not after or after[0].shape != before.shape:
+    picked = results_for(call, None, data, {id(t): owners})[place]
+    for before, after, mask in runs(call, data):
+        if not after or after[place].shape != before[place].shape:
             continue  # it picks other rows
-        (again,) = results_for(call, mask, data, {id(t): owners})
+        again = results_for(call, mask, data, {id(t): owners})[place]
         is_same_row = (picked == again) & ~mask.to(t.device)[picked]
-        if not torch.equal(before[is_same_row], after[0][is_same_row]):
+        if not torch.equal(before[place][is_same_row], after[place][is_same_row]):
             return True
     return False
