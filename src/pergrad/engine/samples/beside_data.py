@@ -41,12 +41,14 @@ def is_beside_other_data(
     is_strict = call.is_of_weights and call.is_overruled
     if not is_moved and not is_strict:
         return False
+    # Data beside rows of the same samples, such as the index of each row, is theirs.
+    flowing = [la for t, la in call.with_samples if t.requires_grad] if is_moved else []
     data: dict[int, Layout] = {}
     for t, own in call.with_samples:
         if t.requires_grad or not is_known(t):
             continue
         is_like = own.size == layout.size
-        is_same = _have_same_owners(own, layout, out.device)
+        is_same = any(_have_same_owners(own, la, out.device) for la in (layout, *flowing))
         if not is_same or (is_strict and call.name not in ELEMENTWISE):
             is_context = is_like and isinstance(own, Owners) and not is_moved
             data[id(t)] = layout.at(own.dim) if is_context else own
