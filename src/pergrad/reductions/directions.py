@@ -36,7 +36,7 @@ class Directions:
 
     >>> directions = Directions(torch.ones(128, COUNT))
     >>> directions.of(torch.ones(256, 3)).shape
-    torch.Size([24, 3])
+    torch.Size([16, 3])
     """
 
     rows = _MOST
