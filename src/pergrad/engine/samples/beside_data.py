@@ -21,7 +21,10 @@ __all__ = ["is_beside_other_data"]
 
 # Functions that pick elements of their first argument: by data, they pick rows of other samples, too.
 _PICKS = frozenset(
-    "getitem index_select gather take take_along_dim masked_select repeat_interleave _pack_padded_sequence".split()
+    """
+    getitem index_select gather take take_along_dim masked_select repeat_interleave
+    _pack_padded_sequence
+    """.split()
 )
 
 
