@@ -1,5 +1,6 @@
 """Steps leave nothing behind: no tensor, no class, no memory, although the garbage collector is off."""
 
+import ast
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -211,6 +212,10 @@ def tensors() -> int:
     return sum([issubclass(type(found), Tensor) for found in gc.get_objects()])
 
 
+def is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
 def grown(step: Callable[[], None]) -> tuple[int, int]:
     """How many tensors are left after some steps: without a collection, and after one."""
     for _ in range(3):
@@ -267,6 +272,24 @@ def test_steps_leave_no_object_of_any_kind(name: str) -> None:
         step()
     assert len(gc.get_objects()) - before < STEPS
     assert gc.collect() == 0
+
+
+def test_no_nested_function_calls_itself() -> None:
+    """Its closure would hold it, a cycle, with the tensors that the closure has, too."""
+    found: list[str] = []
+    source = Path(pergrad.__file__).parent
+    for path in source.rglob("*.py"):
+        for outer in ast.walk(ast.parse(path.read_text())):
+            inner = [n for n in ast.walk(outer) if n is not outer] if is_function(outer) else []
+            found += [
+                f"{path.relative_to(source)}:{function.lineno}"
+                for function in inner
+                if isinstance(function, ast.FunctionDef)
+                and any(
+                    isinstance(n, ast.Name) and n.id == function.name for n in ast.walk(function)
+                )
+            ]
+    assert not found
 
 
 @pytest.mark.parametrize("make", [parametrizations.weight_norm, parametrizations.orthogonal])

@@ -157,14 +157,7 @@ def _outputs(model: nn.Module, inputs: Any, batch: Batch) -> Tensor:
         if parameter.is_meta:
             raise AuditError(f"parameter {name!r} is on the meta device: load the model's weights")
 
-    def there(part: Any) -> Any:
-        if isinstance(part, Tensor):
-            return part.to(device, dtype if part.is_floating_point() else None)
-        if isinstance(part, Mapping):
-            return {name: there(value) for name, value in part.items()}
-        return part
-
-    arguments, keywords = inputs(*map(there, batch))
+    arguments, keywords = inputs(*[_moved(part, device, dtype) for part in batch])
     was = [module.training for module in model.modules()]
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
@@ -177,6 +170,14 @@ def _outputs(model: nn.Module, inputs: Any, batch: Batch) -> Tensor:
     except Exception as error:
         raise AuditError(f"the model fails on the first items: {told(error)}; {NEXT}") from error
     return logits_in(found)
+
+
+def _moved(part: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    if isinstance(part, Tensor):
+        return part.to(device, dtype if part.is_floating_point() else None)
+    if isinstance(part, Mapping):
+        return {name: _moved(value, device, dtype) for name, value in part.items()}
+    return part
 
 
 def logits_in(outputs: Any) -> Tensor:

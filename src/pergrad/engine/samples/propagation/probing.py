@@ -509,8 +509,6 @@ def with_other_values(
     """Copies the arguments; samples in the mask get the values of their neighbours, which are valid ones."""
 
     def other(value: Any) -> Any:
-        if type(value) in (list, tuple):
-            return type(value)(map(other, value))
         if not isinstance(value, Tensor):
             return value
         if id(value) in replaced:
@@ -518,7 +516,8 @@ def with_other_values(
         layout = call.layout(value) if changed is None else changed.get(id(value))
         return _of_neighbours(value, layout, mask)
 
-    return tuple(map(other, call.args)), {k: other(v) for k, v in call.kwargs.items()}
+    args, kwargs = map_parts(other, (call.args, call.kwargs))
+    return args, kwargs
 
 
 def _of_neighbours(value: Tensor, layout: Layout | None, mask: Tensor | None) -> Tensor:
