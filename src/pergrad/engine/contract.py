@@ -173,8 +173,11 @@ class ExpandedWeight(Tensor):
         sink = GradSampleSink({name: w.orig_weight for name, w in named.items()}, scale)
         with internals.DisableTorchFunctionSubclass():
             recorder.begin(tracker, UseCounter(), sink)
-            with recorder:
-                return func(*args, **kwargs)
+            try:
+                with recorder:
+                    return func(*args, **kwargs)
+            finally:
+                tracker.untag()
 
 
 def _check_call(

@@ -12,11 +12,11 @@ from torch.overrides import TorchFunctionMode
 from pergrad.engine.collecting.ledger import Ledger
 from pergrad.engine.intercepting.composites import run_backward
 from pergrad.engine.intercepting.rule_calls import qualified_name
-from pergrad.engine.intercepting.tracker import TAG
 from pergrad.engine.intercepting.weights import Weight
 from pergrad.engine.samples.layouts import Scope
 from pergrad.engine.samples.origins import SUM
 from pergrad.engine.samples.propagation import tensors_in
+from pergrad.engine.samples.tags import TAG
 from pergrad.errors import PergradError, UnsupportedFunctionError
 from pergrad.runtime import internals
 

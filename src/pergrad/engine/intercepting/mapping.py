@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pergrad.engine.intercepting.ladder import expanded
-from pergrad.engine.intercepting.tracker import TAG, Tracker
+from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import Weight
 from pergrad.engine.samples.layouts import Constant, Samples
 from pergrad.engine.samples.propagation import tensors_in
+from pergrad.engine.samples.tags import TAG
 from pergrad.runtime import internals
 
 __all__ = ["mapped_over_samples"]
@@ -105,7 +106,7 @@ class _Mapped(TorchFunctionMode):
         if not isinstance(t, Tensor):
             return t
         weight: Any = self._tracker.roots.get(id(t)) or getattr(t, TAG, None)
-        if weight is None or not weight.is_weight or weight.scope is not self._tracker.scope:
+        if weight is None or weight.scope is not self._tracker.scope or not weight.is_weight:
             return t
         if id(t) not in self._copies:
             with ExitStack() as outside:

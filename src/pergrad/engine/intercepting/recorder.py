@@ -30,6 +30,7 @@ from pergrad.engine.intercepting.weights import Root
 from pergrad.engine.samples.layouts import Owners, Samples
 from pergrad.engine.samples.propagation import name_of, tensors_in
 from pergrad.engine.samples.sizes import BatchSize
+from pergrad.engine.samples.tags import leaving_tags_out_of_files
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
 from pergrad.rules.samples import DECLARED
@@ -43,6 +44,7 @@ _SET_DATA, _HOOK, _NODE, _TRANSPARENT = Kind.SET_DATA, Kind.HOOK, Kind.NODE, Kin
 _BACKWARD, _ORDINARY, _WRITING = Kind.BACKWARD, Kind.ORDINARY, Kind.WRITING
 _FOLLOWED = frozenset([_ORDINARY, _WRITING, _TRANSPARENT])
 _HARMLESS, _CONTROL_FLOW = Kind.HARMLESS, Kind.CONTROL_FLOW
+_REDUCE = Tensor.__reduce_ex__
 _MOST_EARLIER = 64  # functions; a recording holds their tensors until it begins
 
 
@@ -190,7 +192,8 @@ class Recorder(WeightCalls):
             return self._by_their_classes(func, types, args, kwargs)
         kind = kind_of(func)
         if kind is _PASSIVE:
-            return func(*args, **kwargs)
+            found = func(*args, **kwargs)
+            return leaving_tags_out_of_files(found) if func is _REDUCE else found
         if kind is _CONTROL_FLOW:
             with self:
                 return CONTROL_FLOW[func](*args, **kwargs)
@@ -293,6 +296,8 @@ class Recorder(WeightCalls):
             if self.refusal is None:
                 raise
             raise self.refusal from error
+        finally:
+            self.tracker.tagged_here.forget_dead()
 
     def _register_hook(self, t: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
         weight = self.tracker.weight_of(t)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 from torch import Tensor
 from torch.overrides import resolve_name
 
 from pergrad.engine.intercepting.plans import Plan, plan_of
 from pergrad.engine.intercepting.taps import Use, tap
-from pergrad.engine.intercepting.tracker import TAG, VERSION, Tracker
+from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import Weight
 from pergrad.engine.samples.layouts import Layout, Lost
 from pergrad.engine.samples.propagation import name_of, unknown_samples
 from pergrad.engine.samples.signatures import Signature
+from pergrad.engine.samples.tags import TAG, VERSION
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.rules import DECOMPOSITIONS, RULES, Rule
 from pergrad.runtime import cast_as_autocast, internals
@@ -97,6 +99,7 @@ def call_by_plan(
         layout = tracker.layouts.get(plan.output) or tracker.layout_for(plan.output)
         outputs, layouts = (output,), (layout,)
         setattr(output, TAG, layout)  # as `Tracker.mark` does while gradients are on
+        tracker.refer(ref(output))
         version = internals.version_of(output)
         if version:
             setattr(output, VERSION, version)
@@ -118,6 +121,7 @@ def call_by_plan(
         return output
     for t, layout in zip(tapped, layouts, strict=True):
         setattr(t, TAG, layout)
+        tracker.refer(ref(t))
         if internals.version_of(t):
             setattr(t, VERSION, internals.version_of(t))
     return tapped[0] if isinstance(output, Tensor) else type(output)(tapped)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import Tensor
@@ -44,16 +44,12 @@ from pergrad.engine.samples.propagation.in_place import writes_in_place
 from pergrad.engine.samples.shares import PASSING
 from pergrad.engine.samples.signatures import PLAIN, Signature, describe
 from pergrad.engine.samples.sizes import BatchSize
+from pergrad.engine.samples.tags import DATA, TAG, VERSION, Tagged, remove_tags
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.runtime import internals
 from pergrad.runtime.caches import Cache
 
-__all__ = ["TAG", "Tracker"]
-
-TAG = "_pergrad_layout"  # the attribute of a tensor that holds its layout or its weight
-DATA = "_pergrad_data"  # the same, of a tensor that was made while gradients were off
-VERSION = "_pergrad_version"  # the version of the tensor that the tag speaks of, if it is not 0
-
+__all__ = ["Tracker"]
 
 _LAYOUTS: Cache[tuple[Key, ...]] = Cache(__name__, "the layouts of a call's outputs, by signature")
 _TAGGED: Cache[torch.Size] = Cache(__name__, "shapes that count samples, by dimension and shape")
@@ -102,6 +98,8 @@ class Tracker:
         self._count = scope.count
         self.batch_dim = batch_dim
         self.constant = Constant(scope)
+        self.tagged_here = Tagged()
+        self.refer = self.tagged_here.append  # gets a weak reference to every tensor that is tagged
         self.untagged_are_constant = False  # while the module's own forward runs
         self.roots: dict[int, Root] = {}  # by id
         # Adds roots for the tensors that stand for sharded parameters just then.
@@ -279,6 +277,7 @@ class Tracker:
     def mark(self, t: Tensor, tag: Layout | Weight) -> None:
         if self.scope.known and isinstance(tag, Unfinished):
             tag = self.scope.completed(tag)
+        self.refer(ref(t))
         # Without gradients it may be inside of an autograd.Function, whose result gets another graph.
         if torch.is_grad_enabled():
             setattr(t, TAG, tag)
@@ -307,6 +306,7 @@ class Tracker:
             self.mark(t, layout)
             return True
         setattr(t, TAG, layout)  # as `mark`, inlined
+        self.refer(ref(t))
         if internals.version_of(t):
             setattr(t, VERSION, internals.version_of(t))
         return True
@@ -314,10 +314,11 @@ class Tracker:
     @staticmethod
     def unmark(*tensors: Tensor) -> None:
         for t in tensors:
-            if hasattr(t, TAG) or hasattr(t, DATA):  # no version without one of them
-                for name in (TAG, DATA, VERSION):
-                    if hasattr(t, name):
-                        delattr(t, name)
+            remove_tags(t)
+
+    def untag(self) -> None:
+        """Takes all tags of this scope off: those of the caller's tensors, and of results that are kept."""
+        self.tagged_here.untag(self.scope)
 
     def propagate(
         self,
@@ -341,6 +342,7 @@ class Tracker:
             layout = self.layouts.get(known[0])
             if layout is not None and layout.key is not None:
                 setattr(output, TAG, layout)  # as `mark`, inlined
+                self.refer(ref(output))
                 version = internals.version_of(output)
                 if version:
                     setattr(output, VERSION, version)
@@ -361,6 +363,7 @@ class Tracker:
                 layout = self.constant  # a total through which no gradient flows
             if has_gradients:  # as `mark`, inlined
                 setattr(t, TAG, layout)
+                self.refer(ref(t))
                 version = internals.version_of(t)
                 if version:
                     setattr(t, VERSION, version)

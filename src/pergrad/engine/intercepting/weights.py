@@ -21,6 +21,7 @@ from pergrad.distributed.placing import is_sharded, spread_rows
 from pergrad.engine.collecting.kept_gradients import KeptGradients
 from pergrad.engine.collecting.ledger import Sink, UseCounter
 from pergrad.engine.samples.layouts import Key, Scope
+from pergrad.engine.samples.tags import Tag
 from pergrad.errors import PergradError, UnseenUseError
 from pergrad.factors import Dense, Factor
 from pergrad.runtime import internals, without_autocast
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 
-class Weight:
+class Weight(Tag):
     """Represents a tensor that all samples share and that has a gradient per sample."""
 
     has_samples: ClassVar[bool] = False

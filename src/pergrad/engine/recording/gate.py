@@ -25,6 +25,9 @@ class _Inside:
     outputs: list[Tensor]
     leaves: list[Tensor]
 
+    def __del__(self) -> None:
+        self.recording.clean_up()  # the graph is gone: no backward pass comes
+
     def backward(self, grads: tuple[Tensor | None, ...], keep: bool) -> list[Tensor | None]:
         """Runs the recorded backward, which fills the ledger; returns the gradients of the inputs."""
         reached = [(t, g) for t, g in zip(self.outputs, grads, strict=True) if g is not None]
@@ -32,7 +35,6 @@ class _Inside:
             torch.autograd.backward(
                 [t for t, _ in reached], [g for _, g in reached], retain_graph=keep
             )
-        self.recording.clean_up()
         found = [leaf.grad for leaf in self.leaves]
         for leaf in self.leaves:
             leaf.grad = None
@@ -70,7 +72,11 @@ class _Gate(torch.autograd.Function):
                 "pass retain_graph=True to the first backward"
             )
         keep = internals.keeps_graph()
-        found = inside.backward(grads, keep)
+        try:
+            found = inside.backward(grads, keep)
+        finally:
+            if not keep:
+                inside.recording.clean_up()
         if not keep:
             ctx.inside = None
         return None, None, *found
@@ -100,20 +106,23 @@ def run_gated(
         return inner[id(value)]
 
     args, kwargs = map_parts(enter, (args, kwargs))
+    inside = _Inside(recording, [], leaves)
     with recording.intercepting():
         recording.enter_forward(args, kwargs)
         try:
             output = module(*args, **kwargs)
             recording.judge_output(output)
+        except BaseException:
+            recording.clean_up()
+            raise
         finally:
             recording.leave_forward()
-            recording.clean_up()
+            recording.pause()
     flat = parts_of(output)
-    gated = [t for t in flat if isinstance(t, Tensor) and t.requires_grad]
+    gated = inside.outputs = [t for t in flat if isinstance(t, Tensor) and t.requires_grad]
     if not gated:
         return output
     anchor = torch.zeros((), requires_grad=True)
-    inside = _Inside(recording, gated, leaves)
     results = iter(_Gate.apply(inside, anchor, *outer))
     return refilled(
         output, [next(results) if isinstance(t, Tensor) and t.requires_grad else t for t in flat]

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from pergrad.distributed.pipelines import PIPELINES, Pipeline, RunningStage, running_stage
 from pergrad.engine.collecting.journal import Journal
 from pergrad.engine.intercepting.recorder import Recorder
-from pergrad.engine.intercepting.tracker import TAG, Tracker
+from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.recording import Recording, holds_stages
 from pergrad.engine.samples.layouts import Scope
 from pergrad.engine.samples.propagation import tensors_in
+from pergrad.engine.samples.tags import TAG
 from pergrad.errors import MixedSamplesError, PergradError, ScopeError
 from pergrad.quantities import Quantity
 

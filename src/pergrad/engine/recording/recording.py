@@ -445,10 +445,16 @@ class Recording:
         self._spread.pipeline = pipeline
 
     def clean_up(self) -> None:
-        """Takes the tags off the caller's tensors and the module's own."""
-        Tracker.unmark(*self._marked, *self.own)
+        """Takes all tags off, also those of results that the caller keeps."""
+        if self._tracker is not None:
+            self._tracker.untag()
         self._marked.clear()
         self._recorder.read_loss = None  # it holds this object
+
+    def pause(self) -> None:
+        """Takes the tags off the arguments and the module's own tensors until the backward pass comes."""
+        Tracker.unmark(*self._marked, *self.own)
+        self._marked.clear()
 
     @contextmanager
     def _spreading(self) -> Iterator[None]:

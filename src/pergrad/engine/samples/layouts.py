@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.samples.origins import How, Origin
+from pergrad.engine.samples.tags import Tag
 from pergrad.runtime import is_traced
 
 __all__ = [
@@ -125,7 +126,7 @@ class Scope:
 
 
 @dataclass(slots=True)  # not frozen: many are made, and a frozen one takes three times as long
-class Samples:
+class Samples(Tag):
     """Index i of dimension `dim`, of size pre·count·post, belongs to sample (i // post) % count."""
 
     has_samples: ClassVar[bool] = True
@@ -152,7 +153,7 @@ class Samples:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Owners:
+class Owners(Tag):
     """Index i of dimension `dim` belongs to sample owner[i], as after indexing by value."""
 
     has_samples: ClassVar[bool] = True
@@ -182,7 +183,7 @@ class Owners:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Tag):
     """Marks a tensor that is the same for every sample."""
 
     has_samples: ClassVar[bool] = False
@@ -202,7 +203,7 @@ class Counted(Constant):
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Tag):
     """Marks a tensor whose samples cannot be separated any more, with the reason."""
 
     has_samples: ClassVar[bool] = False
