@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 import pergrad
 from pergrad.engine.intercepting.autograd_functions import _applied, _refuse_untracked
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.samples.layouts import Constant, Layout, Lost, Scope
 from pergrad.errors import PergradError
+from pergrad.testing import assert_near, loop_grads
 from tests.engine.exactness import Case, Formula, assert_exact, numbers, state_of, total
 
 T = D = 4
@@ -443,6 +445,66 @@ def test_what_leaves_a_checkpoint_without_samples_is_refused_once_it_is_differen
         assert "use_reentrant=False" in lost.reason
         with pytest.raises(PergradError, match="a reentrant checkpoint returns a tensor"):
             t.sum().backward()
+
+
+# Uses of a layer in a reentrant checkpoint of a loss function; `h` is the layer's own output.
+REORDERED: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "inside": lambda m, h: checkpoint(lambda h: m(h.flip(0)), h, use_reentrant=True),
+    "inside, by halves": lambda m, h: checkpoint(
+        lambda h: torch.cat([m(h[2:]), m(h[:2])]), h, use_reentrant=True
+    ),
+}
+ORDERED_AGAIN: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "inside, and back outside": lambda m, h: REORDERED["inside"](m, h).flip(0),
+    "before, and back after": lambda m, h: checkpoint(m, h.flip(0), use_reentrant=True).flip(0),
+    "by halves, in order": lambda m, h: checkpoint(
+        lambda h: torch.cat([m(h[:2]), m(h[2:])]), h, use_reentrant=True
+    ),
+    "inside and back": lambda m, h: checkpoint(
+        lambda h: m(h[torch.tensor([2, 0, 3, 1])])[torch.tensor([1, 3, 0, 2])],
+        h,
+        use_reentrant=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("way", REORDERED)
+def test_losses_that_a_reentrant_checkpoint_reorders_are_refused(way: str) -> None:
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        return REORDERED[way](model, model(x)).square().sum(1)
+
+    with pytest.raises(PergradError, match="use_reentrant=False"):
+        pergrad.norms(nn.Linear(D, D).double(), losses, numbers(T, D))
+
+
+@pytest.mark.parametrize("way", ORDERED_AGAIN)
+def test_samples_keep_their_order_through_a_reentrant_checkpoint(way: str) -> None:
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        return ORDERED_AGAIN[way](model, model(x)).square().sum(1)
+
+    def plain(model: nn.Module, x: Tensor) -> Tensor:
+        return model(model(x)).square().sum(1)
+
+    model, x = nn.Linear(D, D).double(), numbers(T, D)
+    found, expected = pergrad.grads(model, losses, x), loop_grads(model, plain, x)
+    for name, g in expected.items():
+        assert_near(found[name], g)
+
+
+@pytest.mark.parametrize("reorders", ["inside", "before"])
+def test_a_first_call_within_a_reentrant_checkpoint_gives_no_rows_in_another_order(
+    reorders: str,
+) -> None:
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        if reorders == "inside":
+            x = checkpoint(lambda h: model(h.flip(0)), x, use_reentrant=True)
+        else:
+            x = checkpoint(model, x, use_reentrant=True).flip(0)
+        return x.square().sum(1)
+
+    with pytest.raises(PergradError, match=r"use_reentrant=False|samples were reordered"):
+        pergrad.norms(nn.Linear(D, D).double(), losses, numbers(T, D))
 
 
 def test_one_object_stands_for_the_apply_of_a_class() -> None:

@@ -6,7 +6,7 @@ import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from pergrad.distributed.placing import refuse_sharded_samples
 from pergrad.engine.intercepting.tracker import Tracker
-from pergrad.engine.samples.layouts import Constant, Owners, Samples
+from pergrad.engine.samples.layouts import Constant, Layout, Owners, Samples
 from pergrad.engine.samples.propagation import (
     refuse_gradients,
     refuse_mixed_samples,
@@ -127,10 +127,10 @@ def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
             _pass_on(recorder.tracker, tensors_in(args, kwargs), tensors_in(output))
         return output
     if not wants(args, kwargs):
+        is_checkpoint = function is CheckpointFunction
         uses = getattr(recorder, "uses", None)  # None before the batch size is known
         before = 0 if uses is None else uses.to_recompute
-        output = _plain(function)(*args, **kwargs)
-        is_checkpoint = function is CheckpointFunction
+        output = (_run_checkpoint if is_checkpoint else _plain(function))(*args, **kwargs)
         if uses is None or not torch.is_grad_enabled():
             return output
         with _unseen_by(recorder) as mode:
@@ -155,6 +155,58 @@ def _pass_on(tracker: Tracker, given: list[Tensor], returned: list[Tensor]) -> N
             note(after, layout)
 
 
+def _run_checkpoint(run: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+    """Runs a reentrant checkpoint, whose backward runs the function again.
+
+    It does so on detached copies of the arguments. They get the layouts of these: a shape does not tell in
+    which order the samples are.
+    """
+    recorder = _recorder()
+    layouts: list[Layout | None] = []
+
+    def rerun(*given: Any) -> Any:
+        if internals.current_graph_task_id() != -1:
+            for t, layout in zip(given, layouts):  # noqa: B905  # none where nothing is recorded
+                if layout is not None:
+                    recorder.tracker.mark(t, layout)
+        return run(*given)
+
+    has_begun = getattr(recorder, "uses", None) is not None
+    if has_begun:
+        with _unseen_by(recorder) as mode:
+            layouts += [mode.tracker.layout(t) if isinstance(t, Tensor) else None for t in args]
+    output = _plain(CheckpointFunction)(rerun, preserve_rng_state, *args)
+    if not has_begun and getattr(recorder, "uses", None) is not None:
+        with _unseen_by(recorder) as mode:
+            layouts += _layouts_within(mode.tracker, args, output)
+    return output
+
+
+def _layouts_within(tracker: Tracker, args: Iterable[Any], output: Any) -> list[Layout | None]:
+    """Returns the layouts of a checkpoint's arguments, if the recorded module was first called inside of it.
+
+    What the module did not get itself has unknown samples, and gradients through the checkpoint are refused.
+    """
+    found: list[Layout | None] = []
+    for t in args:
+        layout = tracker.inner_tag(t) if isinstance(t, Tensor) else None
+        found.append(layout)
+        if layout is None and isinstance(t, Tensor) and tracker.could_have_samples(t):
+            reason = (
+                "the recorded module is called first inside of a reentrant checkpoint, which changes a "
+                f"tensor of shape {tuple(t.shape)} before that, so the order of its samples is unknown"
+            )
+            for made in tensors_in(output):
+                _refuse_output(tracker, made, reason)
+    return found
+
+
+def _refuse_output(tracker: Tracker, t: Tensor, reason: str) -> None:
+    lost = tracker.scope.lost(f"{reason} (try use_reentrant=False)", "mixed")
+    tracker.mark(t, lost)
+    refuse_gradients(t, functools.partial(refuse_mixed_samples, lost.reason))
+
+
 def _refuse_untracked(tracker: Tracker, output: Any) -> None:
     """Makes outputs of a reentrant checkpoint that require grad but have no samples an error.
 
@@ -171,10 +223,9 @@ def _refuse_untracked(tracker: Tracker, output: Any) -> None:
         if tracker.scope.count == 1 and t.dim():
             tracker.mark(t, tracker.scope.samples(0, 1, t.shape[0]))
             continue
-        reason = "a reentrant checkpoint returns a tensor whose samples are unknown"
-        lost = tracker.scope.lost(f"{reason} (try use_reentrant=False)", "mixed")
-        tracker.mark(t, lost)
-        refuse_gradients(t, functools.partial(refuse_mixed_samples, lost.reason))
+        _refuse_output(
+            tracker, t, "a reentrant checkpoint returns a tensor whose samples are unknown"
+        )
 
 
 def _vmap(

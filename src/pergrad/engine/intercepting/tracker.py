@@ -204,6 +204,10 @@ class Tracker:
             return self.layout_for((dim, 1, 1))
         return self.constant
 
+    def could_have_samples(self, t: Tensor) -> bool:
+        """Whether the shape of a tensor that is not the model's own allows samples."""
+        return id(t) not in self._own and isinstance(self.by_shape(t, self.batch_dim), Samples)
+
     def tagged(self, t: Tensor, shape: torch.Size) -> torch.Size:
         """Returns the shape with the size of the sample dimension as a BatchSize."""
         tag = self.tag(t)
@@ -296,6 +300,10 @@ class Tracker:
         given batch size: what was constant until then may be the batch.
         """
         tag: Layout | Weight | None = getattr(t, TAG, None)
+        if (
+            tag is None and not torch.is_grad_enabled()
+        ):  # as in the forward of a reentrant checkpoint
+            tag = getattr(t, DATA, None)
         is_known = tag is not None and tag.scope is self.scope
         if is_known and (self.scope.call or not isinstance(tag, Constant)):
             return False

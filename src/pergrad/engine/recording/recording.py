@@ -377,6 +377,8 @@ class Recording:
             return  # the backward raises with the reason
         sources, is_packed = sources_of(losses, scope)
         is_judged = sources is not None and not is_packed and not is_traced(losses)
+        if layout.has_samples and not sources:
+            is_judged = False  # uses of weights are out of sight, as in a reentrant checkpoint
         if is_judged and keeps_apart(losses, wanted, sources or ()) in APART:
             return
         raise MixedSamplesError(
