@@ -190,3 +190,15 @@ def test_trainable_sparse_parameters_are_refused_by_name_and_frozen_ones_are_not
         pergrad.norms(model, lambda model, x: model(x).sum(1), torch.randn(4, 3))
     model.table.requires_grad_(False)
     pergrad.norms(model, lambda model, x: model(x).sum(1), torch.randn(4, 3))
+
+
+def test_a_hook_on_the_node_behind_a_parameter_is_refused_by_name_while_it_is_there() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    weight = model[1].weight
+    node = weight.expand_as(weight).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    handle = node.register_prehook(lambda gradients: (gradients[0] * 2,))
+    for _block in range(2):
+        with pytest.raises(PergradError, match=r"'1.weight' has a hook by register_prehook"):
+            survey(model)
+    handle.remove()
+    survey(model)
