@@ -240,6 +240,12 @@ def test_disabled_modes_see_nothing() -> None:
     assert mode.seen == []
 
 
+def test_subclasses_have_functions_of_their_own_unless_they_are_disabled() -> None:
+    assert internals.has_subclass_functions()
+    with internals.DisableTorchFunctionSubclass():
+        assert not internals.has_subclass_functions()
+
+
 def test_the_modes_are_those_that_are_open_and_can_be_popped() -> None:
     assert internals.function_modes() == []
     with Seeing() as outer, Seeing() as inner:

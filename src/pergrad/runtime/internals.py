@@ -236,6 +236,11 @@ ENTRIES: Mapping[str, Entry] = {
         "to run functions on an ExpandedWeight's values",
         _ERROR,
     ),
+    "has_subclass_functions": Entry(
+        "torch._C._is_torch_function_enabled",
+        "to let a subclass of Tensor change what a function returns, as long as it asks for that",
+        _ERROR,
+    ),
     "function_modes": Entry(
         "torch.overrides._get_current_function_mode_stack",
         "to ask whether a recording is open",

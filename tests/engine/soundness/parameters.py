@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.engine.soundness.judge import Cases
@@ -23,6 +24,53 @@ def hook_that_scales(m: Any, x: Tensor) -> Tensor:
 @CASES.refused(prepare=lambda m, x: m.a.weight.register_post_accumulate_grad_hook(lambda p: None))
 def hook_after_accumulation(m: Any, x: Tensor) -> Tensor:
     return m.b(m.a(x))
+
+
+def _hook_on_the_node(m: Any, x: Tensor) -> None:
+    m.node = m.a.weight.expand_as(m.a.weight).grad_fn.next_functions[0][0]  # without it, it is gone
+    m.node.register_prehook(lambda gradients: (gradients[0] * 2,))
+
+
+@CASES.refused(prepare=_hook_on_the_node)
+def hook_on_the_node_behind(m: Any, x: Tensor) -> Tensor:
+    return m.b(m.a(x))
+
+
+class Doubled(Tensor):
+    """Doubles products with a matrix."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result * 2 if func is Tensor.matmul else result
+
+
+class Centred(Tensor):
+    """Subtracts the mean over the batch from the results of layers."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result - result.mean(0) if func is F.linear else result
+
+
+def _of(kind: type[Tensor]) -> dict[str, Any]:
+    return {"own": nn.Parameter(torch.randn(3, 3).as_subclass(kind))}
+
+
+@CASES.exact(parts=lambda: _of(Doubled))
+def parameter_of_a_class_that_changes_results(m: Any, x: Tensor) -> Tensor:
+    return (m.b((m.a(x) @ m.own).tanh()) @ m.own.t().exp()).as_subclass(Tensor)
+
+
+@CASES.exact()
+def input_of_a_class_that_changes_results(m: Any, x: Tensor) -> Tensor:
+    return (m.a(x.as_subclass(Doubled)) @ m.w).as_subclass(Tensor)
+
+
+@CASES.refused(parts=lambda: _of(Centred))
+def parameter_of_a_class_that_mixes(m: Any, x: Tensor) -> Tensor:
+    return F.linear(m.a(x), m.own).as_subclass(Tensor)
 
 
 @CASES.refused()

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from pergrad.engine.collecting.hooks import guard_nodes, guarded
@@ -24,7 +25,7 @@ from pergrad.engine.intercepting.composites import CONTROL_FLOW, without_overrid
 from pergrad.engine.intercepting.function_kinds import Kind, kind_of
 from pergrad.engine.intercepting.mapping import mapped_over_samples
 from pergrad.engine.intercepting.rule_calls import cached_plan, call_by_plan, unsupported
-from pergrad.engine.intercepting.tracker import Tracker
+from pergrad.engine.intercepting.tracker import Tracker, is_same_view
 from pergrad.engine.intercepting.weight_calls import WeightCalls
 from pergrad.engine.intercepting.weights import Root
 from pergrad.engine.samples.layouts import Owners, Samples
@@ -56,8 +57,35 @@ def _refuse_in_trace(args: tuple[Any, ...]) -> None:
         )
 
 
-def _is_of_tensors(kind: type) -> bool:
-    return issubclass(kind, Tensor)
+# `__torch_function__` of tensors and of parameters.
+_FUNCTIONS = (Tensor.__torch_function__.__func__, nn.Parameter.__torch_function__)  # type: ignore[attr-defined]
+
+
+def _is_of_torch(kind: type) -> bool:
+    """Whether functions of tensors of a class are torch's own, whatever torch itself makes of them."""
+    if not issubclass(kind, Tensor):
+        return False
+    own = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+    return own in _FUNCTIONS or kind.__module__.partition(".")[0] == "torch"
+
+
+class _Results(TorchFunctionMode):
+    """Keeps the results of the functions that a class of the user calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Tensor] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        self.made += tensors_in(output)
+        return output
 
 
 Earlier: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
@@ -188,7 +216,7 @@ class Recorder(WeightCalls):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if types and not all(map(_is_of_tensors, types)):
+        if types and internals.has_subclass_functions() and not all(map(_is_of_torch, types)):
             return self._by_their_classes(func, types, args, kwargs)
         kind = kind_of(func)
         if kind is _PASSIVE:
@@ -268,14 +296,32 @@ class Recorder(WeightCalls):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Runs a function of objects that stand for tensors, as torch does: what they call is recorded."""
-        with self:
+        """Runs a function as the classes of its arguments do, as torch does: what they call is recorded.
+
+        These stand for tensors, or are subclasses that change results, which they get by `as_subclass`: no
+        mode sees that.
+        """
+        with self, _Results() as within:
             for kind in types:
                 output = kind.__torch_function__(func, types, args, kwargs)  # type: ignore[attr-defined]
                 if output is not NotImplemented:
-                    return output
+                    break
+        if output is not NotImplemented:
+            if self._begun and within.made:
+                with internals.DisableTorchFunction():
+                    self._hand_on(tensors_in(output), within.made)
+            return output
         names = ", ".join(kind.__name__ for kind in types)
         raise TypeError(f"no implementation of `{name_of(func)}` for {names}")
+
+    def _hand_on(self, given: Iterable[Tensor], made: Sequence[Tensor]) -> None:
+        """Gives results without a tag those of the tensors that they are."""
+        for t in given:
+            if not self.tracker.knows(t) and id(t) not in self.tracker.roots:
+                for other in reversed(made):
+                    if is_same_view(t, other):
+                        self.tracker.mark(t, self.tracker.tag(other))
+                        break
 
     def _backward(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -49,7 +49,7 @@ from pergrad.errors import UnsupportedFunctionError
 from pergrad.runtime import internals
 from pergrad.runtime.caches import Cache
 
-__all__ = ["Tracker"]
+__all__ = ["Tracker", "is_same_view"]
 
 _LAYOUTS: Cache[tuple[Key, ...]] = Cache(__name__, "the layouts of a call's outputs, by signature")
 _TAGGED: Cache[torch.Size] = Cache(__name__, "shapes that count samples, by dimension and shape")
@@ -88,6 +88,14 @@ def _is_by_shape(call: Call) -> bool:
     # Integer tensors may be indices, whose values matter, unless there is nothing to index.
     is_alone = handler is not None and len(call.tensors) == 1
     return is_alone or handler is aligned or call.name == "embedding"
+
+
+def is_same_view(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same elements of one tensor, as after `as_subclass`."""
+    bases = [internals.base_of(t) for t in (a, b)]
+    of_a, of_b = (t if base is None else base for t, base in zip((a, b), bases, strict=True))
+    is_same_place = a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
+    return of_a is of_b and a.shape == b.shape and is_same_place
 
 
 class Tracker:
@@ -153,6 +161,11 @@ class Tracker:
         inner = self.inner_tag(t)
         if inner is not None and not (t.requires_grad and t.grad_fn is not None):
             return inner
+        base = None if t.requires_grad else internals.base_of(t)
+        if base is not None and self.knows(base) and is_same_view(t, base):
+            tag = self.tag(base)  # made by `as_subclass`, which no mode sees
+            if not tag.is_weight:
+                return tag
         if t.requires_grad:
             if t.grad_fn is None:
                 if self.adopt is not None:
