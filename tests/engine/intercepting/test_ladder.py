@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import pergrad
 from pergrad.engine.collecting.grad_samples import GradSampleSink
 from pergrad.engine.collecting.journal import Journal, Rung
 from pergrad.engine.collecting.ledger import UseCounter
@@ -17,6 +18,7 @@ from pergrad.engine.intercepting.ladder import (
     refused,
     run_under_autograd,
     same_values,
+    valued,
     with_strides_of,
 )
 from pergrad.engine.intercepting.weights import Derived
@@ -415,6 +417,74 @@ def test_rungs_agree_with_each_other_and_the_loop(
 
 def is_mapped(name: str) -> bool:
     return name not in EXPANDED and not name.startswith(BY_OWNER)
+
+
+# -- results are those of the plain function, in value and type
+
+PROMOTING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "+": lambda x, w: x + w,
+    "*": lambda x, w: w * x,
+    "/": lambda x, w: x / w,
+    "**": lambda x, w: x.abs() ** w,
+    "where": lambda x, w: torch.where(x > w, x, w),
+    "add_": lambda x, w: x.clone().add_(w),
+    "scaled": lambda x, w: x + w * 0.1,
+    "derived": lambda x, w: (x - w.exp()).log_softmax(-1),
+    "integers": lambda x, w: torch.arange(D) * w + x,
+    "a vector": lambda x, w: x[:, 0] * w,
+}
+LOW, HALF = torch.bfloat16, torch.float16
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (LOW, torch.float32),
+        (HALF, torch.float32),
+        (torch.float32, LOW),
+        (torch.float64, torch.float32),
+        (torch.float32, torch.float64),
+        (LOW, LOW),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_cast", [False, True], ids=["", "autocast"])
+@pytest.mark.parametrize("name", PROMOTING)
+def test_a_number_among_the_weights_changes_no_result(
+    name: str, is_cast: bool, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    of_input, of_weight = dtypes
+    layer = torch.nn.Linear(D, D, bias=False).to(of_input)
+    model = Formula(
+        lambda m, x: PROMOTING[name](F.linear(x, m.v), m.w),
+        w=torch.tensor(0.7, dtype=of_weight),
+        v=layer.weight.detach(),
+    )
+    x = torch.randn(3, D, dtype=of_input)
+    with torch.autocast("cpu", LOW, enabled=is_cast):
+        plain = model(x)
+        with pergrad.record(model, Grads()):
+            found = model(x)
+            found.float().sum().backward()
+    assert found.dtype == plain.dtype
+    assert torch.equal(found, plain)
+
+
+def test_gradients_by_a_number_of_another_type_are_the_loops() -> None:
+    model = Formula(lambda m, x: x / m.w, w=torch.tensor(0.7, dtype=torch.float64))
+    x = torch.randn(3, D)
+    quantity = Grads()
+    run_recorded(model, total_loss, (x,), [quantity], Options(None, "sum", True))
+    expected = loop_grads(model, total_loss, x)
+    torch.testing.assert_close(quantity.result["w"], expected["w"], rtol=1e-6, atol=0)
+
+
+def test_vmap_gives_the_values_of_the_plain_function() -> None:
+    plain, found = numbers(3, 2), numbers(3, 2).requires_grad_()
+    (result,) = valued([found * (1 + 1e-12)], [plain], [Scope(3).samples(0)])
+    assert torch.equal(result, plain)
+    result.backward(plain)
+    assert found.grad is not None
 
 
 # -- whether vmap is believed

@@ -162,7 +162,8 @@ def scale(
     is_fit = not (constant.requires_grad or constant.is_inference() or constant.is_complex())
     if not is_fit or of.is_complex() or is_sharded(of) or constant.device != of.device:
         return None
-    value = of * constant
+    # Not by the constant, which is rounded to the weight's type.
+    value = func(*(t if w is None else of for t, w in zip(args, by_place, strict=True)))
     if value.shape != of.shape or value.dtype != of.dtype:
         return None
     return Transformed(weight, value, partial(_times, constant, internals.version_of(constant)))

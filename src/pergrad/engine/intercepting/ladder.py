@@ -38,6 +38,7 @@ __all__ = [
     "refused",
     "run_under_autograd",
     "same_values",
+    "valued",
     "with_strides_of",
 ]
 
@@ -103,13 +104,19 @@ class MixedCall:
 
 
 def by_broadcast(call: MixedCall) -> Tensor | None:
-    """Runs an elementwise function of a weight and a tensor; None if the weight varies along the samples."""
+    """Runs an elementwise function of a weight and a tensor; None if the weight varies along the samples.
+
+    None too for a weight without dimensions and of another type: expanded, it would promote the result.
+    """
     if len(call.weights) != 1 or len(call.inputs) != 1:
         return None
     ((k, weight),) = call.weights.items()
     ((i, layout),) = call.inputs.items()
     x = call.leaves[i]
     if not isinstance(layout, Samples) or layout.pre != 1 or layout.post != 1:
+        return None
+    is_alike = weight.value.dtype == x.dtype and weight.value.device == x.device
+    if not weight.value.dim() and not is_alike:
         return None
     shape = [1] * (x.dim() - weight.value.dim()) + list(weight.value.shape)
     if len(shape) > x.dim() or shape[layout.dim] != 1:
@@ -179,6 +186,30 @@ class _Refuse(torch.autograd.Function):
 def refused(error: Exception, anchor: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
     """Returns outputs that raise `error` in a backward: the call has no per-sample gradients."""
     return list(_Refuse.apply(error, anchor, *outputs))
+
+
+class _Valued(torch.autograd.Function):
+    """Gives results of another way the values of the plain function, bit for bit."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *plain_and_found: Tensor) -> tuple[Tensor, ...]:
+        ctx.count = count
+        ctx.set_materialize_grads(False)
+        return tuple(t.detach() for t in plain_and_found[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, *[None] * ctx.count, *gradients
+
+
+def valued(
+    found: Sequence[Tensor], plain: Sequence[Tensor], layouts: Sequence[Layout]
+) -> list[Tensor]:
+    """Returns the results of the plain function, with the graph of those that were found otherwise."""
+    results = list(_Valued.apply(len(plain), *[t.detach() for t in plain], *found))
+    for t, layout in zip(results, layouts, strict=True):
+        note(t, layout)
+    return results
 
 
 def same_values(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:

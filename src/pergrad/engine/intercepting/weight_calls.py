@@ -32,6 +32,7 @@ from pergrad.engine.intercepting.ladder import (
     refused,
     run_under_autograd,
     same_values,
+    valued,
     with_strides_of,
 )
 from pergrad.engine.intercepting.overwriting import Overwriting
@@ -405,6 +406,8 @@ class WeightCalls(TorchFunctionMode):
             results = by_vmap(call, layouts, places)
         if results is None or not self._agree(func, args, kwargs, results, plain):
             results, rung = by_masked_vjp(run, plain, layouts), "masked VJP"
+        else:
+            results = valued(results, plain, layouts)
         self.note_use(func, args, kwargs, rung)
         for k, t, layout in zip(places, results, layouts, strict=True):
             flat[k] = with_strides_of(t, plain[places.index(k)].stride())
