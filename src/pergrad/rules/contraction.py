@@ -45,7 +45,8 @@ def matmul(input: Tensor, other: Any = None, *, mat2: Any = None) -> Any:
 def _is_affine(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> bool:
     """Whether the call is b + x @ W with the samples in the rows of x."""
     scales = arguments.get("beta", 1), arguments.get("alpha", 1)
-    return arguments["input"].dim() == 1 and dims.get("mat1") == 0 and scales == (1, 1)
+    is_row = arguments["input"].shape == arguments["mat2"].shape[1:]  # and is not expanded
+    return is_row and dims.get("mat1") == 0 and scales == (1, 1)
 
 
 @implements_per_sample_grads(

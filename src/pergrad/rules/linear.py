@@ -17,19 +17,22 @@ __all__: list[str] = []
 
 
 @by_shape
-def _samples_are_not_features(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> None:
+def _is_layer(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> bool:
+    """Whether the samples are no features, and the bias has a number for each output."""
     input: Tensor = arguments["input"]
     if dims["input"] >= input.dim() - 1:
         raise PergradError(
             "Input does not have a batch dimension. Expanded Weights expected input "
             f"of at least rank 2, got of rank {input.dim()}"
         )
+    bias = arguments.get("bias")
+    return bias is None or bias.shape == arguments["weight"].shape[:1]
 
 
 @implements_per_sample_grads(
     F.linear,
     weights={"weight": ("input",), "bias": ()},
-    check=_samples_are_not_features,
+    check=_is_layer,
     casts_under_autocast=True,
     merges_rows=True,
 )

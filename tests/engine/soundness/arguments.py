@@ -29,6 +29,16 @@ def grid_sample_of_one_image(m: Any, x: Tensor) -> Tensor:
     return x + m.b(F.grid_sample(img, g, align_corners=False).view(4, 1).expand(4, 3))
 
 
+@CASES.exact()
+def linear_with_one_bias_for_all_outputs(m: Any, x: Tensor) -> Tensor:
+    return F.linear(m.a(x), m.w, m.w[0, 0]) + F.linear(x, m.w, m.w[:1])
+
+
+@CASES.exact(parts=lambda: {"one": nn.Parameter(torch.randn(1))})
+def addmm_with_one_bias_for_all_outputs(m: Any, x: Tensor) -> Tensor:
+    return torch.addmm(m.one, m.a(x), m.w) + F.linear(x, m.w, m.one)
+
+
 @CASES.refused()
 def kernels_of_samples(m: Any, x: Tensor) -> Tensor:
     img = torch.randn(4, 1, 6, generator=torch.Generator().manual_seed(0))
