@@ -16,7 +16,7 @@ from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.recording import recorded
 from pergrad.errors import PergradError, UnsupportedFunctionError
 from pergrad.testing import assert_near, loop_grads
-from tests.engine.exactness import Case, assert_exact, numbers, of
+from tests.engine.exactness import Case, Formula, assert_exact, numbers, of
 from tests.engine.intercepting.formulas import (
     D,
     assert_all_near,
@@ -359,3 +359,19 @@ def test_a_module_that_runs_one_sample_after_the_other_is_told_to_give_the_batch
     with pergrad.record(model, norms, batch_size=4):
         sum(model(x[n : n + 1]).sum() for n in range(4)).backward()
     assert norms.result.shape == (4,)
+
+
+OUT_OF_SIGHT: dict[str, Callable[[Tensor], Tensor]] = {
+    "a list": lambda x: torch.tensor(x.tolist(), dtype=x.dtype),
+    "numpy": lambda x: torch.from_numpy(x.numpy() * 2),
+    "unique": lambda x: x.unique(dim=0),
+}
+
+
+@pytest.mark.parametrize("way", OUT_OF_SIGHT)
+def test_data_made_out_of_sight_is_refused_by_the_function_that_got_it(way: str) -> None:
+    layer = torch.nn.Linear(3, 2).double()
+    model = Formula(lambda m, x: m.layer(OUT_OF_SIGHT[way](x)).exp(), layer=layer)
+    says = r"linear` got a tensor of shape \(4, 3\) beside parameter .*samples are unknown.*pass it"
+    with pytest.raises(PergradError, match=says), pergrad.record(model, pergrad.Norms()):
+        model(numbers(4, 3)).sum().backward()

@@ -261,6 +261,7 @@ class WeightCalls(TorchFunctionMode):
     ) -> Any:
         """Runs a function of weights and constants, whose results are weights."""
         self.note_use(func, args, kwargs, "derived")
+        beside = self._beside(func, args, kwargs)
         first = self.tracker.weight_of(args[0]) if args and isinstance(args[0], Tensor) else None
         if first is not None:
             if name_of(func) in _REPEATS and any(True for _ in sizes_in((args[1:], kwargs))):
@@ -268,25 +269,40 @@ class WeightCalls(TorchFunctionMode):
             if sum(isinstance(t, Tensor) for t in tensors_in(args, kwargs)) == 1:
                 lazy = transform(func, first, args, kwargs)
                 if lazy is not None:
-                    return self._as_weight(lazy, args[0])
+                    return self._as_weight(lazy, args[0], beside)
         for lazily in (look_up, scale):
             lazy = lazily(func, args, kwargs, self.tracker.weight_of)
             if lazy is not None:
                 lazy = attach(lazy, func, args, kwargs, self.tracker.weight_of)
-                return self._as_weight(lazy, None)
+                return self._as_weight(lazy, None, beside)
         result, weights = derive(func, args, kwargs, self.tracker.weight_of)
 
         def marked(t: Any) -> Any:
             if not isinstance(t, Tensor):
                 return t
             if id(t) in weights:
-                return self._as_weight(weights[id(t)], args[0] if first is not None else None)
+                base = args[0] if first is not None else None
+                return self._as_weight(weights[id(t)], base, beside)
             self.tracker.mark(t, self.tracker.constant)
             return t
 
         return map_parts(marked, result)
 
-    def _as_weight(self, weight: Weight, base: Tensor | None) -> Tensor:
+    def _beside(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str:
+        """Says which constant of a derived weight has the shape of samples; empty if none has."""
+        found = ""
+        for t in tensors_in(args, kwargs):
+            weight = self.tracker.weight_of(t)
+            if weight is not None:
+                found = found or weight.beside
+            elif self.tracker.could_have_samples(t):
+                shape = tuple(t.shape)
+                return f"`{qualified_name(func)}` got a tensor of shape {shape}"
+        return found
+
+    def _as_weight(self, weight: Weight, base: Tensor | None, beside: str = "") -> Tensor:
         """Returns a tensor tagged as the weight, for the model; an ordinary gradient for it is an error.
 
         `base` is the tensor that it is a view of, if it is one.
@@ -295,7 +311,10 @@ class WeightCalls(TorchFunctionMode):
             self.overwriting.note_view(base, weight)
         t = weight.value.detach()
         if _is_differentiable(t):
-            refuse_ordinary_gradients(t.requires_grad_(), weight.name, self._may_reach_weights)
+            weight.beside = beside
+            refuse_ordinary_gradients(
+                t.requires_grad_(), weight.name, self._may_reach_weights, beside
+            )
         self.tracker.mark(t, weight)
         return t
 

@@ -51,6 +51,7 @@ class Weight(Tag):
     views_parameter = False  # whether that memory is a parameter's
     may_hook = False  # whether taps may be hooks: nothing flows on, and no pass skips them
     counted: tuple[str, ...] = ()  # parameters whose uses it counts for
+    beside = ""  # a function behind it, and what it got whose samples may be out of sight
     _writes: list[None] | None = (
         None  # one entry for each write to its memory; views share the list
     )
@@ -355,11 +356,25 @@ def _refuse(
     )
 
 
+def _refuse_derived(
+    name: str, beside: str, is_allowed: Callable[[], bool], gradient: Tensor
+) -> None:
+    if beside and not is_allowed():
+        raise UnseenUseError(
+            f"{beside} beside parameter {name!r}, and its samples are unknown: what is made out of sight of "
+            "the recorder (`tolist`, numpy, sparse tensors, `unique`) counts as the same for all samples, "
+            "so that only an ordinary gradient, summed over the batch, is left; pass it to the module as an "
+            "argument, compute it from the inputs by other functions of torch, or call pergrad.grads or "
+            "pergrad.norms with the loss function"
+        )
+    _refuse(name, is_allowed, None, gradient)
+
+
 def refuse_ordinary_gradients(
-    t: Tensor, name: str, is_allowed: Callable[[], bool] = _never
+    t: Tensor, name: str, is_allowed: Callable[[], bool] = _never, beside: str = ""
 ) -> None:
     """Makes an ordinary gradient for a recorded tensor an error, unless it is allowed just then."""
-    t.register_hook(functools.partial(_refuse, name, is_allowed, None))
+    t.register_hook(functools.partial(_refuse_derived, name, beside, is_allowed))
 
 
 class refusing_ordinary_gradients:  # noqa: N801  # a context manager, as in contextlib
