@@ -49,7 +49,7 @@ class Row:
 
     `seconds` is the median over the rounds, `ratio` the median of the rounds' ratios to plain, each with its
     interquartile range; `fastest` is the fastest single step; `first_seconds`, where it was measured, is what
-    the first steps took, with their compilation.
+    the first steps took, with their compilation; `device_seconds`, the time of the GPU in one step.
     """
 
     size: str
@@ -70,6 +70,7 @@ class Row:
     memory_ratio: float | None
     provenance: Provenance
     first_seconds: float | None = None
+    device_seconds: float | None = None
 
 
 def _git(*arguments: str) -> str | None:
@@ -172,7 +173,8 @@ def read(path: Path) -> list[Row]:
     rows = []
     for line in path.read_text().splitlines():
         stored = json.loads(line)
-        stored.setdefault("first_seconds", None)  # rows of before have none
+        for later in ("first_seconds", "device_seconds"):  # rows of before have none
+            stored.setdefault(later, None)
         unknown = stored.keys() ^ {field.name for field in fields(Row)}
         if unknown:
             raise ValueError(f"{path.name}: fields {sorted(unknown)} do not match benchmarks.rows")

@@ -34,11 +34,12 @@ def _rows(
     plan = {"is_compiled": options.compiled, "budget": options.budget}
     if options.together == 1:
         for name in options.models:
-            yield timed(prepare(name, options.size, device, **plan), options.rounds, made)
+            ready = prepare(name, options.size, device, **plan)
+            yield timed(ready, options.rounds, made, options.kernels)
         return
     for start in range(0, len(options.models), options.together):
         names = options.models[start : start + options.together]
-        yield from measured(names, options.size, options.rounds, made, plan)
+        yield from measured(names, options.size, options.rounds, made, plan, options.kernels)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=float("inf"),
         help="seconds after which no further method of a model is prepared",
     )
+    parser.add_argument(
+        "--kernels", type=int, default=0, help="on a GPU: print so many kernels of each step"
+    )
     parser.add_argument("--store", action="store_true", help="keep the rows")
+    parser.add_argument("--commit", help="the commit to store, where there is no checkout")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument(
         "--write", type=Path, help="write the table of the stored rows into this file"
@@ -75,14 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if device.type == "cpu":
         torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    made = rows.provenance(device, of_commit=None, rounds=options.rounds, steps=1, seed=0)
+    made = rows.provenance(device, of_commit=options.commit, rounds=options.rounds, steps=1, seed=0)
     precision = "bfloat16" if device.type == "cuda" else "float32"
     path = options.results / rows.file_name(options.size, precision, made)
     found: list[Row] = []
     for of_model in _rows(options, device, made):
         for row in of_model:
             ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
-            print(row.model, row.method, row.status, ratio, row.note[:120], flush=True)
+            times = [f"{1e3 * t:.2f} ms" for t in (row.seconds, row.device_seconds) if t]
+            print(row.model, row.method, row.status, ratio, *times, row.note[:120], flush=True)
         found += of_model
         if options.store:
             rows.update(path, found)

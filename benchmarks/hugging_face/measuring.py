@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import pergrad
 from benchmarks import rows
@@ -56,6 +56,16 @@ def steps_of(
 
         return run
 
+    def compiled(make: Callable[[], pergrad.Quantity]) -> Step:
+        quantity = make()
+        step = pergrad.compiled(model, loss_fn, quantity)
+
+        def run() -> None:
+            step(batch)
+            quantity.reset()  # kept gradients would count in the memory of the other steps
+
+        return run
+
     found: dict[str, tuple[str, Step]] = {"plain": ("training", training(loss_fn))}
     for name in ("norms", "clipped"):
         found[f"pergrad-{name}"] = name, recorded(QUANTITIES[name])
@@ -63,8 +73,7 @@ def steps_of(
         return found
     found["plain-compiled"] = "training", training(torch.compile(loss_fn))
     for name, make in QUANTITIES.items():
-        step = pergrad.compiled(model, loss_fn, make())
-        found[f"pergrad-{name}-compiled"] = name, partial(step, batch)
+        found[f"pergrad-{name}-compiled"] = name, compiled(make)
     return found
 
 
@@ -153,10 +162,20 @@ def _peak(step: Step, device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device)
 
 
-def timed(made: Prepared, rounds: int, provenance: Provenance) -> list[Row]:
+def _kernels(step: Step, device: torch.device) -> dict[str, float]:
+    """Returns the seconds that each kernel of one step takes on the GPU, the longest first."""
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        step()
+        torch.cuda.synchronize(device)
+    taken = {e.key: e.self_device_time_total / 1e6 for e in profiler.key_averages()}
+    return dict(sorted(taken.items(), key=lambda item: -item[1]))
+
+
+def timed(made: Prepared, rounds: int, provenance: Provenance, shown: int = 0) -> list[Row]:
     """Times all steps of a model in rounds of random order.
 
-    On a GPU the steps of a visit run without waiting for each other, as in training.
+    On a GPU the steps of a visit run without waiting for each other, as in training; the `shown` kernels that
+    take longest are printed.
     """
     is_gpu = made.device.type == "cuda"
     clock = time.perf_counter if is_gpu else time.thread_time
@@ -165,6 +184,7 @@ def timed(made: Prepared, rounds: int, provenance: Provenance) -> list[Row]:
         made.warm_up(method)
     taken: dict[str, list[float]] = {method: [] for method in made.first}
     peaks = {m: _peak(made.steps[m][1], made.device) for m in taken} if is_gpu else {}
+    kernels = {m: _kernels(made.steps[m][1], made.device) for m in taken} if is_gpu else {}
     for order in orders(list(taken), rounds=rounds, seed=0):
         for method in order:
             step = made.steps[method][1]
@@ -175,6 +195,9 @@ def timed(made: Prepared, rounds: int, provenance: Provenance) -> list[Row]:
                 step()
             made.wait()
             taken[method].append((clock() - start) / repeated)
+    for method, each in kernels.items():
+        for kernel, seconds in [*each.items()][:shown]:
+            print(f"{made.name} {method} {seconds * 1e3:8.3f} ms {kernel[:110]}", flush=True)
     found = []
     for method, (quantity, _) in made.steps.items():
         times = taken.get(method)
@@ -203,6 +226,7 @@ def timed(made: Prepared, rounds: int, provenance: Provenance) -> list[Row]:
                 else None,
                 provenance=provenance,
                 first_seconds=made.first.get(method),
+                device_seconds=sum(kernels[method].values()) if method in kernels else None,
             )
         )
     return found

@@ -24,8 +24,8 @@ def _work(pipe: Connection, name: str, size: str, plan: Mapping[str, Any]) -> No
     transformers.logging.set_verbosity_error()
     made = prepare(name, size, torch.device("cuda"), **plan)
     pipe.send("ready")
-    rounds, provenance = pipe.recv()
-    pipe.send(timed(made, rounds, provenance))
+    rounds, provenance, shown = pipe.recv()
+    pipe.send(timed(made, rounds, provenance, shown))
 
 
 def measured(
@@ -34,6 +34,7 @@ def measured(
     rounds: int,
     provenance: Provenance,
     plan: Mapping[str, Any],
+    shown: int = 0,
 ) -> Iterator[list[Row]]:
     """Yields the rows of each model, prepared by the plan; one whose process ends early is left out."""
     context: Any = multiprocessing.get_context("spawn")
@@ -54,7 +55,7 @@ def measured(
     for name in ready:
         pipe, process = workers[name]
         try:
-            pipe.send((rounds, provenance))
+            pipe.send((rounds, provenance, shown))
             yield pipe.recv()
         except (EOFError, BrokenPipeError):
             print(f"{name}: its process ended while it was timed", flush=True)

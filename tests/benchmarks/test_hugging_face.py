@@ -90,7 +90,7 @@ def test_models_prepared_together_are_timed_in_turn_and_a_dead_process_is_named(
         if name == "bert":
             return
         pipe.send("ready")
-        rounds, provenance = pipe.recv()
+        rounds, provenance, _ = pipe.recv()
         pipe.send([replace(ROW, model=name, note=f"{rounds}", provenance=provenance)])
 
     monkeypatch.setattr(together, "_work", work)
