@@ -20,6 +20,7 @@ __all__ = ["chooser_for", "chooser_of", "fourier_is_cheaper", "gram_of_rows_is_c
 Shape = tuple[int, ...]
 Dtype = torch.dtype
 
+_CPU = MACHINES["cpu", "eager"]
 _WITH_KERNELS = frozenset({"cuda"})  # devices on which `have_kernels` may be true
 
 
@@ -30,7 +31,9 @@ def chooser_of(*tensors: Tensor, by_kernels: bool = True) -> Chooser:
         tensors: the tensors that a kernel would read, all on one device.
         by_kernels: whether to consider kernels, if they run on these tensors.
     """
-    machine = machine_of(tensors[0])
+    first = tensors[0]
+    # The most frequent case by far is bound by Python, and spared a call.
+    machine = _CPU if type(first) is Tensor and first.is_cpu else machine_of(first)
     if by_kernels and machine.device in _WITH_KERNELS and have_kernels(tensors):
         return _BY_KERNELS_OR_TORCH[machine]
     return _BY_TORCH[machine]

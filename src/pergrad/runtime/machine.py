@@ -32,17 +32,12 @@ MACHINES: dict[tuple[Device, Mode], Machine] = {
 }
 
 
-_CPU = MACHINES["cpu", "eager"]
-
-
 def machine_of(t: Tensor) -> Machine:
     """Returns the machine that functions of the tensor run on.
 
     >>> machine_of(torch.ones(1))
     Machine(device='cpu', mode='eager')
     """
-    if type(t) is Tensor and t.is_cpu:  # the most frequent case, and the one bound by Python
-        return _CPU
     device: Device = "cpu" if t.is_cpu else "cuda" if t.is_cuda else "other"
     if not is_traced(t):
         return MACHINES[device, "eager"]
