@@ -152,8 +152,20 @@ def audit(
     process computes a part.
     """
     options = AuditOptions(
-        *(device, batch_size, dtype, subset, seed, sketch_dim, workers, save_every, shown, certify),
-        *(free_dim, strict, duplicates, tokens),
+        device=device,
+        batch_size=batch_size,
+        dtype=dtype,
+        subset=subset,
+        seed=seed,
+        sketch_dim=sketch_dim,
+        workers=workers,
+        save_every=save_every,
+        shown=shown,
+        certify=certify,
+        free_dim=free_dim,
+        strict=strict,
+        duplicates=duplicates,
+        tokens=tokens,
     )
     keep_freed_memory()
     ranks = ranks_from(os.environ)

@@ -142,7 +142,12 @@ def sums_by_groups(
     _, of_scale, of_shift = torch.ops.aten.native_group_norm_backward(
         *(t.contiguous().view(1, channels, positions) for t in (g, x)),
         *(t.contiguous().view(1, -1) for t in (mean, inverse)),
-        *(unread, 1, channels, positions, mean.numel(), [False, True, True]),
+        unread,
+        1,
+        channels,
+        positions,
+        mean.numel(),
+        [False, True, True],
     )
     return of_scale.view(g.shape[:2]), of_shift.view(g.shape[:2])
 

@@ -41,7 +41,12 @@ def row_maker(subject: Subject, placed: Placed, options: IndexOptions) -> RowMak
     """Returns what computes the rows of an index with these options."""
     mask = subject.tokens if options.per == "token" else None
     return RowMaker(
-        *(placed.models, subject.spec.loss, options.projection, options.width, options.seed, mask),
+        placed.models,
+        subject.spec.loss,
+        options.projection,
+        options.width,
+        options.seed,
+        mask,
         compiles=False if options.compile is None else options.compile,
         norms=options.norms,
     )

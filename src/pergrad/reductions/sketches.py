@@ -136,7 +136,12 @@ class CountSketch:
             runs = None
         members = None if runs is None else Members.of(of_columns, column_signs, size)
         return cls(
-            *(size, row_buckets, row_signs, of_columns, column_signs, runs),
+            size,
+            row_buckets,
+            row_signs,
+            of_columns,
+            column_signs,
+            runs,
             Members.of(row_buckets, row_signs, size),
             members,
         )
@@ -146,7 +151,12 @@ class CountSketch:
         row_buckets, row_signs = (t.to(device) for t in rows)
         column_buckets, column_signs = (t.to(device) for t in columns)
         return CountSketch(
-            *(self.size, row_buckets, row_signs, column_buckets, column_signs, self.runs),
+            self.size,
+            row_buckets,
+            row_signs,
+            column_buckets,
+            column_signs,
+            self.runs,
             self.row_members.to(device),
             None if self.column_members is None else self.column_members.to(device),
         )

@@ -202,7 +202,12 @@ def read_results(folder: str | Path) -> Results:
     if (path / "shown.parquet").exists():
         shown = _table(path / "shown.parquet", _SHOWN).to_pylist()
     return Results(
-        *(path, summary, samples, _columns(duplicates, _DUPLICATES), pushes, table),
+        path,
+        summary,
+        samples,
+        _columns(duplicates, _DUPLICATES),
+        pushes,
+        table,
         shown={row["index"]: row for row in shown},
     )
 

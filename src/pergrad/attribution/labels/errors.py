@@ -140,7 +140,10 @@ def _judged(
         _spread(present[best], judged, -1).astype(np.int64),
         _spread(confidence, judged, np.nan),
         _spread(doubted, judged, 0).astype(bool),
-        *(expected, low, high, skill),
+        expected,
+        low,
+        high,
+        skill,
     )
 
 

@@ -15,7 +15,7 @@ from pergrad.errors import AuditError
 __all__ = ["AuditOptions", "chosen_device", "chosen_indices"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AuditOptions:
     """Options of an audit.
 

@@ -108,7 +108,15 @@ def _as_convolution(graph: Graph, node: Node) -> Node:
     return _inserted(
         graph,
         _aten.convolution.default,
-        *(g, weight, None, stride, padding, dilation, not transposed, missing, groups),
+        g,
+        weight,
+        None,
+        stride,
+        padding,
+        dilation,
+        not transposed,
+        missing,
+        groups,
     )
 
 

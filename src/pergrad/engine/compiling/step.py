@@ -421,7 +421,12 @@ class CompiledStep:
         try:
             with nullcontext() if self._backend == "inductor" else without_compiler():
                 trace = trace_step(
-                    *(self._run, self._model, self._filled, state, flat, spec),
+                    self._run,
+                    self._model,
+                    self._filled,
+                    state,
+                    flat,
+                    spec,
                     loss_fn=self._loss_fn,
                     skeletons=skeletons,
                 )

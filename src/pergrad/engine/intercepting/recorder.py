@@ -333,7 +333,12 @@ class Recorder(WeightCalls):
             self._nodes.clear()
         try:
             return run_passes(
-                *(func, args, kwargs, self, self._ledger, self._anchor),
+                func,
+                args,
+                kwargs,
+                self,
+                self._ledger,
+                self._anchor,
                 read_loss=self.read_loss,
                 scope=self.tracker.scope,
             )

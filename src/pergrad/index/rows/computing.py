@@ -148,7 +148,9 @@ class RowMaker:
             losses = self.run(model, arguments, [quantity], count)  # refused batches fall back here
             if self.fallback is None:
                 self._steps[key] = compiled(
-                    *(model, self.losses(count), quantity),
+                    model,
+                    self.losses(count),
+                    quantity,
                     batch_size=count,
                     max_bytes=self._max_bytes,
                     loss_reduction="sum",

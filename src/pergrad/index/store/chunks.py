@@ -139,7 +139,10 @@ def joined_facts(parts: Sequence[Facts]) -> Facts:
         for name in ("index", "loss", "norm", "scale")
     )
     return Facts(
-        *(index, loss, norm, scale),
+        index,
+        loss,
+        norm,
+        scale,
         np.concatenate(tokens) if tokens else None,
         [label for part in full for label in part.labels or ()] if known else None,
         skipped,

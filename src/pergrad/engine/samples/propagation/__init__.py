@@ -177,7 +177,13 @@ def _handled_in_trace(handler: Handler, call: Call) -> Any:
 
             args, kwargs, tensors = map_parts(valued, (call.args, call.kwargs, call.tensors))
             copy = Call(
-                *(call.scope, call.func, args, kwargs, call.outputs, tensors, call.layouts),
+                call.scope,
+                call.func,
+                args,
+                kwargs,
+                call.outputs,
+                tensors,
+                call.layouts,
                 flows=call.flows,
                 hints=call.hints,
             )

@@ -351,7 +351,13 @@ def layout_after_unfinished(call: Call) -> Layout | None:
     own = Owners(call.scope, layout.dim, owner)
     layouts = [own if k == found[0] else la for k, la in enumerate(call.layouts)]
     inner = Call(
-        *(call.scope, call.func, call.args, call.kwargs, call.outputs, call.tensors, layouts),
+        call.scope,
+        call.func,
+        call.args,
+        call.kwargs,
+        call.outputs,
+        call.tensors,
+        layouts,
         call.flows,
         call.hints,
     )
