@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pergrad
+from pergrad.errors import ScopeError
 from pergrad.testing import assert_near, loop_grads
 from tests.engine.exactness import assert_all_near
 
@@ -81,3 +82,47 @@ def test_options_are_those_of_record(call: Callable[..., Any]) -> None:
     with pergrad.record(model, quantity, **options):
         losses(model, x, y).sum().backward()
     torch.testing.assert_close(call(model, losses, x, y, **options), quantity.result)
+
+
+def of_compiled(model: nn.Module, loss_fn: Any, *batch: Any, **options: Any) -> Any:
+    return pergrad.compiled(model, loss_fn, pergrad.Norms(), backend="eager", **options)(*batch)
+
+
+CALLS = [pergrad.grads, pergrad.norms, of_compiled, pergrad.certify]
+CHECKS = [pergrad.verify, pergrad.explain]
+
+
+@pytest.mark.parametrize("call", [*CALLS, *CHECKS])
+def test_loss_function_that_is_none_is_refused_by_name(call: Callable[..., Any]) -> None:
+    x, y = batch()
+    with pytest.raises(pergrad.PergradError, match=r"loss_fn must be a function.*got Tensor"):
+        call(mlp(), x, y)
+    with pytest.raises(pergrad.PergradError, match=r"loss_fn must be a function.*got str"):
+        call(mlp(), "cross_entropy", x, y)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_unknown_option_is_refused_with_those_there_are(call: Callable[..., Any]) -> None:
+    x, y = batch()
+    with pytest.raises(TypeError, match=r"'targets'\. Options are batch_size, .*by position"):
+        call(mlp(), losses, x, targets=y)
+
+
+@pytest.mark.parametrize("call", [*CALLS, pergrad.verify])
+def test_gradients_are_computed_within_no_grad_too(call: Callable[..., Any]) -> None:
+    model, given = mlp(), batch()
+    expected = call(model, losses, *given)
+    with torch.no_grad():
+        found = call(model, losses, *given)
+    if call in (pergrad.certify, pergrad.verify):
+        assert found.ok
+    else:
+        torch.testing.assert_close(found, expected)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("call", [*CALLS, *CHECKS])
+def test_inference_mode_is_refused_by_name(call: Callable[..., Any]) -> None:
+    model, given = mlp(), batch()
+    with torch.inference_mode(), pytest.raises(ScopeError, match="inference_mode"):
+        call(model, losses, *given)

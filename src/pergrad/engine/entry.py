@@ -100,17 +100,17 @@ def record(
     (torch.Size([4, 1, 3]), tensor([2., 2., 2., 2.]), None)
     """
     options = Options(
-        batch_size,
-        loss_reduction,
-        batch_first,
-        params,
-        sample_weights,
-        max_bytes,
-        offload,
-        keep_grad,
-        owners,
-        loss_scale,
-        calls,
+        batch_size=batch_size,
+        loss_reduction=loss_reduction,
+        batch_first=batch_first,
+        params=params,
+        sample_weights=sample_weights,
+        max_bytes=max_bytes,
+        offload=offload,
+        keep_grad=keep_grad,
+        owners=owners,
+        loss_scale=loss_scale,
+        calls=calls,
     )
     is_again = check_quantities(quantities)
     if verify and certify:
@@ -181,7 +181,7 @@ def grads(
             [[0., 1.]]])
     """
     quantity = Grads()
-    _run(model, loss_fn, batch, quantity, Options(**options), certify, fallback)
+    _run(model, loss_fn, batch, quantity, Options.from_call("grads", options), certify, fallback)
     return quantity.result
 
 
@@ -205,7 +205,7 @@ def norms(
     tensor([5., 1.])
     """
     quantity = Norms()
-    _run(model, loss_fn, batch, quantity, Options(**options), certify, fallback)
+    _run(model, loss_fn, batch, quantity, Options.from_call("norms", options), certify, fallback)
     return quantity.result
 
 

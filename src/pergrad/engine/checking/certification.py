@@ -72,7 +72,13 @@ def certify(
     chosen = [Norms()] if quantities is None else list(quantities)
     runner = Runner(fallback)
     _, report = certified_run(
-        model, loss_fn, batch, chosen, Options(**options), seed=seed, runner=runner
+        model,
+        loss_fn,
+        batch,
+        chosen,
+        Options.from_call("certify", options),
+        seed=seed,
+        runner=runner,
     )
     if not quiet:
         print(report)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pergrad.distributed.gathering import gathered
@@ -17,6 +18,7 @@ from pergrad.engine.collecting.journal import Journal
 from pergrad.engine.looping.fallback import Fallback, Runner
 from pergrad.engine.looping.snapshots import undisturbed
 from pergrad.engine.recording.options import LossReduction, Owners
+from pergrad.engine.recording.running import check_loss_fn
 from pergrad.runtime.eagerness import uncompiled
 
 __all__ = ["Verification", "VerifyReport", "verify"]
@@ -61,8 +63,9 @@ def verify(
     >>> pergrad.verify(model, lambda model, x: model(x).sum(1), x, quiet=True).ok
     True
     """
+    check_loss_fn(loss_fn)
     runner = Runner(fallback)
-    with gathered(model):
+    with torch.enable_grad(), gathered(model):
         run = Trial(model, loss_fn, batch, batch_size, loss_reduction, batch_first, runner, owners)
         with undisturbed(model), run.repeatable() as notes:
             report = _report(run, samples, notes)

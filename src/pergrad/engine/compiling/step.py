@@ -116,7 +116,7 @@ def compiled(
         model,
         loss_fn,
         quantities,
-        Options(**options),
+        Options.from_call("compiled", options),
         backend,
         max_graphs,
         cuda_graphs,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -57,6 +57,18 @@ class Options:
     batch_dim: int = field(init=False)  # of the samples in the inputs
     ownership: Ownership | None = field(init=False, default=None)  # what `owners` says
     is_scaled: bool = field(init=False)  # whether `scale` may be anything but 1
+
+    @classmethod
+    def from_call(cls, function: str, given: Mapping[str, Any]) -> Options:
+        """Makes the options that a function was called with; names those there are if one is unknown."""
+        known = [own.name for own in fields(cls) if own.init]
+        unknown = next((name for name in given if name not in known), None)
+        if unknown is not None:
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument {unknown!r}. Options are "
+                f"{', '.join(known)}; arguments of loss_fn are passed by position"
+            )
+        return cls(**given)
 
     def __post_init__(self) -> None:
         """Refuses wrong batch sizes and reductions, in the words of PyTorch's own checks."""

@@ -16,7 +16,7 @@ from pergrad.engine.recording.recording import recorded
 from pergrad.errors import PergradError, ScopeError
 from pergrad.quantities import Quantity
 
-__all__ = ["reduced", "run_recorded"]
+__all__ = ["check_loss_fn", "reduced", "run_recorded"]
 
 
 def run_recorded(
@@ -28,8 +28,15 @@ def run_recorded(
     *,
     journal: Journal | None = None,
 ) -> Tensor:
-    """Returns loss_fn(model, *batch), detached; its backward pass fills the quantities."""
-    with recorded(model, quantities, options, journal=journal, batch=batch) as recording:
+    """Returns loss_fn(model, *batch), detached; its backward pass fills the quantities.
+
+    Gradients are computed within `torch.no_grad()`, too: they are what was asked for.
+    """
+    check_loss_fn(loss_fn)
+    with (
+        torch.enable_grad(),
+        recorded(model, quantities, options, journal=journal, batch=batch) as recording,
+    ):
         recording.mark_batch(loss_fn, batch)
         losses = recording.separated(recording.by_sample(loss_fn(model, *batch)))
         with recording.taking_losses():
@@ -42,6 +49,19 @@ def run_recorded(
                 quantity.uneven = list(recording.uneven)
                 quantity.misplaced = list(recording.misplaced)
     return losses.detach()
+
+
+def check_loss_fn(loss_fn: Any) -> None:
+    """Refuses what cannot be called as loss_fn(model, *batch), and calls where autograd is off for good."""
+    if not callable(loss_fn):
+        raise PergradError(
+            f"loss_fn must be a function, called as loss_fn(model, *batch); got {type(loss_fn).__name__}: "
+            "pass it between the model and the batch"
+        )
+    if torch.is_inference_mode_enabled():
+        raise ScopeError(
+            "torch.inference_mode() keeps autograd from recording anything: compute gradients outside of it"
+        )
 
 
 def reduced(loss: Any, loss_reduction: LossReduction) -> Tensor:
