@@ -127,6 +127,30 @@ def vmap_weight_inside(m: Any, x: Tensor) -> Tensor:
     return x + torch.vmap(lambda r: m.b(r))(m.a(x))
 
 
+@CASES.refused()
+def vmap_around_a_known_call(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    return h + torch.vmap(lambda c: m.a(x) * c)(torch.ones(2, 3)).sum(0)
+
+
+@CASES.refused()
+def func_grad_around_a_known_call(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    return h + torch.func.grad(lambda t: (m.a(x) * t).sum())(x)
+
+
+@CASES.exact()
+def vmap_over_indices_of_samples(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    return x + m.b(torch.vmap(lambda n: h[n])(torch.arange(4)))
+
+
+@CASES.refused()
+def vmap_over_indices_of_other_samples(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    return x + m.b(torch.vmap(lambda n: h[n])(torch.tensor([1, 0, 3, 2])))
+
+
 @CASES.exact()
 def numpy_forward(m: Any, x: Tensor) -> Tensor:
     return x + m.b(Sine.apply(m.a(x)))

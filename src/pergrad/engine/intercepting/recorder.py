@@ -272,7 +272,8 @@ class Recorder(WeightCalls):
                 continue
             if torch.is_grad_enabled():
                 plan = cached_plan(signature)
-                if plan is not None and internals.forward_level() < 0:
+                is_plain = internals.forward_level() < 0 and internals.level_of_transform() is None
+                if plan is not None and is_plain:
                     output = call_by_plan(plan, args, kwargs, tracker, tags, signature)
                     if output is not NotImplemented:
                         if self.journal is not None:

@@ -419,8 +419,8 @@ class Tracker:
                 self._mark_all(call, found)
             return
         outputs = [output] if isinstance(output, Tensor) else tensors_in(output)
-        if not outputs:
-            return
+        if not outputs or any(map(internals.is_transformed, outputs)):
+            return  # inside of torch.vmap or torch.func, whose own result is judged
         if any(t.is_nested for t in outputs):
             raise _nested(func, "makes")
         if flows is None and not any(t.requires_grad for t in tensors):
