@@ -19,7 +19,7 @@ PASSIVE = """
     dim element_size stride storage_offset is_contiguous is_floating_point is_complex
     is_signed data_ptr get_device __hash__ __repr__ __format__ ndimension _is_view
     is_pinned untyped_storage storage __reduce_ex__ is_nonzero retain_grad
-    register_post_accumulate_grad_hook is_inference is_same_size allclose equal __bool__ item tolist numpy
+    is_inference is_same_size allclose equal __bool__ item tolist numpy
 """.split()
 HARMLESS = """
     detach detach_ requires_grad_ __deepcopy__ new_zeros new_ones new_empty new_full new_tensor
@@ -84,6 +84,7 @@ def test_the_name_of_a_foreign_function_makes_it_nothing_else() -> None:
 
 def test_registering_a_hook_is_told_apart() -> None:
     assert kind_of(Tensor.register_hook) is Kind.HOOK
+    assert kind_of(Tensor.register_post_accumulate_grad_hook) is Kind.HOOK
 
 
 @pytest.mark.parametrize("func", [F.linear, F.layer_norm, torch.cat, torch.einsum])

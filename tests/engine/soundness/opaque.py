@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_full_backward_hook
+from torch.utils.checkpoint import checkpoint
 
 from tests.engine.soundness.judge import Cases
 
@@ -201,6 +203,74 @@ def module_hook_that_centres(m: Any, x: Tensor) -> Tensor:
 @CASES.exact(prepare=lambda m, x: m.b.register_full_backward_hook(lambda *_: None))
 def module_hook_that_looks(m: Any, x: Tensor) -> Tensor:
     return x + m.b(m.a(x))
+
+
+def hooked(hook: Any, *, before: bool = False) -> nn.Module:
+    """Returns a layer that is no part of the model, with a backward hook."""
+    layer = nn.Tanh()
+    if before:
+        layer.register_full_backward_pre_hook(hook)
+    else:
+        layer.register_full_backward_hook(hook)
+    return layer
+
+
+@CASES.refused()
+def hook_of_a_module_outside_that_centres(m: Any, x: Tensor) -> Tensor:
+    layer = hooked(centre_gradients)
+    return x + m.b(layer(m.a(x)))
+
+
+@CASES.refused()
+def hook_of_a_module_outside_that_centres_in_place(m: Any, x: Tensor) -> Tensor:
+    layer = hooked(lambda _, g, __: centre_in_place(g[0]))
+    return x + m.b(layer(m.a(x)))
+
+
+@CASES.refused()
+def hook_before_of_a_module_outside_that_reverses_samples(m: Any, x: Tensor) -> Tensor:
+    layer = hooked(lambda _, g: (g[0].flip(0),), before=True)
+    return x + m.b(layer(m.a(x)))
+
+
+@CASES.exact()
+def hook_of_a_module_outside_that_looks(m: Any, x: Tensor) -> Tensor:
+    looks, returns = hooked(lambda *_: None), hooked(lambda _, g, __: g)
+    before = hooked(lambda *_: None, before=True)
+    return x + m.b(before(returns(looks(m.a(x)))))
+
+
+@CASES.refused()
+def hook_of_a_checkpointed_module_that_centres(m: Any, x: Tensor) -> Tensor:
+    layer = hooked(centre_gradients)
+    return x + checkpoint(lambda h: m.b(layer(h)), m.a(x), use_reentrant=False)
+
+
+@CASES.refused()
+def hook_registered_in_the_forward_that_centres(m: Any, x: Tensor) -> Tensor:
+    handle = m.b.register_full_backward_hook(centre_gradients)
+    try:
+        return x + m.b(m.a(x))
+    finally:
+        handle.remove()
+
+
+@CASES.refused()
+def hook_of_all_modules_that_centres(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    handle = register_module_full_backward_hook(centre_gradients)
+    try:
+        return x + m.b(h)
+    finally:
+        handle.remove()
+
+
+@CASES.refused()
+def hook_of_a_node_behind_that_reverses_samples(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x).sin() * 2
+    behind = h.grad_fn.next_functions[0][0]
+    behind.register_hook(lambda of_inputs, of_outputs: (of_inputs[0].flip(0),))
+    return x + m.b(h)
 
 
 @CASES.refused()

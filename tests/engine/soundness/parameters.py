@@ -26,6 +26,32 @@ def hook_after_accumulation(m: Any, x: Tensor) -> Tensor:
     return m.b(m.a(x))
 
 
+@CASES.refused()
+def hook_registered_in_the_forward(m: Any, x: Tensor) -> Tensor:
+    m.a.weight.register_hook(lambda g: g * 2)
+    return m.b(m.a(x))
+
+
+@CASES.refused()
+def hook_registered_after_a_use(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    m.a.weight.register_hook(lambda g: g * 2)
+    return m.b(h)
+
+
+@CASES.refused()
+def hook_after_accumulation_registered_in_the_forward(m: Any, x: Tensor) -> Tensor:
+    m.a.weight.register_post_accumulate_grad_hook(lambda p: None)
+    return m.b(m.a(x))
+
+
+@CASES.exact()
+def hook_after_accumulation_of_an_input(m: Any, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    x.register_post_accumulate_grad_hook(lambda p: None)
+    return m.b(m.a(x))
+
+
 def _hook_on_the_node(m: Any, x: Tensor) -> None:
     m.node = m.a.weight.expand_as(m.a.weight).grad_fn.next_functions[0][0]  # without it, it is gone
     m.node.register_prehook(lambda gradients: (gradients[0] * 2,))

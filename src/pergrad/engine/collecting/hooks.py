@@ -82,33 +82,64 @@ def guarding_modules(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def guard_nodes(nodes: Iterable[Any]) -> None:
-    """Makes it an error if a hook on a node of autograd's graph changes a gradient; taps return nothing."""
-    for node in nodes:
-        if type(node).__name__ == "BackwardHookFunctionBackward":
-            continue  # of a module's hooks, which are guarded themselves
+    """Makes it an error if a hook on a node of autograd's graph, or on one behind it, changes a gradient.
+
+    Who has a node reaches all nodes behind it. Backward hooks of modules are hooks on nodes that torch looks
+    at, also those that `guarding_modules` does not know: of a module outside of the recorded one, of all
+    modules, or registered in the forward. Taps return nothing.
+    """
+    for node in _and_behind(nodes):
         for register in (node.register_hook, node.register_prehook):
             handle = register(_nothing)
             hooks = handle.hooks_dict_ref()
             handle.remove()
             for key, hook in hooks.items():
-                hooks[key] = _looking_only(
-                    hook, f"a hook on the autograd node {type(node).__name__}"
-                )
+                hooks[key] = _looking_only(hook, _name_of_hook(node))
+
+
+def _and_behind(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Yields the nodes and those behind them, each once, but for those that only accumulate."""
+    left, seen = [*nodes], set()
+    while left:
+        node = left.pop()
+        if node is None or node in seen or type(node).__name__ == "AccumulateGrad":
+            continue
+        seen.add(node)
+        left += [behind for behind, _ in node.next_functions]
+        yield node
+
+
+def _name_of_hook(node: Any) -> str:
+    kind = type(node).__name__
+    if kind == "BackwardHookFunctionBackward":
+        return "a backward hook of a module"
+    return f"a hook on the autograd node {kind}"
 
 
 def _nothing(*_: Any) -> None:
     pass
 
 
-def _looking_only(hook: Callable[..., Any], what: str) -> Callable[..., None]:
-    def call(*args: Any) -> None:
+def _looking_only(hook: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
         gradients = [*tensors_in(args)]
         versions = [*map(internals.version_of, gradients)]
         changed = hook(*args)
-        if changed is not None or versions != [*map(internals.version_of, gradients)]:
+        is_changed = changed is not None and not _are_same(changed, args[0])
+        if is_changed or versions != [*map(internals.version_of, gradients)]:
             raise UnsupportedFunctionError(
                 f"{what} changes gradients, which a recording cannot follow; let it return None and write "
                 "nothing in place, or remove it"
             )
+        return changed
 
     return call
+
+
+def _are_same(changed: Any, gradients: Any) -> bool:
+    """Whether a hook returns the gradients that it got, as torch's own for the hooks of modules do."""
+    if not isinstance(changed, tuple) or not isinstance(gradients, tuple):
+        return False
+    return len(changed) == len(gradients) and all(
+        new is old for new, old in zip(changed, gradients, strict=True)
+    )

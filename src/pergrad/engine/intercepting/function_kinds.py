@@ -25,8 +25,8 @@ _PASSIVE = frozenset(
     """
     dim element_size stride storage_offset is_contiguous is_floating_point is_complex
     is_signed data_ptr get_device hash repr format ndimension _is_view is_pinned
-    untyped_storage storage reduce_ex is_nonzero retain_grad register_post_accumulate_grad_hook
-    is_inference result_type can_cast is_same_size is_tensor allclose equal bool item tolist numpy
+    untyped_storage storage reduce_ex is_nonzero retain_grad is_inference result_type can_cast
+    is_same_size is_tensor allclose equal bool item tolist numpy
     _has_compatible_shallow_copy_type _cudnn_rnn_flatten_weight _set_grad_enabled
     """.split()
 )
@@ -48,6 +48,7 @@ _HARMLESS = frozenset(
 # Functions that update running statistics.
 _UPDATING = frozenset([F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm])
 
+_HOOKS = frozenset([Tensor.register_hook, Tensor.register_post_accumulate_grad_hook])
 _BACKWARDS = frozenset([Tensor.backward, torch.autograd.backward, torch.autograd.grad])
 
 
@@ -58,7 +59,7 @@ class Kind(Enum):
     SHAPE = auto()
     SIZE = auto()
     SET_DATA = auto()  # assigns other memory to a tensor
-    HOOK = auto()  # registers a backward hook
+    HOOK = auto()  # registers a hook on a gradient
     NODE = auto()  # returns a node of autograd's graph, which can be hooked too
     BACKWARD = auto()
     HARMLESS = auto()  # no gradient flows to a weight
@@ -92,7 +93,7 @@ def kind_of(func: Callable[..., Any]) -> Kind:
         return Kind.BACKWARD
     if not is_own(func) and checks_overrides(func):
         return Kind.TRANSPARENT
-    if func is Tensor.register_hook:
+    if func in _HOOKS:
         return Kind.HOOK
     if func == Tensor.data.__set__:  # type: ignore[attr-defined]
         return Kind.SET_DATA

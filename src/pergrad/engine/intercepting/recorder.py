@@ -24,7 +24,7 @@ from pergrad.engine.intercepting.backward_passes import (
 from pergrad.engine.intercepting.composites import CONTROL_FLOW, without_override_check
 from pergrad.engine.intercepting.function_kinds import Kind, kind_of
 from pergrad.engine.intercepting.mapping import mapped_over_samples
-from pergrad.engine.intercepting.rule_calls import cached_plan, call_by_plan, unsupported
+from pergrad.engine.intercepting.rule_calls import cached_plan, call_by_plan
 from pergrad.engine.intercepting.tracker import Tracker, is_same_view
 from pergrad.engine.intercepting.weight_calls import WeightCalls
 from pergrad.engine.intercepting.weights import Root
@@ -151,6 +151,8 @@ class Recorder(WeightCalls):
         """Runs a function before the recording has begun; begins it if the function uses a weight."""
         if kind is _SET_DATA:
             _refuse_in_trace(args)
+        if kind is _HOOK:
+            self._refuse_hook(func, args[0])
         if self._of_empty_batch is not None and kind is _BACKWARD:
             return run_passes_of_empty_batch(func, args, kwargs, self._of_empty_batch)
         # `weight.new_zeros(d, d)` is constant, whatever the number of samples.
@@ -235,7 +237,7 @@ class Recorder(WeightCalls):
             if kind is _BACKWARD:
                 return self._backward(func, args, kwargs)
             if kind is _HOOK:
-                return self._register_hook(*args, **kwargs)
+                return self._register_hook(func, *args, **kwargs)
             if kind is _NODE:
                 node = func(*args)
                 if node is not None:
@@ -351,16 +353,32 @@ class Recorder(WeightCalls):
         finally:
             self.tracker.tagged_here.forget_dead()
 
-    def _register_hook(self, t: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
-        weight = self.tracker.weight_of(t)
-        if weight is not None:
-            raise unsupported(
-                Tensor.register_hook, [weight], "a hook inside of the recording would not run"
-            )
+    def _register_hook(self, func: Any, t: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
+        self._refuse_hook(func, t)
+        if func is not Tensor.register_hook:
+            return func(t, hook)
         layout = self.tracker.layout(t)
         if isinstance(layout, Samples | Owners) and layout.scope.count > 1:
             hook = guarded(hook, layout)
         return t.register_hook(hook)
+
+    def _refuse_hook(self, func: Any, t: Tensor) -> None:
+        """Raises an error for a hook on a weight: the recording runs those that were there before it."""
+        is_of_gradient = func is Tensor.register_hook
+        if self._kept is not None and not is_of_gradient:
+            return  # `.grad` is kept, and autograd runs the hook
+        name = next((name for name, p in self._parameters.items() if p is t), None)
+        if name is None and self._begun:
+            weight = self.tracker.weight_of(t)
+            name = None if weight is None else weight.name
+        if name is not None:
+            next_step = (
+                "register it before" if is_of_gradient else "remove it, or freeze the parameter"
+            )
+            raise UnsupportedFunctionError(
+                f"a hook by `{func.__name__}` on parameter {name!r} is registered inside of the recording, "
+                f"and would not run: {next_step}"
+            )
 
     def _save_buffers(self, tensors: Iterable[Tensor]) -> None:
         for t in tensors:
