@@ -17,8 +17,8 @@ from tests.engine.exactness import Formula, numbers
 
 PASSIVE = """
     dim element_size stride storage_offset is_contiguous is_floating_point is_complex
-    is_signed data_ptr get_device __hash__ __repr__ __format__ ndimension _is_view
-    is_pinned untyped_storage storage __reduce_ex__ is_nonzero retain_grad
+    is_signed data_ptr get_device __hash__ __repr__ __format__ ndimension
+    is_pinned untyped_storage storage __reduce_ex__ is_nonzero
     is_inference is_same_size allclose equal __bool__ item tolist numpy
 """.split()
 HARMLESS = """
@@ -87,6 +87,12 @@ def test_registering_a_hook_is_told_apart() -> None:
     assert kind_of(Tensor.register_post_accumulate_grad_hook) is Kind.HOOK
 
 
+def test_what_depends_on_the_graph_is_told_apart() -> None:
+    asks = [getter("is_leaf"), getter("_base"), getter("retains_grad")]
+    for func in (*asks, Tensor._is_view, Tensor.retain_grad):
+        assert kind_of(func) is Kind.PLACE
+
+
 @pytest.mark.parametrize("func", [F.linear, F.layer_norm, torch.cat, torch.einsum])
 def test_functions_of_torch_are_ordinary(func: Callable[..., Any]) -> None:
     assert kind_of(func) is Kind.ORDINARY
@@ -99,7 +105,7 @@ def test_attributes_that_are_tensors_are_functions(attribute: str) -> None:
 
 @pytest.mark.parametrize(
     "attribute",
-    ["dtype", "device", "grad", "requires_grad", "is_leaf", "ndim", "layout"],
+    ["dtype", "device", "grad", "requires_grad", "ndim", "layout"],
 )
 def test_other_attributes_are_passive(attribute: str) -> None:
     assert kind_of(getter(attribute)) is Kind.PASSIVE

@@ -135,3 +135,67 @@ def layer_frozen_for_a_while(m: Any, x: Tensor) -> Tensor:
 def weights_as_numbers(m: Any, x: Tensor) -> Tensor:
     with warnings.catch_warnings(action="ignore"):  # torch advises to detach them
         return m.a(x) * float(m.w[0, 0]) + m.b(x) * int(m.w.sum() * 10)
+
+
+@CASES.exact()
+def derived_weights_are_no_leaves(m: Any, x: Tensor) -> Tensor:
+    first, second = m.w * 2, m.w.T
+    assert not first.is_leaf
+    assert not second.is_leaf
+    assert m.w.is_leaf
+    return m.a(x) @ first @ second
+
+
+@CASES.exact()
+def casts_to_their_own_type_are_themselves(m: Any, x: Tensor) -> Tensor:
+    derived = m.w * 2
+    assert m.w.to(x.dtype) is m.w
+    assert derived.to(x) is derived
+    assert m.w.contiguous() is m.w
+    return m.a(x) @ m.w.to(x.dtype) @ derived.to(x)
+
+
+@CASES.refused()
+def node_of_a_derived_weight(m: Any, x: Tensor) -> Tensor:
+    w = m.w * 2
+    return m.a(x) @ (w if w.grad_fn is not None else m.b.weight)
+
+
+@CASES.refused()
+def base_of_a_view_of_a_weight(m: Any, x: Tensor) -> Tensor:
+    w = m.w.T
+    return m.a(x) @ (w if w._base is m.w else m.b.weight)
+
+
+@CASES.refused()
+def view_of_a_weight(m: Any, x: Tensor) -> Tensor:
+    w = m.w.T
+    return m.a(x) @ (w if w._is_view() else m.b.weight)
+
+
+@CASES.refused()
+def gradient_retained_by_a_derived_weight(m: Any, x: Tensor) -> Tensor:
+    w = m.w * 2
+    w.retain_grad()
+    return m.a(x) @ w
+
+
+@CASES.exact()
+def places_of_samples(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x).sin()
+    h.retain_grad()
+    assert not h.is_leaf
+    assert h.retains_grad
+    assert not h._is_view()
+    assert h.grad_fn is not None
+    return m.b(h)
+
+
+@CASES.refused()
+def sparse_weight_beside_samples(m: Any, x: Tensor) -> Tensor:
+    return torch.sparse.mm(m.w.to_sparse(), m.a(x).T).T
+
+
+@CASES.exact()
+def sparse_weight_made_dense_again(m: Any, x: Tensor) -> Tensor:
+    return m.a(x) @ (m.w.to_sparse() * 2).to_dense()

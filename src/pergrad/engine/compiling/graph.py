@@ -52,8 +52,10 @@ def written_in(graph: Graph) -> set[int]:
 
 
 def storage(node: Any) -> int:
-    """Returns the number of the storage of a node's tensor; 0 for other arguments."""
-    return internals.storage_id(node.meta["val"].untyped_storage()) if isinstance(node, Node) else 0
+    """Returns the number of the storage of a node's tensor; 0 for other arguments, and sparse tensors."""
+    if not isinstance(node, Node) or node.meta["val"].layout is not torch.strided:
+        return 0
+    return internals.storage_id(node.meta["val"].untyped_storage())
 
 
 def undetached(node: Node) -> Node:

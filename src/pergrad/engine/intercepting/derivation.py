@@ -36,16 +36,17 @@ _CASTS = frozenset("to type type_as float double half bfloat16 contiguous clone"
 
 
 def transform(func: Callable[..., Any], weight: Weight, args: Any, kwargs: Any) -> Weight | None:
-    """Returns the lazily transformed weight of a transpose, a reshape or a cast; None for other functions."""
+    """Returns the lazily transformed weight of a transpose, a reshape or a cast; None for other functions.
+
+    It is the weight itself if the function returns its own argument, as a cast to its own type does.
+    """
     found = _transformed(func, weight, args, kwargs)
-    if found is not None and weight.keeps_gradient:
+    if found is not None and found is not weight and weight.keeps_gradient:
         found.operand = func(weight.operand, *args[1:], **kwargs)
     return found
 
 
-def _transformed(
-    func: Callable[..., Any], weight: Weight, args: Any, kwargs: Any
-) -> Transformed | None:
+def _transformed(func: Callable[..., Any], weight: Weight, args: Any, kwargs: Any) -> Weight | None:
     name, of = name_of(func), weight.value
     if is_sharded(of) and name not in _CASTS:
         return None  # shards of views are not views of shards
@@ -61,6 +62,8 @@ def _transformed(
         return Transformed(weight, value, partial(_reshaped, tuple(of.shape)))
     if name in _CASTS:
         value = func(of, *args[1:], **kwargs)
+        if value is of:
+            return weight
         is_same = value.device == of.device and value.is_complex() == of.is_complex()
         return Transformed(weight, value, _unchanged) if is_same else None
     return None

@@ -24,9 +24,9 @@ _TENSOR_ATTRIBUTES = frozenset("T mT H mH real imag data".split())
 _PASSIVE = frozenset(
     """
     dim element_size stride storage_offset is_contiguous is_floating_point is_complex
-    is_signed data_ptr get_device hash repr format ndimension _is_view is_pinned
-    untyped_storage storage reduce_ex is_nonzero retain_grad is_inference result_type can_cast
-    is_same_size is_tensor allclose equal bool item tolist numpy
+    is_signed data_ptr get_device hash repr format ndimension is_pinned
+    untyped_storage storage reduce_ex is_nonzero is_inference result_type can_cast is_same_size
+    is_tensor allclose equal bool item tolist numpy
     _has_compatible_shallow_copy_type _cudnn_rnn_flatten_weight _set_grad_enabled
     """.split()
 )
@@ -48,6 +48,9 @@ _HARMLESS = frozenset(
 # Functions that update running statistics.
 _UPDATING = frozenset([F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm])
 
+# Attributes and methods that depend on a tensor's place in autograd's graph.
+_PLACES = frozenset("is_leaf _base _is_view retain_grad retains_grad".split())
+
 _HOOKS = frozenset([Tensor.register_hook, Tensor.register_post_accumulate_grad_hook])
 _BACKWARDS = frozenset([Tensor.backward, torch.autograd.backward, torch.autograd.grad])
 
@@ -61,6 +64,7 @@ class Kind(Enum):
     SET_DATA = auto()  # assigns other memory to a tensor
     HOOK = auto()  # registers a hook on a gradient
     NODE = auto()  # returns a node of autograd's graph, which can be hooked too
+    PLACE = auto()  # asks for the place of a tensor in autograd's graph
     BACKWARD = auto()
     HARMLESS = auto()  # no gradient flows to a weight
     CONTROL_FLOW = auto()  # calls functions of the user, which are recorded
@@ -80,6 +84,8 @@ def kind_of(func: Callable[..., Any]) -> Kind:
             return Kind.SHAPE
         if attribute == "grad_fn":
             return Kind.NODE
+        if attribute in _PLACES:
+            return Kind.PLACE
         return (
             Kind.HARMLESS
             if attribute == "data"
@@ -95,6 +101,8 @@ def kind_of(func: Callable[..., Any]) -> Kind:
         return Kind.TRANSPARENT
     if func in _HOOKS:
         return Kind.HOOK
+    if name in _PLACES:
+        return Kind.PLACE
     if func == Tensor.data.__set__:  # type: ignore[attr-defined]
         return Kind.SET_DATA
     if func.__name__ == "__set__" or name in _PASSIVE:

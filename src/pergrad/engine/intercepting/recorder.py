@@ -31,7 +31,7 @@ from pergrad.engine.intercepting.weights import Root
 from pergrad.engine.samples.layouts import Owners, Samples
 from pergrad.engine.samples.propagation import name_of, tensors_in
 from pergrad.engine.samples.sizes import BatchSize
-from pergrad.engine.samples.tags import leaving_tags_out_of_files
+from pergrad.engine.samples.tags import TAG, leaving_tags_out_of_files
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
 from pergrad.rules.samples import DECLARED
@@ -44,7 +44,7 @@ _PASSIVE, _SHAPE, _SIZE = Kind.PASSIVE, Kind.SHAPE, Kind.SIZE
 _SET_DATA, _HOOK, _NODE, _TRANSPARENT = Kind.SET_DATA, Kind.HOOK, Kind.NODE, Kind.TRANSPARENT
 _BACKWARD, _ORDINARY, _WRITING = Kind.BACKWARD, Kind.ORDINARY, Kind.WRITING
 _FOLLOWED = frozenset([_ORDINARY, _WRITING, _TRANSPARENT])
-_HARMLESS, _CONTROL_FLOW = Kind.HARMLESS, Kind.CONTROL_FLOW
+_HARMLESS, _CONTROL_FLOW, _PLACE = Kind.HARMLESS, Kind.CONTROL_FLOW, Kind.PLACE
 _REDUCE = Tensor.__reduce_ex__
 _MOST_EARLIER = 64  # functions; a recording holds their tensors until it begins
 
@@ -238,8 +238,10 @@ class Recorder(WeightCalls):
                 return self._backward(func, args, kwargs)
             if kind is _HOOK:
                 return self._register_hook(func, *args, **kwargs)
+            if kind is _PLACE:
+                return func(*args) if args[0].grad_fn is not None else self._place(func, args[0])
             if kind is _NODE:
-                node = func(*args)
+                node = func(*args) or self._place(func, args[0])
                 if node is not None:
                     self._nodes.append(node)
                 return node
@@ -379,6 +381,19 @@ class Recorder(WeightCalls):
                 f"a hook by `{func.__name__}` on parameter {name!r} is registered inside of the recording, "
                 f"and would not run: {next_step}"
             )
+
+    def _place(self, func: Callable[..., Any], t: Tensor) -> Any:
+        """Asks for the place in autograd's graph of a tensor without a node; a derived weight is no leaf."""
+        tag: Any = getattr(t, TAG, None)
+        if tag is None or not tag.is_weight or tag.scope is not self.tracker.scope:
+            return func(t)
+        name = name_of(func)
+        if name == "is_leaf":
+            return False
+        raise UnsupportedFunctionError(
+            f"`{name}` is asked of a tensor computed from parameter {tag.name!r}, which has no place in "
+            "autograd's graph inside of a recording: ask before it, or freeze the parameter"
+        )
 
     def _save_buffers(self, tensors: Iterable[Tensor]) -> None:
         for t in tensors:

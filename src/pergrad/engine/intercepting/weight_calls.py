@@ -269,7 +269,7 @@ class WeightCalls(TorchFunctionMode):
             if sum(isinstance(t, Tensor) for t in tensors_in(args, kwargs)) == 1:
                 lazy = transform(func, first, args, kwargs)
                 if lazy is not None:
-                    return self._as_weight(lazy, args[0], beside)
+                    return args[0] if lazy is first else self._as_weight(lazy, args[0], beside)
         for lazily in (look_up, scale):
             lazy = lazily(func, args, kwargs, self.tracker.weight_of)
             if lazy is not None:
@@ -386,6 +386,8 @@ class WeightCalls(TorchFunctionMode):
                 with self:
                     return func(*joined[0], **joined[1])
         call = MixedCall(func, args, kwargs, self.tracker.weight_of, tracker.layout)
+        if any(w.value.layout is not torch.strided for w in call.weights.values()):
+            raise unsupported(func, call.weights.values(), "its values are sparse")
         if name_of(func) in ELEMENTWISE:
             output = by_broadcast(call)
             if output is not None:

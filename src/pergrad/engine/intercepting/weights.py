@@ -112,7 +112,9 @@ class Weight(Tag):
         return self.operand is not self.value
 
     def _empty_carrier(self) -> Tensor:
-        return self.value.new_zeros(()).expand(self.scope.count, *self.value.shape)
+        # Not `value.new_zeros`, which would be sparse for a sparse value.
+        empty = torch.zeros((), dtype=self.value.dtype, device=self.value.device)
+        return empty.expand(self.scope.count, *self.value.shape)
 
 
 class Root(Weight):
