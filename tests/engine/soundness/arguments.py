@@ -90,6 +90,26 @@ def attention_mask_of_samples(m: Any, x: Tensor) -> Tensor:
     return x + F.scaled_dot_product_attention(q, q, q, attn_mask=mask)[0].mean(2)
 
 
+@CASES.exact(parts=lambda: {"rows": nn.Parameter(torch.zeros(4, 3))})
+def gather_from_rows_of_a_new_weight(m: Any, x: Tensor) -> Tensor:
+    return m.a(x) + m.rows.gather(1, x.argsort(1))
+
+
+@CASES.exact(parts=lambda: {"rows": nn.Parameter(torch.ones(4, 3))})
+def scatter_of_rows_of_a_new_weight(m: Any, x: Tensor) -> Tensor:
+    return m.a(x).scatter(1, x.argsort(1), m.rows) + m.a(x).slice_scatter(m.rows[:, :2], 1, 0, 2)
+
+
+@CASES.exact()
+def scatter_of_one_row_for_all_samples(m: Any, x: Tensor) -> Tensor:
+    return m.a(x).scatter_add(1, x.argsort(1), m.w[:1].expand(4, 3))
+
+
+@CASES.refused()
+def convolution_over_the_samples_as_time(m: Any, x: Tensor) -> Tensor:
+    return torch.conv_tbc(m.a(x)[:, None], torch.ones(3, 3, 3), torch.zeros(3), 1)
+
+
 @CASES.refused()
 def layer_norm_bias_of_one_sample(m: Any, x: Tensor) -> Tensor:
     return x + F.layer_norm(

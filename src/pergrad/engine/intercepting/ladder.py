@@ -8,7 +8,7 @@ masked VJP  one backward of the function per sample; needs only the layout of th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from pergrad.runtime.tolerances import largest, tolerance_of_rerun
 __all__ = [
     "GraphRun",
     "MixedCall",
+    "agrees_elsewhere",
     "by_broadcast",
     "by_masked_vjp",
     "by_vmap",
@@ -139,6 +140,15 @@ def by_vmap(
 
     `places` are the numbers of these among all results.
     """
+    return _by_vmap(call, layouts, places, {k: expanded(w) for k, w in call.weights.items()})
+
+
+def _by_vmap(
+    call: MixedCall,
+    layouts: Sequence[Layout],
+    places: Sequence[int],
+    weights: Mapping[int, Tensor],  # (n, *shape), by position
+) -> list[Tensor] | None:
     if not all(isinstance(la, Samples) for la in layouts):
         return None
     if any(isinstance(la, Owners) for la in call.inputs.values()):
@@ -148,13 +158,13 @@ def by_vmap(
     slots = [*call.weights, *call.inputs]
     for k in slots:
         layout = call.inputs.get(k)
-        if k in call.weights:
-            tensors.append(expanded(call.weights[k]))
+        if k in weights:
+            tensors.append(weights[k])
         elif isinstance(layout, Samples):
             tensors.append(samples_first(call.leaves[k], layout))
         else:
             tensors.append(call.leaves[k])
-        dims.append(0 if k in call.weights or isinstance(layout, Samples) else None)
+        dims.append(0 if k in weights or isinstance(layout, Samples) else None)
 
     def one(*given: Tensor) -> list[Any]:
         return parts_of(call.run(dict(zip(slots, given, strict=True))))
@@ -170,6 +180,30 @@ def by_vmap(
         ]
     except (RuntimeError, ValueError, TypeError, IndexError):
         return None
+
+
+def agrees_elsewhere(call: MixedCall, layouts: Sequence[Layout], places: Sequence[int]) -> bool:
+    """Whether vmap gives the function's values for other weights, whose elements all differ.
+
+    Mapped over the samples, a function may read another row of a weight than the plain call does, as `gather`
+    does: no value shows it while all rows are equal, as those of a new parameter often are.
+    """
+    count = layouts[0].scope.count
+    with torch.no_grad():
+        other = {k: w.value + _ramp(w.value) for k, w in call.weights.items()}
+        each = {k: w.unsqueeze(0).expand(count, *w.shape) for k, w in other.items()}
+        try:
+            flat = parts_of(call.run(other))
+        except (RuntimeError, ValueError, IndexError):  # the function refuses these values
+            return False
+        found = _by_vmap(call, layouts, places, each)
+        return found is not None and same_values(found, [flat[place] for place in places])
+
+
+def _ramp(t: Tensor) -> Tensor:
+    """Returns small numbers that all differ, without a draw from the random state."""
+    steps = torch.arange(1, t.numel() + 1, device=t.device, dtype=torch.float32)
+    return (0.1 * steps / (t.numel() + 1)).to(t.dtype).view(t.shape)
 
 
 class _Refuse(torch.autograd.Function):

@@ -25,6 +25,7 @@ from pergrad.engine.intercepting.derivation import (
 )
 from pergrad.engine.intercepting.ladder import (
     MixedCall,
+    agrees_elsewhere,
     by_broadcast,
     by_masked_vjp,
     by_vmap,
@@ -39,7 +40,7 @@ from pergrad.engine.intercepting.overwriting import Overwriting
 from pergrad.engine.intercepting.rule_calls import call_with_rule, qualified_name, unsupported
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import Weight, refuse_ordinary_gradients
-from pergrad.engine.samples.layouts import Constant, Lost, Owners, Samples, samples_back
+from pergrad.engine.samples.layouts import Constant, Layout, Lost, Owners, Samples, samples_back
 from pergrad.engine.samples.propagation import (
     ELEMENTWISE,
     mixed_samples,
@@ -425,7 +426,7 @@ class WeightCalls(TorchFunctionMode):
         rung: Rung = "vmap"
         if not is_function:  # a function of the user is run once, whatever it does
             results = by_vmap(call, layouts, places)
-        if results is None or not self._agree(func, args, kwargs, results, plain):
+        if results is None or not self._agree(call, args, kwargs, results, plain, layouts, places):
             results, rung = by_masked_vjp(run, plain, layouts), "masked VJP"
         else:
             results = valued(results, plain, layouts)
@@ -437,21 +438,27 @@ class WeightCalls(TorchFunctionMode):
 
     def _agree(
         self,
-        func: Callable[..., Any],
+        call: MixedCall,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         found: Sequence[Tensor],
         plain: Sequence[Tensor],
+        layouts: Sequence[Layout],
+        places: Sequence[int],
     ) -> bool:
-        """Whether vmap gives the function's values.
+        """Whether vmap gives the function's values; for the first call of a signature, for other weights too.
 
         A traced call has no values: it takes the answer of an earlier call with the same signature.
         """
-        _, _, signature = self.tracker.read(func, args, kwargs)
+        _, _, signature = self.tracker.read(call.func, args, kwargs)
         known = _AGREED.get(signature)
-        if known is not None and any(map(is_traced, plain)):
+        has_values = not any(map(is_traced, plain))
+        if known is not None and not has_values:
             return known
         agrees = same_values(found, plain)
+        if agrees and not known and has_values:
+            with internals.DisableTorchFunction():
+                agrees = agrees_elsewhere(call, layouts, places)
         if signature is not None:
             _AGREED.put(signature, agrees)
         return agrees
