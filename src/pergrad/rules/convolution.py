@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from pergrad.errors import PergradError
+from pergrad.errors import MixedSamplesError, PergradError
 from pergrad.factors import Convolution, PositionSum
 from pergrad.rules.registry import Gradients, by_shape, implements_per_sample_grads
 
@@ -18,7 +18,13 @@ __all__: list[str] = []
 def _input_is_batched(function: Callable[..., Tensor], rank: int) -> Callable[..., bool | None]:
     def check(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> None:
         input: Tensor = arguments["input"]
-        if input.dim() != rank or dims["input"] != 0:
+        if input.dim() == rank and dims["input"] != 0:
+            raise MixedSamplesError(
+                f"`{function.__name__}` takes dimension {dims['input']} of an input of shape "
+                f"{tuple(input.shape)} for channels or positions, but it has the samples: put them in "
+                "dimension 0"
+            )
+        if input.dim() != rank:
             raise PergradError(
                 f"Expanded Weights only support convolution with batched input, got {function} with an"
                 f"unbatched input of dim {input.dim()}, expected input of dim {rank}"

@@ -233,6 +233,19 @@ def test_hooks_of_parameters_change_the_gradients_of_each_sample() -> None:
     assert_near(grads.result["last.weight"], expected / norms, "last.weight")
 
 
+def test_a_hook_after_accumulation_that_the_model_registers_is_refused() -> None:
+    model, own, grads = Net(), batch(), Grads()
+    handles: list[Any] = []
+
+    def hooking(model: Net, *own: Any) -> Tensor:
+        handles.append(model.last.weight.register_post_accumulate_grad_hook(lambda p: None))
+        return loss(model, *own)
+
+    with pytest.raises(PergradError, match="runs after its gradient is accumulated"):
+        filled(model, hooking, own, grads)
+    assert len(handles) == 1
+
+
 REASONS: dict[str, tuple[Callable[..., Tensor], dict[str, Any], str]] = {
     "no samples": (lambda m, x, y: loss(m, *OTHER), {}, "no tensor or list among the arguments"),
     "another size": (loss, {"batch_size": 2}, "5 losses for 2 samples"),

@@ -105,6 +105,11 @@ def scatter_of_one_row_for_all_samples(m: Any, x: Tensor) -> Tensor:
     return m.a(x).scatter_add(1, x.argsort(1), m.w[:1].expand(4, 3))
 
 
+@CASES.refused(parts=lambda: {"layer": nn.Conv1d(4, 4, 1)})
+def samples_as_channels_of_a_layer(m: Any, x: Tensor) -> Tensor:
+    return m.b(m.layer(m.a(x)[None])[0])
+
+
 @CASES.refused()
 def convolution_over_the_samples_as_time(m: Any, x: Tensor) -> Tensor:
     return torch.conv_tbc(m.a(x)[:, None], torch.ones(3, 3, 3), torch.zeros(3), 1)

@@ -85,6 +85,7 @@ def _filled(
 ) -> Looped:
     versions = _versions(run.batch)
     losses = run.forward(run.batch)
+    hooks_of_parameters(run.parameters)  # refuses those that the model has registered meanwhile
     reduced(losses, run.options.loss_reduction)  # refuses what is no loss
     if not is_reached([losses], run.parameters.values()):
         raise CannotLoopError("no gradient reaches a recorded parameter")
