@@ -190,9 +190,9 @@ def agrees_elsewhere(call: MixedCall, layouts: Sequence[Layout], places: Sequenc
     """
     count = layouts[0].scope.count
     with torch.no_grad():
-        other = {k: w.value + _ramp(w.value) for k, w in call.weights.items()}
-        each = {k: w.unsqueeze(0).expand(count, *w.shape) for k, w in other.items()}
         try:
+            other = {k: w.value + _ramp(w.value) for k, w in call.weights.items()}
+            each = {k: w.unsqueeze(0).expand(count, *w.shape) for k, w in other.items()}
             flat = parts_of(call.run(other))
         except (RuntimeError, ValueError, IndexError):  # the function refuses these values
             return False
