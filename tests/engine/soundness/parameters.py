@@ -199,3 +199,14 @@ def sparse_weight_beside_samples(m: Any, x: Tensor) -> Tensor:
 @CASES.exact()
 def sparse_weight_made_dense_again(m: Any, x: Tensor) -> Tensor:
     return m.a(x) @ (m.w.to_sparse() * 2).to_dense()
+
+
+@CASES.exact()
+def weight_scaled_by_a_detached_statistic(m: Any, x: Tensor) -> Tensor:
+    mean, norm = m.a(x).abs().mean().detach(), m.a(x).norm().detach()
+    return m.a(x) @ (m.w * mean / norm)
+
+
+@CASES.refused()
+def weight_scaled_by_a_statistic(m: Any, x: Tensor) -> Tensor:
+    return m.a(x) @ (m.w * m.a(x).abs().mean())

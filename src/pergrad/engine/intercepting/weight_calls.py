@@ -252,10 +252,14 @@ class WeightCalls(TorchFunctionMode):
         return True
 
     def _has_samples(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether any argument is neither a weight nor a constant."""
-        return any(
-            not isinstance(self.tracker.layout(t), Constant) for t in tensors_in(args, kwargs)
-        )
+        """Whether any argument is neither a weight nor a constant; a detached statistic is one."""
+        return any(self._is_of_samples(t) for t in tensors_in(args, kwargs))
+
+    def _is_of_samples(self, t: Tensor) -> bool:
+        layout = self.tracker.layout(t)
+        if isinstance(layout, Lost):
+            return t.requires_grad
+        return not isinstance(layout, Constant)
 
     def _derived(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -472,7 +476,7 @@ class WeightCalls(TorchFunctionMode):
         elif lost.why == "unknown":
             error = unknown_samples(lost.reason)
         elif lost.why == "total" and not any(la.has_samples for la in call.inputs.values()):
-            names = " and ".join(w.name for w in weights)
+            names = " and ".join(dict.fromkeys(name for w in weights for name in w.roots))
             one = "; if the module runs for one sample after the other, pass batch_size="
             error = UnsupportedFunctionError(
                 f"a term of the loss depends only on parameter {names}, as a weight penalty does, and "
