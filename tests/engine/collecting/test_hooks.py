@@ -8,7 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import pergrad
-from pergrad.engine.collecting.hooks import guarded, guarding_modules
+from pergrad.engine.collecting.hooks import (
+    guard_nodes,
+    guarded,
+    guarding_modules,
+    lasting_nodes,
+)
 from pergrad.engine.samples.layouts import Owners, Scope
 from pergrad.errors import MixedSamplesError, UnsupportedFunctionError
 from pergrad.testing import assert_near, loop_grads
@@ -164,3 +169,26 @@ def test_hooks_of_modules_are_their_own_again_afterwards() -> None:
         fails()
     assert [*model[0]._backward_hooks.values()] == hooks[:1]
     assert not model[1]._backward_pre_hooks
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        return g * 2
+
+
+def test_hooks_behind_a_function_whose_result_is_gone_are_guarded() -> None:
+    x = torch.ones(3, requires_grad=True)
+    squares = x * x
+    result = _Doubled.apply(_Doubled.apply(squares))
+    seen = lasting_nodes(result.grad_fn)
+    assert squares.grad_fn in seen
+    del result
+    squares.grad_fn.register_prehook(lambda gradients: (gradients[0].flip(0),))
+    guard_nodes(seen)
+    with pytest.raises(UnsupportedFunctionError, match="MulBackward0 changes gradients"):
+        (squares * 3).sum().backward()

@@ -15,7 +15,7 @@ from pergrad.errors import MixedSamplesError, UnsupportedFunctionError
 from pergrad.runtime import internals
 from pergrad.runtime.containers import tensors_in
 
-__all__ = ["guard_nodes", "guarded", "guarding_modules"]
+__all__ = ["guard_nodes", "guarded", "guarding_modules", "lasting_nodes"]
 
 Hook = Callable[[Tensor], Tensor | None]
 
@@ -97,16 +97,37 @@ def guard_nodes(nodes: Iterable[Any]) -> None:
                 hooks[key] = _looking_only(hook, _name_of_hook(node))
 
 
+def lasting_nodes(node: Any) -> list[Any]:
+    """Returns a node, and where it may be gone before the backward pass, those behind it.
+
+    Up to torch 2.11 the Python object of an autograd.Function does not keep its node alive; all other nodes
+    keep those behind them.
+    """
+    found, left = list[Any](), [node]
+    while left:
+        found.append(left.pop())
+        if isinstance(found[-1], torch.autograd.function.BackwardCFunction):
+            left += _behind(found[-1])
+    return found
+
+
 def _and_behind(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Yields the nodes and those behind them, each once, but for those that only accumulate."""
+    """Yields the nodes and those behind them, each once, but for those that only accumulate or are gone."""
     left, seen = [*nodes], set()
     while left:
         node = left.pop()
-        if node is None or node in seen or type(node).__name__ == "AccumulateGrad":
+        if node in seen or type(node).__name__ == "AccumulateGrad":
             continue
         seen.add(node)
-        left += [behind for behind, _ in node.next_functions]
+        try:
+            left += _behind(node)
+        except RuntimeError:  # no gradient comes to a node that is gone
+            continue
         yield node
+
+
+def _behind(node: Any) -> list[Any]:
+    return [behind for behind, _ in node.next_functions if behind is not None]
 
 
 def _name_of_hook(node: Any) -> str:

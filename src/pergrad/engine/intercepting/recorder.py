@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
-from pergrad.engine.collecting.hooks import guard_nodes, guarded
+from pergrad.engine.collecting.hooks import guard_nodes, guarded, lasting_nodes
 from pergrad.engine.collecting.journal import Journal
 from pergrad.engine.collecting.kept_gradients import KeptGradients
 from pergrad.engine.collecting.ledger import Ledger, Sink, UseCounter
@@ -243,7 +243,7 @@ class Recorder(WeightCalls):
             if kind is _NODE:
                 node = func(*args) or self._place(func, args[0])
                 if node is not None:
-                    self._nodes.append(node)
+                    self._nodes += lasting_nodes(node)
                 return node
             if kind is _SET_DATA:
                 _refuse_in_trace(args)
