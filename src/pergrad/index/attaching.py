@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from pergrad.audit.streaming.fingerprint import fingerprint_of_loss
+from pergrad.audit.streaming.fingerprint import fingerprint_of_function
 from pergrad.audit.subject.reference import load_spec
 from pergrad.audit.subject.spec import Spec
 from pergrad.errors import IndexingError
@@ -107,7 +107,7 @@ def attached(store: Store, subject: Subject) -> Attached:
             f"the index {store.path} was built with another {which} ({', '.join(wanted)}, now "
             f"{', '.join(placed.fingerprints)}): pass the one that it was built with, or build it again"
         )
-    loss = fingerprint_of_loss(subject.spec.loss)
+    loss = fingerprint_of_function(subject.spec.loss)
     if loss != manifest.identity["loss"]:
         raise IndexingError(
             f"the index {store.path} was built with another loss ({manifest.identity['loss']}, now {loss}): "

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pergrad.audit.streaming.fingerprint import fingerprint_of_loss, fingerprint_of_model
+from pergrad.audit.streaming.fingerprint import fingerprint_of_function, fingerprint_of_model
 from pergrad.audit.subject.checkpoints import checkpoint_modules
 from pergrad.audit.subject.dtypes import own_dtype, placed
 from pergrad.audit.subject.inferring import inferred_spec
@@ -137,7 +137,7 @@ def identity_of(subject: Subject, placed_: Placed, options: IndexOptions) -> dic
     """Returns everything that must be equal for rows to belong to one index."""
     return {
         "models": placed_.fingerprints,
-        "loss": fingerprint_of_loss(subject.spec.loss),
+        "loss": fingerprint_of_function(subject.spec.loss),
         "projection": options.projection,
         "dim": None if options.projection == "none" else options.width,
         "seed": options.seed,

@@ -14,7 +14,6 @@ from pergrad.audit.streaming.fingerprint import (
     checksum_of_model,
     fingerprint_of_data,
     fingerprint_of_function,
-    fingerprint_of_loss,
     fingerprint_of_model,
 )
 from pergrad.audit.streaming.loading import item_of
@@ -60,7 +59,7 @@ class Task:
         return {
             "model": self.model_fingerprint,
             "dataset": self.data_fingerprint,
-            "loss": fingerprint_of_loss(self.spec.loss),
+            "loss": fingerprint_of_function(self.spec.loss),
             "groups": list(self.groups),
             "subset": self.options.subset,
             "seed": self.options.seed,
@@ -77,7 +76,7 @@ class Task:
         if self.options.tokens is None:
             return {}
         length = self.spec.length
-        own = None if length is None else fingerprint_of_loss(length)
+        own = None if length is None else fingerprint_of_function(length)
         return {"tokens": self.options.tokens, "length": own}
 
     @property
@@ -86,8 +85,8 @@ class Task:
         if spec.logits is None:
             return {}
         return {
-            "logits": fingerprint_of_loss(spec.logits),
-            "target": None if spec.target is None else fingerprint_of_loss(spec.target),
+            "logits": fingerprint_of_function(spec.logits),
+            "target": None if spec.target is None else fingerprint_of_function(spec.target),
             "free_dim": self.options.free_dim,
             "checkpoints": [fingerprint_of_model(model) for model in self.checkpoints],
         }

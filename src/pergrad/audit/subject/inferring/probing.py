@@ -81,7 +81,7 @@ def probed(
         ) from error
     whole = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
     inputs, raw = _parts(model, whole)
-    target_of = None if raw is None else _as_tensor(raw, classes)
+    target_of = None if raw is None else _as_tensor(raw, whole, classes)
     targets = None if target_of is None else target_of(*whole)
     outputs = _outputs(model, inputs, whole)
     if targets is not None and len(targets) != len(items):
@@ -105,8 +105,12 @@ def first_items(dataset: Any, count: int = PROBED) -> list[Any]:
     return items
 
 
-def _as_tensor(raw: Callable[..., Any], classes: Sequence[str] | None) -> Callable[..., Tensor]:
+def _as_tensor(
+    raw: Callable[..., Any], batch: Batch, classes: Sequence[str] | None
+) -> Callable[..., Tensor]:
     """Returns the targets as a tensor; those that are strings by their places among the classes."""
+    if isinstance(raw(*batch), Tensor):  # then the classes are but names
+        return raw
     place = {str(name): number for number, name in enumerate(classes or ())}
 
     def target_of(*batch: Any) -> Tensor:

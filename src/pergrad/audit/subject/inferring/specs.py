@@ -117,18 +117,24 @@ def _with_own_loss(
 
 
 def _fields(probe: Probe, kind: Kind) -> dict[str, Any]:
+    # The functions close over what decides their results: by that an audit knows them again.
+    inputs, target_of, of_outputs, of_logits = (
+        probe.inputs,
+        probe.target_of,
+        kind.logits,
+        kind.criterion,
+    )
+
     def logits(model: nn.Module, *batch: Any) -> Tensor:
-        arguments, keywords = probe.inputs(*batch)
-        return kind.logits(logits_in(model(*arguments, **keywords)))
+        arguments, keywords = inputs(*batch)
+        return of_outputs(logits_in(model(*arguments, **keywords)))
 
     def criterion(out: Tensor, *batch: Any) -> Tensor:
-        target_of = probe.target_of
         targets = None if target_of is None else target_of(*batch).to(out.device)
-        return kind.criterion(out, targets, batch)
+        return of_logits(out, targets, batch)
 
     fields: dict[str, Any] = {"loss": LossOfLogits(logits, criterion)}
-    if kind.classes is not None and probe.target_of is not None:
-        target_of, classes = probe.target_of, kind.classes
+    if (classes := kind.classes) is not None and target_of is not None:
         fields |= {"logits": logits, "target": lambda *batch: classes(target_of(*batch))}
     return fields
 

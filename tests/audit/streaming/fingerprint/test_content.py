@@ -6,13 +6,12 @@ import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from pergrad.audit.streaming.fingerprint import (
+from pergrad.audit.streaming.fingerprint.content import (
     checksum_of_model,
     fingerprint_of_data,
-    fingerprint_of_loss,
     fingerprint_of_model,
 )
-from tests.audit.cases import data, losses, network
+from tests.audit.cases import data, network
 
 
 def test_equal_models_have_one_fingerprint():
@@ -104,13 +103,6 @@ def test_items_that_differ_each_time_are_told():
     once, again = (fingerprint_of_data(drawn, 0) for _ in range(2))
     assert once == again
     assert not once[1]
-
-
-def test_a_changed_loss_shows():
-    assert fingerprint_of_loss(losses) == fingerprint_of_loss(losses)
-    one, two = (lambda model, x: model(x) * 2), (lambda model, x: model(x) * 3)
-    assert fingerprint_of_loss(one) != fingerprint_of_loss(two)
-    assert fingerprint_of_loss(nn.MSELoss()) != fingerprint_of_loss(nn.L1Loss())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.int8])

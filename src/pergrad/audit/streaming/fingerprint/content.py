@@ -1,9 +1,9 @@
-"""Fingerprints a model, a data set and a loss, to check that an audit resumes with the same ones."""
+"""Fingerprints a model and a data set, to check that an audit resumes with the same ones."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,21 +12,20 @@ from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
 from pergrad.audit.streaming.loading import drawing_from, item_of
-from pergrad.audit.subject.losses import LossOfLogits
 from pergrad.audit.subject.sharding import structure_of
 from pergrad.distributed.placing import is_sharded, whole_of
 from pergrad.errors import AuditError
 
 __all__ = [
+    "DIGITS",
+    "add_values",
     "checksum_of_model",
     "fingerprint_of_data",
-    "fingerprint_of_function",
-    "fingerprint_of_loss",
     "fingerprint_of_model",
 ]
 
 _PROBES = 128  # items hashed of a data set that is not made of tensors
-_DIGITS = 16
+DIGITS = 16
 
 
 def fingerprint_of_model(model: nn.Module) -> str:
@@ -40,8 +39,8 @@ def fingerprint_of_model(model: nn.Module) -> str:
         digest.update(f"{name} {module.training};".encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{name} {tensor.requires_grad} ".encode())
-        _add(digest, whole_of(tensor.detach()))
-    return digest.hexdigest()[:_DIGITS]
+        add_values(digest, whole_of(tensor.detach()))
+    return digest.hexdigest()[:DIGITS]
 
 
 def checksum_of_model(model: nn.Module) -> str:
@@ -55,7 +54,7 @@ def checksum_of_model(model: nn.Module) -> str:
         is_whole = tensor.layout == torch.strided and not is_sharded(tensor)
         total = _sum_of_bits(tensor.detach()) if is_whole else 0
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {total};".encode())
-    return digest.hexdigest()[:_DIGITS]
+    return digest.hexdigest()[:DIGITS]
 
 
 def _sum_of_bits(tensor: Tensor) -> int:
@@ -68,41 +67,6 @@ def _sum_of_bits(tensor: Tensor) -> int:
     return int(raw[:whole].view(torch.int64).sum()) + int(raw[whole:].sum(dtype=torch.int64))
 
 
-def fingerprint_of_loss(loss: Callable[..., Any]) -> str:
-    """Hashes the name and, for a Python function, the bytecode."""
-    if isinstance(loss, LossOfLogits):
-        return f"{fingerprint_of_loss(loss.logits)}-{fingerprint_of_loss(loss.of_logits)}"
-    digest = hashlib.sha256(getattr(loss, "__qualname__", type(loss).__qualname__).encode())
-    code = getattr(loss, "__code__", None)
-    if code is not None:
-        digest.update(code.co_code)
-        digest.update(repr((code.co_names, code.co_varnames)).encode())
-        plain = [c for c in code.co_consts if isinstance(c, int | float | str | bytes | None)]
-        digest.update(repr(plain).encode())
-    return digest.hexdigest()[:_DIGITS]
-
-
-def fingerprint_of_function(function: Callable[..., Any]) -> str:
-    """Hashes a function as `fingerprint_of_loss` does, and the values that it closes over and uses."""
-    digest = hashlib.sha256(fingerprint_of_loss(function).encode())
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        cells = [_content(cell) for cell in getattr(function, "__closure__", None) or ()]
-        known = getattr(function, "__globals__", {})
-        used = [known[name] for name in code.co_names if name in known]
-        for value in (*cells, *used, getattr(function, "__defaults__", None)):
-            own = getattr(value, "__code__", None)
-            _add(digest, value if own is None else fingerprint_of_loss(value))
-    return digest.hexdigest()[:_DIGITS]
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
-
-
 def fingerprint_of_data(dataset: Any, seed: int) -> tuple[str, bool]:
     """Hashes the type, the length, and every value of a data set made of tensors, else 128 items.
 
@@ -111,18 +75,18 @@ def fingerprint_of_data(dataset: Any, seed: int) -> tuple[str, bool]:
     """
     digest = hashlib.sha256(f"{type(dataset).__qualname__} {len(dataset)} ".encode())
     if _add_whole(digest, dataset):
-        return digest.hexdigest()[:_DIGITS], True
+        return digest.hexdigest()[:DIGITS], True
     once, again = (_of_probes(dataset, seed) for _ in range(2))
     if once == again:
         digest.update(once)
-    return digest.hexdigest()[:_DIGITS], once == again
+    return digest.hexdigest()[:DIGITS], once == again
 
 
 def _add_whole(digest: Any, dataset: Any) -> bool:
     """Adds the whole data set if its values can be read at once; returns whether they can."""
     if type(dataset) is TensorDataset:
         for tensor in dataset.tensors:
-            _add(digest, tensor)
+            add_values(digest, tensor)
         return True
     if type(dataset) is Subset:
         digest.update(repr(list(dataset.indices)).encode())
@@ -140,13 +104,13 @@ def _of_probes(dataset: Any, seed: int) -> bytes:
     with drawing_from(seed, size):
         for index in sorted({round(at) for at in np.linspace(0, size - 1, min(size, _PROBES))}):
             try:
-                _add(digest, item_of(dataset, index))
+                add_values(digest, item_of(dataset, index))
             except AuditError as error:  # an item that cannot be read, which the audit skips
                 digest.update(str(error).encode())
     return digest.digest()
 
 
-def _add(digest: Any, value: Any) -> None:
+def add_values(digest: Any, value: Any) -> None:
     """Adds the values in an item; of unknown objects, the type."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
@@ -159,11 +123,11 @@ def _add(digest: Any, value: Any) -> None:
     elif isinstance(value, Mapping):
         for key, part in value.items():
             digest.update(f"{key}=".encode())
-            _add(digest, part)
+            add_values(digest, part)
     elif isinstance(value, list | tuple):
         digest.update(f"[{len(value)}]".encode())
         for part in value:
-            _add(digest, part)
+            add_values(digest, part)
     elif isinstance(value, int | float | complex | str | bytes | bool | None):
         digest.update(repr(value).encode())
     elif hasattr(value, "tobytes"):  # a PIL image
