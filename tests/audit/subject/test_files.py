@@ -1,3 +1,5 @@
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ def test_columns_of_numbers_are_the_input_and_the_label_is_the_target(tmp_path) 
     assert x.tolist() == [1.0, 2.5]
     assert (len(data), int(y)) == (3, 0)
     assert data.shown(data[1]) == "a 3, b 4"
-    assert "2 columns of numbers, target 'label'" in said[0]
+    assert "2 columns of numbers (a, b), target 'label'" in said[0]
 
 
 def test_a_target_that_is_no_class_is_shown(tmp_path) -> None:
@@ -66,6 +68,11 @@ def test_a_model_and_a_file_are_a_spec(tmp_path) -> None:
         ("model = 3", ROWS, "must be an nn.Module"),
         ("modle = 3", ROWS, "has no attribute 'model' .did you mean 'modle'"),
         (MODEL, "text,label\nhi,0\n", "define `tokenizer`"),
+        (
+            "import torch\nmodel = torch.nn.Linear(1, 1)\n",
+            "a,label\n1,x\n2,y\n3,z\n",
+            "the labels are names of 3 classes, but the model has one output",
+        ),
     ],
 )
 def test_bad_files_are_named_in_one_sentence(tmp_path, model, data, message) -> None:
@@ -88,9 +95,40 @@ def test_rows_with_empty_cells_cannot_be_read_and_the_others_can(tmp_path) -> No
     (tmp_path / "data.csv").write_text("a,b,label\n1,2,x\n3,,y\n5,6,\n7,8,y\n")
     said = []
     data = FileData(tmp_path / "data.csv", say=said.append)
-    assert "data: 2 rows have empty cells" in said
+    assert "data: rows with empty cells: 2" in said
     assert (data[0][0].tolist(), int(data[3][1])) == ([1.0, 2.0], 1)
     with pytest.raises(ValueError, match=r"row 1 of .*data.csv is empty in column 'b'"):
         data[1]
     with pytest.raises(ValueError, match=r"row 2 of .*data.csv is empty in column 'label'"):
         data[2]
+
+
+def test_a_text_without_letters_is_an_empty_cell(tmp_path) -> None:
+    (tmp_path / "data.csv").write_text('text,label\nhi,0\n"",1\n')
+    with pytest.raises(ValueError, match=r"row 1 of .* is empty in column 'text'"):
+        FileData(tmp_path / "data.csv")[1]
+
+
+def test_a_label_is_found_whatever_the_case_of_its_name(tmp_path) -> None:
+    (tmp_path / "data.csv").write_text("Label,a\n1,2.5\n")
+    assert FileData(tmp_path / "data.csv").label == "Label"
+
+
+def test_texts_beside_numbers_are_taken_for_a_tokenizer(tmp_path) -> None:
+    (tmp_path / "data.csv").write_text("id,text,label\n7,hi,0\n8,oh,1\n")
+    assert FileData(tmp_path / "data.csv").columns == ["id"]
+    assert FileData(tmp_path / "data.csv", prefers_text=True)[0][0] == "hi"
+
+
+def test_targets_that_are_too_large_are_refused() -> None:
+    frame = pd.DataFrame({"a": [1], "label": np.array([2**63], dtype=np.uint64)})
+    with pytest.raises(
+        AuditError, match="a target in column 'label' of the data frame is too large"
+    ):
+        FileData(frame)
+
+
+def test_data_that_is_no_file_and_no_reference_is_refused(tmp_path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    with pytest.raises(AuditError, match=r"'data.csv.gz' is neither a file of rows \(.csv, "):
+        load_spec(str(tmp_path / "model.py"), "data.csv.gz")

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.json
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from pergrad.audit.subject.tables import SUFFIXES, read_frame, read_table
 from pergrad.errors import AuditError
 
-__all__ = ["SUFFIXES", "FileData"]
+__all__ = ["FileData", "is_file_of_rows"]
 
-_READERS: dict[str, Callable[[Path], pa.Table]] = {
-    ".csv": pyarrow.csv.read_csv,
-    ".json": pyarrow.json.read_json,
-    ".jsonl": pyarrow.json.read_json,
-    ".parquet": pq.read_table,
-}
-SUFFIXES = tuple(_READERS)
 _LABELS = ("label", "labels", "target", "class", "y")
+_NAMED = 8  # columns
+
+
+def is_file_of_rows(source: Any) -> bool:
+    """Whether this is the path of a file that `FileData` reads, by its suffix."""
+    return isinstance(source, str | Path) and Path(source).suffix.lower() in SUFFIXES
 
 
 class FileData:
@@ -39,6 +35,7 @@ class FileData:
         source: the path of a file, or a data frame.
         classes: names of the classes, in the order of the model's outputs.
         say: receives what was inferred.
+        prefers_text: take the text of rows that have both text and numbers, as for a tokenizer.
     """
 
     def __init__(
@@ -46,22 +43,25 @@ class FileData:
         source: Any,
         classes: Sequence[str] | None = None,
         say: Callable[[str], None] = lambda _: None,
+        *,
+        prefers_text: bool = False,
     ) -> None:
         is_file = isinstance(source, str | Path)
-        table = (
-            _read(Path(source)) if is_file else pa.Table.from_pandas(source, preserve_index=False)
-        )
+        table = read_table(Path(source), say) if is_file else read_frame(source)
         self.path = path = str(source) if is_file else "the data frame"
         if table.num_rows == 0 or table.num_columns < 2:
             raise AuditError(
-                f"{path} has {table.num_rows} rows and {table.num_columns} columns: an audit needs rows of "
-                "inputs and a target"
+                f"{path} has {table.num_rows} rows and the columns {table.column_names}: an audit needs rows "
+                "of inputs and a target"
             )
         names = table.column_names
-        label = next((name for name in _LABELS if name in names), names[-1])
+        known = {name.lower(): name for name in reversed(names)}
+        label = next((known[name] for name in _LABELS if name in known), names[-1])
         inputs = [name for name in names if name != label]
         numbers = [name for name in inputs if _is_number(table.schema.field(name).type)]
         texts = [name for name in inputs if _is_text(table.schema.field(name).type)]
+        if texts and prefers_text:
+            numbers = []
         self.text = texts[0] if texts and not numbers else None
         if not numbers and not texts:
             raise AuditError(f"{path} has no column of numbers or texts beside {label!r}: {names}")
@@ -72,12 +72,12 @@ class FileData:
         self._texts = None if self.text is None else table[self.text].to_pylist()
         self.columns = numbers
         self._rows = None if self.text is not None else _tensor(table, numbers)
-        what = f"the text {self.text!r}" if self.text else f"{len(numbers)} columns of numbers"
+        what = f"the text {self.text!r}" if self.text else _counted(numbers)
         left = [name for name in inputs if name not in numbers and name != self.text]
         unused = f" (not used: {', '.join(left)})" if left else ""
         say(f"data: {table.num_rows:,} rows of {path}, {what}, target {label!r}{unused}")
         if self._empty:
-            say(f"data: {len(self._empty):,} rows have empty cells")
+            say(f"data: rows with empty cells: {len(self._empty):,}")
 
     def __len__(self) -> int:
         return len(self._targets)
@@ -93,9 +93,10 @@ class FileData:
         assert source is not None
         return source[index], self._targets[index]
 
-    def shown(self, item: tuple[Any, Tensor]) -> str:
+    def shown(self, item: tuple[Any, Tensor], *, with_target: bool = False) -> str:
         """Returns a row as text, with the names of its columns; a target that is no class at the end."""
-        target = f" → {self.label} {item[1].item():.4g}" if item[1].is_floating_point() else ""
+        has_target = with_target or item[1].is_floating_point()
+        target = f" → {self.label} {item[1].item():.4g}" if has_target else ""
         if isinstance(item[0], str):
             return f"{item[0]}{target}"
         pairs = zip(self.columns, item[0].tolist(), strict=True)
@@ -120,22 +121,13 @@ class FileData:
             return torch.tensor([place.get(label, -1) for label in column.to_pylist()])
         if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
             known = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
-            return torch.tensor(known.to_numpy().astype("int64"))
-        return torch.tensor(column.to_numpy()).float()
-
-
-def _read(path: Path) -> pa.Table:
-    reader = _READERS[path.suffix.lower()]
-    try:
-        table = reader(path)
-    except FileNotFoundError as error:
-        files = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, files, 1)
-        hint = f"did you mean {path.parent / near[0]}?" if near else "check its name and folder"
-        raise AuditError(f"no file {path}: {hint}") from error
-    except (OSError, pa.ArrowException) as error:
-        raise AuditError(f"cannot read {path}: {' '.join(str(error).split())}") from error
-    return table
+            try:
+                return torch.tensor(known.cast(pa.int64()).to_numpy())
+            except pa.ArrowInvalid as error:
+                raise AuditError(
+                    f"a target in column {name!r} of {self.path} is too large: {error}"
+                ) from error
+        return torch.tensor(column.to_numpy().astype("float64")).float()
 
 
 def _empty_cells(table: pa.Table, names: Sequence[str]) -> dict[int, str]:
@@ -145,11 +137,17 @@ def _empty_cells(table: pa.Table, names: Sequence[str]) -> dict[int, str]:
         if table[name].null_count:
             for row in table[name].is_null().to_numpy().nonzero()[0].tolist():
                 found.setdefault(row, name)
-    if _is_text(table[names[-1]].type):  # CSV files have empty strings instead
-        for row, label in enumerate(table[names[-1]].to_pylist()):
-            if label == "":
-                found.setdefault(row, names[-1])
+        if _is_text(table[name].type):  # CSV files have empty strings instead
+            for row, text in enumerate(table[name].to_pylist()):
+                if text == "":
+                    found.setdefault(row, name)
     return found
+
+
+def _counted(names: Sequence[str]) -> str:
+    """Counts and names columns of numbers."""
+    listed = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    return f"{len(names):,} column{'s' if len(names) > 1 else ''} of numbers ({listed})"
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -159,7 +157,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
+    return any(is_kind(kind) for is_kind in kinds)
 
 
 def _tensor(table: pa.Table, names: Sequence[str]) -> Tensor:  # (n, columns)

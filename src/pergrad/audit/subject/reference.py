@@ -13,11 +13,12 @@ from typing import Any
 
 from torch import nn
 
-from pergrad.audit.subject.files import SUFFIXES, FileData
+from pergrad.audit.subject.files import FileData, is_file_of_rows
 from pergrad.audit.subject.hugging_face import PREFIX, spec_of_names
 from pergrad.audit.subject.inferring import inferred_spec
 from pergrad.audit.subject.places import told
 from pergrad.audit.subject.spec import Spec
+from pergrad.audit.subject.tables import SUFFIXES
 from pergrad.errors import AuditError
 
 __all__ = ["load_object", "load_spec"]
@@ -57,16 +58,25 @@ def load_spec(
         )
     names = {field.name for field in fields(Spec)} - {"model", "dataset"}
     given = {name: value for name, value in vars(module).items() if name in names}
-    if Path(data).suffix.lower() in SUFFIXES:
-        dataset: Any = FileData(data, given.get("classes"), say)
+    tokenizer = getattr(module, "tokenizer", None)
+    if is_file_of_rows(data):
+        has_tokenizer = tokenizer is not None
+        dataset: Any = FileData(data, given.get("classes"), say, prefers_text=has_tokenizer)
         given.setdefault("classes", dataset.classes)
         given.setdefault("name", Path(data).name)
-        if dataset.text is not None and "collate" not in given:
-            _tokenizer(module, dataset, reference)
+        if dataset.text is not None and not has_tokenizer and "collate" not in given:
+            raise AuditError(
+                f"{dataset.path} has texts in column {dataset.text!r}: define `tokenizer`, called as "
+                f"tokenizer(texts, ...), in {reference.partition(':')[0]}"
+            )
+    elif ":" not in data and not data.endswith(".py"):
+        raise AuditError(
+            f"the data {data!r} is neither a file of rows ({', '.join(SUFFIXES)}) nor a reference such as "
+            "package.module:attribute or file.py:attribute"
+        )
     else:
         dataset = _called(_found(data, "dataset")[0], data)
     loss = given.pop("loss", None)
-    tokenizer = getattr(module, "tokenizer", None)
     return inferred_spec(model, dataset, loss, tokenizer=tokenizer, say=say, **given)
 
 
@@ -78,16 +88,6 @@ def load_object(reference: str, default: str) -> Any:
         default: the attribute, if the reference names a module alone.
     """
     return _called(_found(reference, default)[0], reference)
-
-
-def _tokenizer(module: object, dataset: FileData, reference: str) -> Any:
-    found = getattr(module, "tokenizer", None)
-    if found is None:
-        raise AuditError(
-            f"{dataset.path} has texts in column {dataset.text!r}: define `tokenizer`, called as "
-            f"tokenizer(texts, ...), in {reference.partition(':')[0]}"
-        )
-    return found
 
 
 def _found(reference: str, default: str) -> tuple[Any, Any]:

@@ -19,7 +19,10 @@ def probe(model, *tensors):
     return probed(model, data, None, None, first_items(data))
 
 
-@pytest.mark.parametrize("given", [Y, Y.int(), Y.to(torch.uint8), Y[:, None], F.one_hot(Y).float()])
+@pytest.mark.parametrize(
+    "given",
+    [Y, Y.int(), Y.to(torch.uint8), Y[:, None], Y.double(), F.one_hot(Y), F.one_hot(Y).float()],
+)
 def test_classes_come_in_many_forms(given) -> None:
     model = nn.Linear(4, 3)
     kind = inferred_kind(probe(model, X, given))
@@ -96,6 +99,18 @@ def test_a_given_loss_of_outputs_and_targets_is_taken_apart(loss) -> None:
     torch.testing.assert_close(kind.criterion(model(X), Y, ()), expected)
     with pytest.raises(AuditError, match="the items have no targets"):
         kind_of_loss(loss, probe(model, X))
+
+
+def test_a_later_target_of_a_class_that_is_no_whole_number_is_refused() -> None:
+    kind = inferred_kind(probe(nn.Linear(4, 3), X, Y.float()))
+    with pytest.raises(AuditError, match="targets of classes must be whole numbers, got 0"):
+        kind.criterion(torch.zeros(2, 3), torch.tensor([0.0, 0.5]), ())
+
+
+def test_sigmoids_and_one_label_each_are_labels_of_their_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Sigmoid())
+    kind = inferred_kind(probe(model, X, F.one_hot(Y).float()))
+    assert kind.title.startswith("binary cross-entropy of each label")
 
 
 def test_a_loss_of_the_model_is_not_one_of_outputs() -> None:

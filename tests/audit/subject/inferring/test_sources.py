@@ -36,8 +36,23 @@ def test_a_data_frame_is_its_rows() -> None:
     said = []
     dataset, _ = as_dataset(frame, said.append)
     assert [int(y) for _, y in (dataset[0], dataset[1])] == [1, 0]
-    assert said[-1] == "data: 2 rows of the data frame, 1 columns of numbers, target 'kind'"
+    assert said[-1] == "data: 2 rows of the data frame, 1 column of numbers (a), target 'kind'"
     assert dataset.shown(dataset[1]) == "a 2"
+
+
+def test_the_path_of_a_file_is_its_rows(tmp_path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text("text,label\nhi,1\n")
+    for given in (path, str(path)):
+        dataset, _ = as_dataset(given, print, prefers_text=True)
+        assert (dataset[0][0], int(dataset[0][1])) == ("hi", 1)
+    with pytest.raises(AuditError, match="'pictures' is not a file of rows: its name must end in"):
+        as_dataset("pictures", print)
+
+
+def test_a_class_is_no_data_set() -> None:
+    with pytest.raises(AuditError, match="the class TensorDataset: pass an object of it"):
+        as_dataset(TensorDataset, print)
 
 
 def test_a_list_of_items_is_left_alone() -> None:

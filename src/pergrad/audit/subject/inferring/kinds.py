@@ -83,7 +83,7 @@ def inferred_kind(probe: Probe) -> Kind:
         return Kind("next token, mean over the tokens", _next_token)
     is_whole = not targets.is_floating_point()
     is_flat = targets.dim() == 1 or (targets.dim() == 2 and targets.shape[1] == 1)
-    if is_whole and is_flat and outputs.dim() == 2 and outputs.shape[1] > 1:
+    if is_flat and outputs.dim() == 2 and outputs.shape[1] > 1 and _are_whole(probe.more_targets()):
         return _of_classes(probe)
     if is_flat and outputs.numel() == len(targets) and _are_binary(probe.more_targets()):
         return _of_one_logit(probe)
@@ -97,7 +97,7 @@ def inferred_kind(probe: Probe) -> Kind:
         )
     if targets.shape == outputs.shape and targets.dim() == 2 and targets.shape[1] > 1:
         more = probe.more_targets()
-        if _are_shares(more) and not is_whole:
+        if _are_shares(more) and probe.last_function != "sigmoid":
             return _of_shares(probe)
         if _are_binary(more):
             return Kind(
@@ -107,6 +107,11 @@ def inferred_kind(probe: Probe) -> Kind:
                 ).mean(1),
                 logits=_odds if probe.last_function == "sigmoid" else _as_they_are,
             )
+    if is_whole and is_flat and probe.names > 2:
+        raise AuditError(
+            f"the labels are names of {probe.names} classes, but the model has one output for a sample: "
+            f"{NEXT}"
+        )
     if targets.numel() == outputs.numel():
         return Kind("squared error, mean over the outputs", _squared)
     raise AuditError(
@@ -120,6 +125,10 @@ def _of_classes(probe: Probe) -> Kind:
     _refuse_classes(_whole(probe.more_targets()), count, "sample")
 
     def criterion(out: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        if not _are_whole(y):
+            raise AuditError(
+                f"targets of classes must be whole numbers, got {_odd_one(y):g}; {NEXT}"
+            )
         _refuse_classes(_whole(y), count, None)
         return F.cross_entropy(out, _whole(y), reduction="none")
 
@@ -187,6 +196,15 @@ def _refuse_classes(targets: Tensor, count: int, name: str | None) -> None:
             f"a target{where} is {int(targets[row])}, but the model has {count} outputs: classes must lie "
             f"from 0 to {count - 1} ({IGNORED} for unknown ones)"
         )
+
+
+def _are_whole(targets: Tensor) -> bool:
+    """Whether these are whole numbers, also as floats, which files with empty cells have."""
+    return not targets.is_floating_point() or bool((targets == targets.round()).all())
+
+
+def _odd_one(targets: Tensor) -> float:
+    return float(targets[targets != targets.round()][0])
 
 
 def _are_binary(targets: Tensor) -> bool:

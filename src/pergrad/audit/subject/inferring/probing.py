@@ -35,6 +35,7 @@ class Probe:
     inputs: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
     target_of: Callable[..., Tensor] | None
     dataset: Any
+    names: int = 0  # number of the names of classes, if they are known
 
     def more_targets(self) -> Tensor:
         """Returns the targets of a TensorDataset, of others those of the first items that can be read."""
@@ -86,7 +87,7 @@ def probed(
     outputs = _outputs(model, inputs, whole)
     if targets is not None and len(targets) != len(items):
         raise AuditError(f"{len(items)} items have {len(targets)} targets: {NEXT}")
-    return Probe(whole, outputs, targets, inputs, target_of, dataset)
+    return Probe(whole, outputs, targets, inputs, target_of, dataset, len(classes or ()))
 
 
 def first_items(dataset: Any, count: int = PROBED) -> list[Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from pergrad.audit.subject.files import FileData
 from pergrad.audit.subject.inferring.collating import TEXTS
 
 __all__ = ["inferred_show", "words_of_show"]
@@ -33,9 +35,8 @@ def inferred_show(
     >>> show((torch.tensor([1.0, 2.5, 0.0]), torch.tensor(0)))
     '1, 2.5, 0'
     """
-    own = getattr(dataset, "shown", None)  # data sets of pergrad's own, from files
-    if callable(own):
-        return own
+    if isinstance(dataset, FileData):
+        return functools.partial(dataset.shown, with_target=with_target)
     item = _first(dataset)
     part = _inputs(item)
     if part is None:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from pergrad.audit.subject.files import FileData
+from pergrad.audit.subject.files import FileData, is_file_of_rows
 from pergrad.audit.subject.places import told
+from pergrad.audit.subject.tables import SUFFIXES
 from pergrad.errors import AuditError
 
 __all__ = ["as_dataset", "listed", "name_of_data", "names_in_config", "names_of_classes"]
@@ -23,12 +24,12 @@ _MOST_ERRORS = 100  # in a row
 
 
 def as_dataset(
-    data: Any, say: Callable[[str], None], classes: Any = None
+    data: Any, say: Callable[[str], None], classes: Any = None, *, prefers_text: bool = False
 ) -> tuple[Any, Callable[[list[Any]], Any] | None]:
     """Returns a map-style data set, and the collate function that comes with it, if any.
 
-    A loader stands for its data set, a tuple of tensors or arrays for their rows, a data frame for its rows,
-    and an iterable for the list of its items.
+    A loader stands for its data set, a tuple of tensors or arrays for their rows, a data frame or the path of
+    a file for its rows, and an iterable for the list of its items.
 
     >>> dataset, _ = as_dataset((torch.zeros(3, 2), np.zeros(3)), print)
     data: 3 rows of 2 tensors
@@ -38,13 +39,21 @@ def as_dataset(
     if isinstance(data, DataLoader):
         say(f"data: the {type(data.dataset).__name__} of the DataLoader, in order")
         collate = None if data.collate_fn is default_collate else data.collate_fn
-        return as_dataset(data.dataset, say, classes)[0], collate
+        return as_dataset(data.dataset, say, classes, prefers_text=prefers_text)[0], collate
     if _are_columns(data):
         tensors = [part if isinstance(part, Tensor) else torch.from_numpy(part) for part in data]
         say(f"data: {len(tensors[0]):,} rows of {len(tensors)} tensors")
         return TensorDataset(*tensors), None
     if hasattr(data, "to_dict") and hasattr(data, "iloc"):  # a data frame of pandas
-        return FileData(data, classes, say), None
+        return FileData(data, classes, say, prefers_text=prefers_text), None
+    if isinstance(data, str | Path):
+        if not is_file_of_rows(data):
+            raise AuditError(
+                f"the data {str(data)!r} is not a file of rows: its name must end in {', '.join(SUFFIXES)}"
+            )
+        return FileData(data, classes, say, prefers_text=prefers_text), None
+    if isinstance(data, type):
+        raise AuditError(f"the data set is the class {data.__name__}: pass an object of it")
     if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
         return listed(data, say), None
     if not hasattr(data, "__len__"):

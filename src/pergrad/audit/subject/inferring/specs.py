@@ -47,9 +47,11 @@ def inferred_spec(
         say: receives what was inferred.
         given: other fields of the Spec.
     """
-    if not isinstance(model, nn.Module):
-        raise AuditError(f"the model must be an nn.Module, got {type(model).__name__}")
-    dataset, own_collate = as_dataset(dataset, say, given.get("classes"))
+    _refuse_other_models(model)
+    has_tokenizer = tokenizer is not None
+    dataset, own_collate = as_dataset(
+        dataset, say, given.get("classes"), prefers_text=has_tokenizer
+    )
     if len(dataset) == 0:
         raise AuditError("the data set is empty: there is nothing to audit")
     if own_collate is not None:
@@ -73,6 +75,14 @@ def inferred_spec(
     else:
         spec = _by_kind(model, dataset, loss, items, say, given)
     return _with_show(spec, items[0], tokenizer, say)
+
+
+def _refuse_other_models(model: Any) -> None:
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        name = model.__name__
+        raise AuditError(f"the model is the class {name}: pass an object of it, {name}(...)")
+    if not isinstance(model, nn.Module):
+        raise AuditError(f"the model must be an nn.Module, got {type(model).__name__}")
 
 
 def _by_kind(
