@@ -96,6 +96,37 @@ def test_a_typo_suggests_the_name_that_exists() -> None:
         pergrad.Audit.run(*problem(20), know_wrong=[1])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "fields", "message"),
+    [
+        (
+            (nn.CrossEntropyLoss(),),
+            {},
+            "path must be a folder, got CrossEntropyLoss: did you mean loss=",
+        ),
+        ((3,), {}, "path must be a folder, got int"),
+        (
+            (),
+            {"loss": nn.CrossEntropyLoss},
+            r"is a class: pass an object of it, CrossEntropyLoss\(\)",
+        ),
+        (
+            (),
+            {"loss": lambda out, y: out},
+            r"with 3 arguments, but takes \(out, y\): for a loss of outputs",
+        ),
+        ((), {"options": {}}, "options must be AuditOptions, got dict"),
+        ((), {"watch": 3}, "watch must have begin, advance and say, got int"),
+        ((), {"shown": "5"}, "shown must be a whole number, got '5'"),
+    ],
+)
+def test_arguments_of_other_kinds_are_refused_in_one_sentence(arguments, fields, message) -> None:
+    with pytest.raises(AuditError, match=message):
+        pergrad.Audit.run(*problem(20), *arguments, quiet=True, **fields)
+    with pytest.raises(AuditError, match=r"the class Sequential: pass an object of it"):
+        pergrad.Audit.run(nn.Sequential, problem(20)[1])
+
+
 def test_it_shows_itself_in_a_notebook_and_as_text(audit) -> None:
     assert audit._repr_html_().startswith('<iframe srcdoc="')
     assert "labels look wrong" in repr(audit)

@@ -98,6 +98,7 @@ class Audit:
             spec: other fields of `pergrad.audit.Spec`, such as `label`, `show` or `checkpoints`; and
                 options of the audit, such as `seed`, `subset` or `batch_size`.
         """
+        _refuse_other_arguments(path, options, watch)
         chosen, fields = _split(options, spec)
         if keep_index and keep_index is not True:
             chosen = dataclasses.replace(chosen, sketch_dim=int(keep_index))
@@ -211,6 +212,20 @@ class Audit:
 
 class _Silent(_Printing):
     def say(self, message: str) -> None: ...
+
+
+def _refuse_other_arguments(path: Any, options: Any, watch: Any) -> None:
+    if path is not None and not isinstance(path, str | os.PathLike):
+        hint = ": did you mean loss=?" if callable(path) else ""
+        raise AuditError(f"path must be a folder, got {type(path).__name__}{hint}")
+    if options is not None and not isinstance(options, AuditOptions):
+        raise AuditError(f"options must be AuditOptions, got {type(options).__name__}")
+    if watch is not None and not all(
+        callable(getattr(watch, name, None)) for name in ("begin", "advance", "say")
+    ):
+        raise AuditError(
+            f"watch must have begin, advance and say, got {type(watch).__name__}: see pergrad.audit.Watch"
+        )
 
 
 def _split(

@@ -9,11 +9,27 @@ from pergrad.errors import AuditError
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"batch_size": 0}, {"sketch_dim": 0}, {"workers": -1}, {"dtype": "int8"}, {"save_every": -1}],
+    [
+        *(
+            {"batch_size": 0},
+            {"sketch_dim": 0},
+            {"workers": -1},
+            {"dtype": "int8"},
+            {"save_every": -1},
+        ),
+        *({"shown": "50"}, {"batch_size": 1.5}, {"workers": None}, {"seed": "a"}, {"seed": -1}),
+        *({"seed": 2**63}, {"save_every": "x"}, {"certify": "no"}, {"strict": 1}, {"shown": True}),
+        *({"duplicates": "0.9"}, {"duplicates": 2}),
+    ],
 )
 def test_options_out_of_range_are_refused_by_name(wrong):
     with pytest.raises(AuditError, match=next(iter(wrong))):
         AuditOptions(**wrong)
+
+
+def test_numbers_of_numpy_and_devices_of_torch_are_options():
+    found = AuditOptions(batch_size=np.int64(3), save_every=2, device=torch.device("cpu"))
+    assert (found.batch_size, found.device) == (3, "cpu")
 
 
 def test_a_subset_is_drawn_by_the_seed_and_sorted():

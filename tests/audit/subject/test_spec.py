@@ -1,4 +1,6 @@
+import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from pergrad.audit import Spec
@@ -14,11 +16,26 @@ from tests.audit.cases import data, losses, mlp, network
         ({"dataset": iter([1])}, "list_iterator has no __len__"),
         ({"loss": "mse"}, "spec.loss must be callable, got str"),
         ({"show": 1}, "spec.show must be callable or None, got int"),
+        ({"checkpoints": "a.pt"}, "spec.checkpoints must be a list of checkpoints, got str"),
+        (
+            {"checkpoints": {"0.weight": 1}},
+            "spec.checkpoints must be a list of checkpoints, got dict",
+        ),
+        ({"checkpoints": 5}, "spec.checkpoints must be a list of checkpoints, got int"),
+        ({"classes": "abc"}, "spec.classes must be a list of names, got the string 'abc'"),
+        ({"known_wrong": [True, False]}, "got True and False: pass the places of True"),
+        ({"known_wrong": 5}, "spec.known_wrong must be a list of indices, got int"),
+        ({"known_wrong": ["a"]}, "spec.known_wrong must be a list of indices, got list"),
     ],
 )
 def test_what_is_no_part_of_a_spec_is_refused_by_name(changes, message):
     with pytest.raises(AuditError, match=message):
         mlp(**changes)
+
+
+@pytest.mark.parametrize("known", [[], (1, 2), range(3), np.arange(2), torch.arange(2)])
+def test_indices_come_in_many_forms(known):
+    assert mlp(known_wrong=known).known_wrong is known
 
 
 def test_title_is_the_name_or_the_type_of_the_data():
@@ -50,6 +67,11 @@ def test_a_model_without_values_is_refused_by_the_name_of_its_parameter(model):
 def test_groups_of_the_spec_come_first():
     spec = mlp(groups=lambda name: name.rpartition(".")[2])
     assert list(grouped_parameters(spec)) == ["weight", "bias"]
+
+
+def test_an_error_in_groups_says_where():
+    with pytest.raises(AuditError, match=r"spec.groups raised KeyError: .*test_spec.py, line"):
+        grouped_parameters(mlp(groups=lambda name: {}[name]))
 
 
 def test_the_only_module_at_the_top_is_opened():

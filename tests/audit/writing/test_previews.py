@@ -81,8 +81,10 @@ def test_a_sample_that_cannot_be_shown_is_told_and_the_others_are_shown():
     spec = mlp(show=show)
     table, problems = preview_table(spec.dataset, spec.show, range(9))
     wrong = [n for n in range(9) if not int(spec.dataset[n][1])]
-    assert len(problems) == len(wrong)
-    assert f"no preview of sample {wrong[0]}: AuditError: spec.show must" in problems[0]
+    first = ", ".join(map(str, wrong[:5]))
+    assert len(problems) == 1
+    assert problems[0].startswith(f"no preview of {len(wrong)} samples ({first}")
+    assert "): spec.show must return a string" in problems[0]
     assert table["index"].to_pylist() == [n for n in range(9) if n not in wrong]
 
 
@@ -90,4 +92,10 @@ def test_nothing_to_show_is_a_table_without_rows():
     table, problems = _table(mlp(show=lambda item: 3), range(2))
     assert table.num_rows == 0
     assert table.column_names == ["index", "text", "mode", "width", "height", "pixels"]
-    assert len(problems) == 2
+    assert len(problems) == 1
+
+
+def test_an_error_in_show_says_where():
+    _, problems = _table(mlp(show=lambda item: 1 / 0), [3])
+    assert problems[0].startswith("no preview of sample 3: ZeroDivisionError: division by zero (")
+    assert "test_previews.py, line" in problems[0]

@@ -16,6 +16,8 @@ from pergrad.errors import AuditError
 
 __all__ = ["checkpoint_modules", "loaded_checkpoints"]
 
+_STATES = ("state_dict", "model_state_dict", "model")  # of checkpoints that hold more
+
 
 def loaded_checkpoints(spec: Spec, device: torch.device, dtype: Dtype | None) -> list[nn.Module]:
     """Returns a copy of the model for each checkpoint of the spec, with its state."""
@@ -33,9 +35,10 @@ def checkpoint_modules(
 
 
 def _module(model: nn.Module, checkpoint: Any, number: int) -> nn.Module:
-    if isinstance(checkpoint, nn.Module):
-        return checkpoint
     where = f"checkpoint {number}"
+    if isinstance(checkpoint, nn.Module):
+        _refuse_other_shapes(model, checkpoint, where)
+        return checkpoint
     if isinstance(checkpoint, str | Path):
         where = f"checkpoint {checkpoint}"
         try:
@@ -46,9 +49,29 @@ def _module(model: nn.Module, checkpoint: Any, number: int) -> nn.Module:
         raise AuditError(
             f"{where} must be a state dict, a file with one or a module, got {type(checkpoint).__name__}"
         )
+    inner = [name for name in _STATES if isinstance(checkpoint.get(name), Mapping)]
+    if inner and inner[0] not in model.state_dict():
+        raise AuditError(
+            f"{where} holds more than a state dict ({', '.join(map(str, checkpoint))}): pass "
+            f"torch.load(...)[{inner[0]!r}]"
+        )
     made = copy.deepcopy(model)
     try:
         made.load_state_dict(dict(checkpoint))
     except (RuntimeError, TypeError, AttributeError) as error:
-        raise AuditError(f"{where} does not fit the model: {error}") from error
+        words = " ".join(str(error).split())
+        raise AuditError(f"{where} does not fit the model: {words}") from error
     return made
+
+
+def _refuse_other_shapes(model: nn.Module, checkpoint: nn.Module, where: str) -> None:
+    own = {name: tuple(p.shape) for name, p in checkpoint.named_parameters()}
+    if list(own.values()) == [tuple(p.shape) for p in model.parameters()]:
+        return  # a wrapper may have given them other names
+    for name, parameter in model.named_parameters():
+        if own.get(name) != tuple(parameter.shape):
+            got = f"has the shape {own[name]}" if name in own else "is missing"
+            raise AuditError(
+                f"{where} does not fit the model: parameter {name!r} {got}, that of the model is "
+                f"{tuple(parameter.shape)}"
+            )

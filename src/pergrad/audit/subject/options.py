@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import get_args
+from numbers import Integral, Real
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -13,6 +14,14 @@ from pergrad.audit.subject.dtypes import Dtype
 from pergrad.errors import AuditError
 
 __all__ = ["AuditOptions", "chosen_device", "chosen_indices"]
+
+
+_WHOLE_NUMBERS = {
+    **{"batch_size": 1, "tokens": 1, "sketch_dim": 1, "free_dim": 1},
+    **{"workers": 0, "shown": 0, "seed": 0},
+}  # and their least values
+_OPTIONAL = ("batch_size", "tokens")
+_MOST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +65,24 @@ class AuditOptions:
     tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("batch_size", 1),
-            ("tokens", 1),
-            ("sketch_dim", 1),
-            ("free_dim", 1),
-            ("workers", 0),
-            ("shown", 0),
-        ):
+        for name, least in _WHOLE_NUMBERS.items():
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is None and name in _OPTIONAL:
+                continue
+            _refuse_other_than(Integral, name, value, "a whole number")
+            if value < least:
                 raise AuditError(f"{name} must be at least {least}, got {value}")
+            object.__setattr__(self, name, int(value))  # also a number of NumPy
+        if self.seed > _MOST_SEED:
+            raise AuditError(f"seed must be at most {_MOST_SEED}, got {self.seed}")
+        for name in ("strict", "certify"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise AuditError(f"{name} must be True or False, got {value!r}")
+        for name in ("save_every", "duplicates"):
+            if (value := getattr(self, name)) is not None:
+                _refuse_other_than(Real, name, value, "a number")
+        if self.device is not None:
+            object.__setattr__(self, "device", str(self.device))  # also a torch.device
         if self.batch_size is not None and self.tokens is not None:
             raise AuditError("pass batch_size or tokens, not both: each sets the size of a batch")
         if self.dtype is not None and self.dtype not in get_args(Dtype):
@@ -75,6 +91,11 @@ class AuditOptions:
             raise AuditError(f"duplicates must be a cosine from 0 to 1, got {self.duplicates}")
         if self.save_every < 0:
             raise AuditError(f"save_every must not be negative, got {self.save_every}")
+
+
+def _refuse_other_than(kind: Any, name: str, value: Any, words: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise AuditError(f"{name} must be {words}, got {value!r}")
 
 
 def chosen_indices(subset: str | int | None, size: int, seed: int) -> np.ndarray:  # (n,) int64

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from pergrad.audit.subject.places import told
 from pergrad.errors import AuditError
 
 __all__ = ["Spec", "grouped_parameters", "groups_by_module"]
@@ -83,6 +85,17 @@ class Spec:
                     f"spec.{option} must be callable or None, got {type(value).__name__}"
                 )
 
+        if isinstance(self.checkpoints, str | Mapping | nn.Module) or not hasattr(
+            self.checkpoints, "__len__"
+        ):
+            got = type(self.checkpoints).__name__
+            raise AuditError(f"spec.checkpoints must be a list of checkpoints, got {got}")
+        if isinstance(self.classes, str):
+            raise AuditError(
+                f"spec.classes must be a list of names, got the string {self.classes!r}"
+            )
+        if self.known_wrong is not None:
+            _refuse_other_indices(self.known_wrong)
         if len(self.checkpoints) and self.logits is None:
             raise AuditError(
                 "spec.checkpoints need spec.logits: they are compared by label-free gradients"
@@ -92,6 +105,18 @@ class Spec:
     def title(self) -> str:
         """Returns the name of the data set, or else of its class."""
         return self.name or type(self.dataset).__name__
+
+
+def _refuse_other_indices(known: Any) -> None:
+    """Refuses masks, whose entries would count as the indices 0 and 1, and what is no list of numbers."""
+    values = np.asarray(known)
+    if values.dtype == bool and values.size:
+        raise AuditError(
+            "spec.known_wrong must be a list of indices, got True and False: pass the places of True, as by "
+            "np.flatnonzero"
+        )
+    if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
+        raise AuditError(f"spec.known_wrong must be a list of indices, got {type(known).__name__}")
 
 
 def grouped_parameters(spec: Spec) -> dict[str, list[str]]:
@@ -112,7 +137,10 @@ def grouped_parameters(spec: Spec) -> dict[str, list[str]]:
     if spec.groups is None:
         group_of = groups_by_module(sizes)
     else:
-        group_of = {name: str(spec.groups(name)) for name in sizes}
+        try:
+            group_of = {name: str(spec.groups(name)) for name in sizes}
+        except Exception as error:
+            raise AuditError(f"spec.groups raised {told(error)}") from error
     found: dict[str, list[str]] = {}
     for name in sizes:
         found.setdefault(group_of[name], []).append(name)

@@ -90,6 +90,12 @@ def finish(
     try:
         if task.spec.known_wrong is not None:
             known = task.spec.known_wrong
+            outside = sorted({int(n) for n in known if not 0 <= int(n) < len(task.spec.dataset)})
+            if outside:
+                notes.append(
+                    f"known_wrong has {outside[0]}, but the data set ends at {len(task.spec.dataset) - 1}: "
+                    f"{len(outside):,} of its {len(known):,} indices are left out"
+                )
             score = findings.suspicion if findings.labels is None else findings.labels.doubt
             score = np.where(samples.usable, score, np.inf)
             graded = grade(samples.index, score, samples.loss, known)

@@ -11,11 +11,13 @@ from PIL import Image
 from torch import Tensor
 
 from pergrad.audit.streaming.loading import item_of
+from pergrad.audit.subject.places import told
 from pergrad.errors import AuditError
 
 __all__ = ["Picture", "picture_of", "preview_table"]
 
 _LARGEST = 256  # pixels per side; a report shows previews smaller
+_LISTED = 5  # samples without a preview
 _COLUMNS = {
     "index": pa.int64(),
     "text": pa.string(),
@@ -38,9 +40,9 @@ class Picture(NamedTuple):
 def preview_table(
     dataset: Any, show: Callable[[Any], Any], indices: Iterable[int]
 ) -> tuple[pa.Table, list[str]]:
-    """Returns a row per preview, and a note per sample that has none: a failing preview stops no audit."""
+    """Returns a row per preview, and a note per reason why some have none: that stops no audit."""
     rows: list[tuple[Any, ...]] = []
-    problems = []
+    without: dict[str, list[int]] = {}
     for index in indices:
         try:
             found = show(item_of(dataset, int(index)))
@@ -49,10 +51,19 @@ def preview_table(
                 (index, found, *[None] * 4) if is_text else (index, None, *picture_of(found))
             )
         except Exception as error:
-            problems.append(f"no preview of sample {index}: {type(error).__name__}: {error}")
+            why = str(error) if isinstance(error, AuditError) else told(error)
+            without.setdefault(why, []).append(int(index))
     columns = zip(*rows, strict=True) if rows else [[]] * len(_COLUMNS)
     arrays = [pa.array(c, t) for c, t in zip(columns, _COLUMNS.values(), strict=True)]
+    problems = [f"no preview of {_listed(indices)}: {why}" for why, indices in without.items()]
     return pa.table(arrays, names=list(_COLUMNS)), problems
+
+
+def _listed(indices: list[int]) -> str:
+    if len(indices) == 1:
+        return f"sample {indices[0]}"
+    some = ", ".join(map(str, indices[:_LISTED])) + (", ..." if len(indices) > _LISTED else "")
+    return f"{len(indices):,} samples ({some})"
 
 
 def picture_of(found: Any) -> Picture:

@@ -113,6 +113,19 @@ def test_sigmoids_and_one_label_each_are_labels_of_their_own() -> None:
     assert kind.title.startswith("binary cross-entropy of each label")
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_weights_of_a_loss_have_the_type_of_the_outputs(dtype) -> None:
+    loss, model = (
+        nn.CrossEntropyLoss(weight=torch.tensor([0.1, 0.2, 0.3])),
+        nn.Linear(4, 3).to(dtype),
+    )
+    kind = kind_of_loss(loss, probe(model, X, Y))
+    out = model(X.to(dtype))
+    expected = F.cross_entropy(out, Y, loss.weight.to(dtype), reduction="none")
+    assert torch.equal(kind.criterion(out, Y, ()), expected)
+    assert (loss.weight.dtype, loss.reduction) == (torch.float32, "mean")
+
+
 def test_a_loss_of_the_model_is_not_one_of_outputs() -> None:
     assert not takes_outputs(lambda model, x, y: model(x))
     assert not takes_outputs("cross_entropy")

@@ -12,6 +12,7 @@ from pergrad.audit.subject.inferring.showing import inferred_show, is_picture, w
         ((torch.tensor([1.0, 2.5]), torch.tensor(3)), "1, 2.5"),
         (("a text", 3), "a text"),
         ({"text": "a text", "label": 3}, "a text"),
+        ({"input_ids": [50256, 7]}, "50256, 7"),
         ((np.arange(30), 1), ", ".join(str(n) for n in range(24)) + ", ... (30 numbers)"),
     ],
 )
@@ -62,6 +63,7 @@ def test_tokens_are_decoded_by_the_tokenizer() -> None:
     [
         ((torch.rand(1, 8, 6), 0), "pictures of 8 by 6 pixels"),
         ((torch.rand(5), 0), "rows, as text"),
+        ({"input_ids": [1, 2, 3], "labels": 1}, "rows, as text"),
         (("a text", 0), "texts"),
         ({"label": 1}, "nothing, since no part"),
     ],

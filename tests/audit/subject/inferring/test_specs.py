@@ -122,6 +122,23 @@ def test_an_iterable_is_read_once_in_order() -> None:
             "labels are strings .such as 'cat'.*pass classes=",
         ),
         (nn.Linear(4, 3), list(X), "the data set has no targets"),
+        (
+            nn.Linear(4, 3),
+            [{"input": x, "category": 1} for x in X],
+            "no targets .its keys are input, category; targets are called labels, label,",
+        ),
+        (
+            nn.Linear(4, 3),
+            {"x": X, "y": CLASSES},
+            "the data are a dict: pass one of its values, the tuple",
+        ),
+        (nn.Linear(4, 3), (X, CLASSES[:5]), "the inputs have 12 rows, the targets 5"),
+        (
+            nn.Linear(4, 3),
+            (X.tolist(), CLASSES.tolist()),
+            "the data are a tuple of lists: pass arrays",
+        ),
+        (nn.Linear, (X, CLASSES), "the model is the class Linear"),
         (nn.Linear(5, 3), TensorDataset(X, CLASSES), "the model fails on the first items"),
         (
             nn.Linear(4, 2),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pergrad.audit.subject.inferring.collating import IGNORED
+from pergrad.audit.subject.inferring.collating import IGNORED, LABELS
 from pergrad.audit.subject.inferring.probing import NEXT, Batch, Probe
 from pergrad.errors import AuditError
 
@@ -54,9 +54,9 @@ def kind_of_loss(loss: Any, probe: Probe) -> Kind:
     if isinstance(loss, nn.Module):
         if not hasattr(loss, "reduction"):
             raise AuditError(f"loss={name} has no reduction to switch off: {NEXT}")
-        apart = copy.copy(loss)
+        apart = copy.deepcopy(loss)
         apart.__dict__["reduction"] = "none"
-        each: Callable[..., Tensor] = apart
+        each: Callable[..., Tensor] = functools.partial(_beside, apart)
     else:
         each = functools.partial(loss, reduction="none")
 
@@ -71,14 +71,23 @@ def kind_of_loss(loss: Any, probe: Probe) -> Kind:
     return Kind(f"{name}, one for each sample", criterion)
 
 
+def _beside(loss: nn.Module, out: Tensor, y: Tensor) -> Tensor:
+    """Calls a loss whose own tensors, such as weights of classes, may lie elsewhere than the outputs."""
+    own = [*loss.parameters(), *loss.buffers()]
+    if any(t.device != out.device or (t.is_floating_point() and t.dtype != out.dtype) for t in own):
+        loss = copy.deepcopy(loss).to(out.device, out.dtype)
+    found: Tensor = loss(out, y)
+    return found
+
+
 def inferred_kind(probe: Probe) -> Kind:
     """Returns the kind that fits the outputs and targets; an error if none does."""
     outputs, targets = probe.outputs, probe.targets
     if targets is None:
         if outputs.dim() != 3:
             raise AuditError(
-                f"the data set has no targets, and the model's outputs of shape {tuple(outputs.shape)} are "
-                f"not logits of tokens: no loss can be inferred; {NEXT}"
+                f"the data set has no targets{_keys(probe)}, and the model's outputs of shape "
+                f"{tuple(outputs.shape)} are not logits of tokens: no loss can be inferred; {NEXT}"
             )
         return Kind("next token, mean over the tokens", _next_token)
     is_whole = not targets.is_floating_point()
@@ -118,6 +127,14 @@ def inferred_kind(probe: Probe) -> Kind:
         f"no loss fits outputs of shape {tuple(outputs.shape)} and {targets.dtype} targets of shape "
         f"{tuple(targets.shape)}: {NEXT}"
     )
+
+
+def _keys(probe: Probe) -> str:
+    """Names the keys of a batch that is a dict, and those under which targets are found."""
+    first = probe.batch[0]
+    if not isinstance(first, Mapping):
+        return ""
+    return f" (its keys are {', '.join(map(str, first))}; targets are called {', '.join(LABELS)})"
 
 
 def _of_classes(probe: Probe) -> Kind:

@@ -111,6 +111,7 @@ def _inputs(item: Any) -> Any:
         found += [key for key, part in item.items() if hasattr(part, "convert")]
         found += [key for key, part in item.items() if _is_array(part) and np.ndim(part) > 0]
         found += [key for key, part in item.items() if isinstance(part, str)]
+        found += [key for key, part in item.items() if _is_tokens(part)]
         return item[found[0]] if found else None
     if isinstance(item, tuple | list) and item and not isinstance(item[0], int | float):
         return _inputs(item[0]) if isinstance(item[0], Mapping | tuple | list) else item[0]
@@ -135,12 +136,18 @@ def is_picture(shape: Sequence[int]) -> bool:
 def _shown(part: Any) -> Any:
     if isinstance(part, str) or hasattr(part, "convert"):
         return part
+    if _is_tokens(part):
+        part = np.asarray(part)
     if _is_array(part):
         is_real = part.is_floating_point() if isinstance(part, Tensor) else part.dtype.kind == "f"
         is_bytes = str(part.dtype).endswith("uint8")
         if is_picture(tuple(part.shape)) and (is_real or is_bytes):
             return part
         numbers = np.asarray(part.detach().cpu() if isinstance(part, Tensor) else part).ravel()
-        words = ", ".join(f"{value:.4g}" for value in numbers[:_MOST_NUMBERS].tolist())
+        words = ", ".join(map(_number, numbers[:_MOST_NUMBERS].tolist()))
         return words + (f", ... ({len(numbers):,} numbers)" if len(numbers) > _MOST_NUMBERS else "")
     return str(part)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ def as_dataset(
                 f"the data {str(data)!r} is not a file of rows: its name must end in {', '.join(SUFFIXES)}"
             )
         return FileData(data, classes, say, prefers_text=prefers_text), None
+    _refuse_other_columns(data)
     if isinstance(data, type):
         raise AuditError(f"the data set is the class {data.__name__}: pass an object of it")
     if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
@@ -70,6 +71,23 @@ def _are_columns(data: Any) -> bool:
     if not all(isinstance(part, Tensor | np.ndarray) and part.ndim > 0 for part in data):
         return False
     return len({len(part) for part in data}) == 1
+
+
+def _refuse_other_columns(data: Any) -> None:
+    if isinstance(data, Mapping):
+        names = ", ".join(f"data[{name!r}]" for name in list(data)[:2])
+        raise AuditError(
+            f"the data are a dict: pass one of its values, the tuple ({names}), or a list of dicts"
+        )
+    if type(data) is tuple and len(data) == 2:
+        if all(isinstance(part, Tensor | np.ndarray) and part.ndim > 0 for part in data):
+            raise AuditError(
+                f"the inputs have {len(data[0]):,} rows, the targets {len(data[1]):,}: they need one each"
+            )
+        if all(type(part) is list and len(part) == len(data[0]) > 2 for part in data):
+            raise AuditError(
+                "the data are a tuple of lists: pass arrays or tensors, or a list of (input, target)"
+            )
 
 
 class Items(list[Any]):

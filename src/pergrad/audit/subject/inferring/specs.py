@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from pergrad.audit.subject.inferring.collating import inferred_collate
 from pergrad.audit.subject.inferring.kinds import Kind, inferred_kind, kind_of_loss, takes_outputs
@@ -66,11 +68,15 @@ def inferred_spec(
     items = first_items(dataset)
     if given.get("collate") is None:
         given["collate"] = inferred_collate(items[0], tokenizer, say)
+    if isinstance(loss, type):
+        name = loss.__name__
+        raise AuditError(f"loss={name} is a class: pass an object of it, {name}()")
     if loss is not None and not takes_outputs(loss):
         if not callable(loss):
             raise AuditError(
                 f"loss={loss!r} must be a function or a module of torch.nn, got {type(loss).__name__}"
             )
+        _refuse_other_signature(loss, given["collate"], items)
         spec = _with_own_loss(model, dataset, loss, items, say, given)
     else:
         spec = _by_kind(model, dataset, loss, items, say, given)
@@ -83,6 +89,23 @@ def _refuse_other_models(model: Any) -> None:
         raise AuditError(f"the model is the class {name}: pass an object of it, {name}(...)")
     if not isinstance(model, nn.Module):
         raise AuditError(f"the model must be an nn.Module, got {type(model).__name__}")
+
+
+def _refuse_other_signature(loss: Any, collate: Any, items: list[Any]) -> None:
+    """Refuses a loss that cannot be called as loss(model, *batch), such as one of outputs and targets."""
+    try:
+        signature = inspect.signature(loss)
+        batch = (collate or default_collate)(items)
+    except Exception:  # no signature, or no batch, which is an error of its own
+        return
+    parts = list(batch) if isinstance(batch, list | tuple) else [batch]
+    try:
+        signature.bind(None, *parts)
+    except TypeError as error:
+        raise AuditError(
+            f"loss= is called as loss(model, *batch), here with {1 + len(parts)} arguments, but takes "
+            f"{signature}: for a loss of outputs and targets, write lambda model, x, y: ..."
+        ) from error
 
 
 def _by_kind(
