@@ -134,7 +134,9 @@ def clustered(samples: int = 300, *, wrong: int = 15, classes: int = 4, seed: in
 CLASSES = [str(n) for n in range(10)]
 
 
-def doubted(folder: Path, *, settled: bool = False, **options: Any) -> Path:
+def doubted(
+    folder: Path, *, settled: bool = False, names: Sequence[str] = CLASSES, **options: Any
+) -> Path:
     """A classifier's audit of 400 samples of ten classes; the sevens 7, 17, ... 117 are labelled 7
     but look like 1.
 
@@ -159,5 +161,5 @@ def doubted(folder: Path, *, settled: bool = False, **options: Any) -> Path:
         *(base.index, base.loss, base.norm, base.group_norms, base.sketch),
         *(free[:, None, :], given, looks, chance),
     )
-    labels = [CLASSES[n] for n in given]
-    return write_folder(folder, samples, labels=labels, classes=CLASSES, **options)
+    labels = [names[n] for n in given]
+    return write_folder(folder, samples, labels=labels, classes=list(names), **options)

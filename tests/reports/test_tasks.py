@@ -1,5 +1,7 @@
 """Five tasks of a new user, in a real browser."""
 
+import json
+
 import pytest
 
 from pergrad.reports import write_report
@@ -144,3 +146,45 @@ def test_without_labels_there_are_neither_empty_columns_nor_their_filters(
     assert browser.run("return document.getElementById('by-class').offsetParent") is None
     assert browser.run("return document.getElementById('by-kind').offsetParent !== null")
     assert browser.console() == []
+
+
+TURNED = "\u202eone"  # whatever follows it is shown from right to left
+LONG = "a name of many words " * 6
+NAMES = ["0", TURNED, "2", LONG, "4", "5", "6", "\u05e9\u05d1\u05e2", "8", "9"]
+PLACES = """
+const cell = document.querySelector("#explorer-rows tr[data-n] td:nth-child(5)");
+const range = document.createRange();
+range.selectNodeContents(cell.lastChild);
+const [name, share, whole] = [cell.firstChild, range, cell].map(part => part.getBoundingClientRect());
+return [name.right, share.left, share.right, whole.right, cell.lastChild.textContent, cell.firstChild.title];
+"""
+
+
+@pytest.mark.parametrize(("label", "name"), [("\u05e9\u05d1\u05e2", TURNED), (LONG, LONG)])
+def test_names_of_any_direction_and_length_leave_their_probability_in_its_place(
+    browser, tmp_path, label, name
+) -> None:
+    browser.open(write_report(doubted(tmp_path, names=NAMES)), width=1280)
+    browser.run(SET, "by-class", label)
+    *places, share, title = browser.run(PLACES)
+    assert places == sorted(places)  # the name, then its probability, within the cell
+    assert (share[0], share[-1], title) == (" ", "%", name)
+    why = browser.run("return document.getElementById('samples').textContent")
+    assert not any(TURNED[0] in words for words in json.loads(why)["why"][0])
+
+
+def test_the_relabelling_script_takes_any_name_and_items_that_are_dicts(browser, tmp_path) -> None:
+    browser.open(write_report(doubted(tmp_path, names=NAMES)), width=1280)
+    browser.run(SET, "search", "#17")
+    browser.run(CLICK, "input[aria-label='Select sample 17']")
+    browser.run(SET, "export-as", "relabel")
+    script = browser.run(EXPORT)
+    assert TURNED[0] not in script
+    pytest.importorskip("torch")
+    scope = {}
+    exec(script, scope)
+    assert scope["new_labels"] == {17: TURNED}
+    for given, expected in [(7, 1), ("seven", TURNED)]:
+        items = [{"x": n, "label": given} for n in range(20)]
+        changed = scope["Relabelled"](items, NAMES)
+        assert [changed[17], changed[3]] == [{"x": 17, "label": expected}, items[3]]

@@ -22,6 +22,7 @@ __all__ = ["Results", "read_results"]
 _NEEDED = ("doubt", "suggested", "outlier", "duplicate_group")
 _SAMPLES = ("index", "loss", "norm", "alignment", "self_influence", "suspicion", "rank", "evidence")
 _NUMBERS = ("doubt", "confidence", "label_probability", "predicted_probability", "outlier")
+_TURNING = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])  # of direction
 _FEW = 0.2  # a list of more than this share of the data is not short
 _FAR = 5.0  # interquartile ranges above the median beyond which an input is an outlier
 _DUPLICATES = ("index_a", "index_b", "cosine")
@@ -166,7 +167,10 @@ class Results:
         return order[values[order] > far]
 
     def evidence(self, row: int) -> list[str]:
-        return [str(words) for words in self.table["evidence"][row].as_py() or []]
+        """Returns why a sample stands out; names in it must not turn the words around them."""
+        return [
+            str(words).translate(_TURNING) for words in self.table["evidence"][row].as_py() or []
+        ]
 
     def pushed(self, index: int) -> tuple[list[int], list[int]]:
         """Returns the samples that push a sample towards its label, and away from it, the strongest first."""

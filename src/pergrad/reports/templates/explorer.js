@@ -15,6 +15,8 @@
     if (text !== null) made.textContent = text;  // never HTML: it comes from the data
     return made;
   };
+  // Isolated, so that a name in another direction leaves the words around it alone; whole where it is cut.
+  const named = (tag, text, kind = "name") => make(tag, { class: kind, dir: "auto", title: text }, text);
   const percent = (value) => (value === null ? "" : ` ${Math.round(100 * value)}%`);
   const digits = (value) => (value === null ? "–" : Number(value).toPrecision(3));
   const option = (select, value, text) => select.append(make("option", { value }, text));
@@ -94,13 +96,16 @@
     const name = make("th", { scope: "row", class: "n" });
     name.append(make("button", { class: "plain", "aria-expanded": "false" }, `#${index}`));
     const label = make("td");
-    if (data.label[n] !== null) label.append(make("span", { class: "label" }, data.label[n]));
+    if (data.label[n] !== null) label.append(named("span", data.label[n], "label"));
     const says = make("td");
     if (data.suggested[n] !== null) {
       const other = data.suggested[n] !== data.label[n];
-      says.append(make(other ? "strong" : "span", {}, data.suggested[n]), percent(data.confidence[n]));
+      says.append(named(other ? "strong" : "span", data.suggested[n]), percent(data.confidence[n]));
     }
-    const model = make("td", {}, data.predicted[n] === null ? "" : data.predicted[n] + percent(data.predicted_probability[n]));
+    const model = make("td");
+    if (data.predicted[n] !== null) {
+      model.append(named("span", data.predicted[n]), percent(data.predicted_probability[n]));
+    }
     row.append(pick, preview(n), name, label, says, model);
     for (const column of [data.judged ? "doubt" : "norm", "loss"]) {
       row.append(make("td", { class: "n" }, digits(data[column][n])));
@@ -133,6 +138,10 @@
   };
 
   const csv = (value) => (value === null || value === undefined ? "" : `"${String(value).replaceAll('"', '""')}"`);
+  // A string of Python; characters that would show its code in another order than it runs are escaped.
+  const quoted = (value) => (value === null ? "None" : JSON.stringify(value).replace(
+    /[\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g,
+    (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`));
   const picked = () => {
     const place = new Map(data.index.map((index, n) => [index, n]));
     return [...chosen].sort((a, b) => data.rank[place.get(a)] - data.rank[place.get(b)]).map((index) => place.get(index));
@@ -146,20 +155,27 @@
       `left_out = {${texts.indices()}}`,
       "kept = Subset(dataset, [n for n in range(len(dataset)) if n not in left_out])"].join("\n"),
     relabel: () => ["# index: new label, as the other samples suggest it; check each before you use it",
-      "new_labels = {", ...picked().map((n) =>
-        `    ${data.index[n]}: ${JSON.stringify(data.suggested[n] ?? data.label[n])},  # was ${JSON.stringify(data.label[n])}`),
-      "}", "", "import torch", "", "",
+      "new_labels = {", ...picked().filter((n) => data.suggested[n] !== null).map((n) =>
+        `    ${data.index[n]}: ${quoted(data.suggested[n])},  # was ${quoted(data.label[n])}`),
+      "}", "", "import torch", "", "LABELS = (\"labels\", \"label\", \"target\", \"targets\", \"y\")", "", "",
       "class Relabelled(torch.utils.data.Dataset):",
       "    def __init__(self, dataset, classes=None):  # classes: their names, if labels are names",
       "        self.dataset, self.classes = dataset, classes", "",
       "    def __len__(self):", "        return len(self.dataset)", "",
       "    def __getitem__(self, index):",
-      "        *inputs, label = self.dataset[index]",
-      "        if index in new_labels:",
-      "            name = new_labels[index]",
-      "            new = int(name) if self.classes is None else list(self.classes).index(name)",
-      "            label = torch.tensor(new) if isinstance(label, torch.Tensor) else new",
-      "        return (*inputs, label)"].join("\n"),
+      "        item = self.dataset[index]",
+      "        if index not in new_labels:",
+      "            return item",
+      "        if isinstance(item, dict):",
+      "            key = next(name for name in LABELS if name in item)",
+      "            return {**item, key: self.changed(item[key], new_labels[index])}",
+      "        *inputs, label = item",
+      "        return (*inputs, self.changed(label, new_labels[index]))", "",
+      "    def changed(self, label, name):",
+      "        if isinstance(label, str):",
+      "            return name",
+      "        new = int(name) if self.classes is None else list(self.classes).index(name)",
+      "        return torch.full_like(label, new) if isinstance(label, torch.Tensor) else new"].join("\n"),
   };
   const files = { indices: "indices.txt", csv: "samples.csv", subset: "subset.py", relabel: "relabel.py" };
   const exported = () => {
