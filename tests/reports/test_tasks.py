@@ -188,3 +188,11 @@ def test_the_relabelling_script_takes_any_name_and_items_that_are_dicts(browser,
         items = [{"x": n, "label": given} for n in range(20)]
         changed = scope["Relabelled"](items, NAMES)
         assert [changed[17], changed[3]] == [{"x": 17, "label": expected}, items[3]]
+
+
+def test_what_a_number_means_is_one_hover_away(opened) -> None:
+    titles = "return [...document.querySelectorAll(arguments[0])].map(part => part.title)"
+    for part in ("h1", "#classes thead abbr", "#first .numbers > div", ".explorer thead abbr"):
+        found = opened.run(titles, part)
+        assert found
+        assert all(len(words) > 20 for words in found)

@@ -57,7 +57,7 @@ class _Ranked:
     label: str | None
     shown: Shown
     evidence: Sequence[str]
-    figures: Sequence[tuple[str, str]]
+    figures: Sequence[tuple[str, str, str]]  # name, value, meaning
     helpers: Sequence[_Pushing]
     harmers: Sequence[_Pushing]
     suggested: str | None
@@ -171,10 +171,8 @@ def _ranked(results: Results, row: int) -> _Ranked:
     index = int(samples["index"][row])
     helpers, harmers = results.pushed(index)
     figures = [
-        ("loss", number(float(samples["loss"][row]))),
-        ("gradient norm", number(float(samples["norm"][row]))),
-        ("self-influence", number(float(samples["self_influence"][row]))),
-        ("alignment", _cosine(float(samples["alignment"][row]))),
+        (name, write(float(samples[column][row])), MEANINGS[column])
+        for name, column, write in _FIGURES
     ]
     return _Ranked(
         int(samples["rank"][row]),
@@ -202,6 +200,14 @@ def _pushing(results: Results, index: int) -> _Pushing:
 
 def _cosine(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−") if np.isfinite(value) else "not finite"
+
+
+_FIGURES = (
+    ("loss", "loss", number),
+    ("gradient norm", "norm", number),
+    ("self-influence", "self_influence", number),
+    ("alignment", "alignment", _cosine),
+)
 
 
 def _dup_groups(results: Results) -> list[dict[str, Any]]:
