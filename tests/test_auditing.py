@@ -83,6 +83,17 @@ def test_without_a_path_the_folder_goes_with_the_object_unless_it_is_saved(tmp_p
     assert "<!doctype html>" in (tmp_path / "page.html").read_text()
 
 
+def test_an_audit_that_fails_leaves_no_folder_without_a_name(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    model, data = problem(30)
+    with pytest.raises(AuditError, match="label failed"):
+        pergrad.Audit.run(model, data, quiet=True, label=lambda item: 1 / 0)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(AuditError, match="label failed"):
+        pergrad.Audit.run(model, data, tmp_path / "a", quiet=True, label=lambda item: 1 / 0)
+    assert (tmp_path / "a").exists()
+
+
 def test_the_model_keeps_its_mode(tmp_path) -> None:
     model, data = problem(20)
     model = nn.Sequential(model, nn.Dropout(0.5))

@@ -120,13 +120,17 @@ class Audit:
             run_audit(made, path, chosen, watch=watch, force=force)
             if keep_index:
                 remember(path / "index", index_of_audit(path, made, chosen, path / "index"))
+            audit = cls(path)
+            write_report(path)
+        except BaseException:
+            if not is_kept:  # nobody knows its name to resume there
+                shutil.rmtree(path, ignore_errors=True)
+            raise
         finally:
             for module, training in zip(model.modules(), modes, strict=True):
                 module.training = training
-        audit = cls(path)
         if not is_kept:
             weakref.finalize(audit, shutil.rmtree, path, ignore_errors=True)
-        write_report(path)
         for line in headline(path):
             watch.say(line)
         if is_kept:
