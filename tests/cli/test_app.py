@@ -58,6 +58,13 @@ def test_report_of_no_results_is_refused_in_one_line(command, tmp_path, folder):
     assert folder in err
 
 
+def test_an_earlier_audit_that_is_none_is_refused_before_anything_is_computed(command, tmp_path):
+    code, _, err = command("audit", f"{CASES}:mlp", "-o", "out", "--before", "none")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "no results folder none" in err
+    assert not (tmp_path / "out").exists()
+
+
 def test_verify_shows_the_table_and_exits_with_0(command):
     code, out, _ = command("verify", f"{CASES}:mlp", "--dtype", "float64")
     assert code == 0

@@ -29,7 +29,7 @@ from pergrad.cli.privacy import privacy
 from pergrad.cli.progress import Progress
 from pergrad.errors import InterruptedAuditError, PergradError, ToldElsewhereError
 from pergrad.index.from_audit import index_of_audit
-from pergrad.reports import overview, write_report
+from pergrad.reports import overview, read_results, write_report
 
 __all__ = ["app", "run"]
 
@@ -173,6 +173,8 @@ def audit(
     title = "auditing" if ranks.count == 1 else f"auditing, part 1 of {ranks.count}"
     command = shlex.join(["pergrad", *sys.argv[1:]])
     progress = Progress(console, title=title)
+    if before is not None:
+        read_results(before)  # refuses what is no audit before hours are spent
     try:
         with progress, _terminable():
             spec = load_spec(reference, data, say=progress.say, download=download)

@@ -1,5 +1,6 @@
 """Names of Hugging Face, with a tiny model and data set that are written to disk first."""
 
+import json
 import sys
 
 import datasets
@@ -116,6 +117,61 @@ def test_the_network_is_not_used_unless_it_is_asked_for(local, monkeypatch):
         load_spec(f"hf:{local}/classifier,nobody/nothing")
     assert "the network was used" not in str(raised.value)
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+LABELLED = [{"id": f"row {n}", "text": text, "label": n % 2} for n, text in enumerate(TEXTS * 4)]
+
+
+def of_rows(folder, local, rows, kind="classifier", say=None):
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_spec(f"hf:{local}/{kind},{folder}/data.jsonl", say=say or print)
+
+
+def test_the_text_is_found_by_its_name_and_this_is_said(local, tmp_path):
+    said = []
+    spec = of_rows(tmp_path, local, LABELLED, say=said.append)
+    assert spec.show(spec.dataset[2]) == "bad"
+    assert said[0].endswith("the text 'text', target 'label' (not used: id)")
+    assert said[1] == "loss: cross-entropy of the logits"
+    of_rows(tmp_path, local, [{"text": text} for text in TEXTS], "language-model", said.append)
+    assert said[3] == "loss: next token, mean over the tokens"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"text": None}, "ValueError: it has no text in column 'text'"),
+        ({"label": None}, "ValueError: it has no label: None"),
+        ({"label": -1}, "ValueError: it has no label: -1"),
+    ],
+)
+def test_rows_without_a_text_or_label_are_skipped_and_listed(local, tmp_path, change, why):
+    rows = [row | change if n == 3 else row for n, row in enumerate(LABELLED)]
+    summary = run_audit(of_rows(tmp_path, local, rows), tmp_path / "results")
+    ((index, said),) = [(row["index"], row["why"]) for row in summary["skipped"]]
+    assert index == 3
+    assert why in said
+
+
+def test_labels_that_are_strings_are_the_names_of_the_model(local, tmp_path):
+    def named(names):
+        return [row | {"label": names[row["label"]]} for row in LABELLED]
+
+    spec = of_rows(tmp_path, local, named(["LABEL_1", "LABEL_0"]))
+    assert spec.collate(spec.dataset.select(range(4)))["labels"].tolist() == [1, 0, 1, 0]
+    assert spec.label(spec.dataset[0]) == "LABEL_1"
+    with pytest.raises(
+        AuditError, match=r"label 'pos' of .* is none of the model's classes: LABEL_0"
+    ):
+        of_rows(tmp_path, local, named(["LABEL_1", "pos"]))
+
+
+@pytest.mark.parametrize("label", [2, 0.5])
+def test_labels_that_the_model_does_not_have_are_refused(local, tmp_path, label):
+    with pytest.raises(
+        AuditError, match=f"a label of .* is {label:g}, but the model has 2 outputs"
+    ):
+        of_rows(tmp_path, local, [*LABELLED, LABELLED[0] | {"label": label}])
 
 
 def test_a_local_file_is_a_data_set_and_its_labels_are_judged(local, tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pergrad.audit.subject.inferring.collating import TEXTS
 from pergrad.audit.subject.losses import LossOfLogits
 from pergrad.audit.subject.spec import Spec
 from pergrad.errors import AuditError
@@ -26,12 +27,15 @@ _HERE = " from this machine (--download asks the hub)"
 _FILES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 
 
-def spec_of_names(reference: str, *, download: bool = False) -> Spec:
+def spec_of_names(
+    reference: str, *, download: bool = False, say: Callable[[str], None] = lambda _: None
+) -> Spec:
     """Loads `hf:MODEL,DATASET[,SPLIT]`: as a classifier if the data has labels, else as a language model.
 
     MODEL and DATASET are paths, or names in the local cache; DATASET may be a CSV, JSON or Parquet file. The
-    network is not used, unless `download`. The text is the first column of strings, the label is the column
-    `label` or `labels`; the default split is `train`.
+    network is not used, unless `download`. The text is the column `text`, or of another name that is usual,
+    else the first column of strings; the label is the column `label` or `labels`; the default split is
+    `train`. A row without a text or label cannot be read. `say` receives what was inferred.
     """
     parts = reference.removeprefix(PREFIX).split(",")
     if len(parts) not in (2, 3) or not all(parts):
@@ -46,34 +50,84 @@ def spec_of_names(reference: str, *, download: bool = False) -> Spec:
             f"{PREFIX} needs {error.name}, which is not installed: pip install 'pergrad[hf]'"
         ) from error
     with nullcontext() if download else _offline():
-        return _spec(parts, is_local=not download)
+        return _spec(parts, say, is_local=not download)
 
 
-def _spec(parts: list[str], *, is_local: bool) -> Spec:
+def _spec(parts: list[str], say: Callable[[str], None], *, is_local: bool) -> Spec:
     data = _dataset(parts[1], parts[2] if len(parts) == 3 else "train", is_local=is_local)
-    text = next((name for name, kind in data.features.items() if _is_text(kind)), None)
-    if text is None:
+    label = next((name for name in _LABELS if name in data.features), None)
+    texts = [name for name, kind in data.features.items() if _is_text(kind) and name != label]
+    if not texts:
         raise AuditError(
             f"the data set {parts[1]!r} has no column of strings, only {list(data.features)}: write a "
             "pergrad.audit.Spec for it"
         )
-    label = next((name for name in _LABELS if name in data.features), None)
+    text = next((name for name in TEXTS if name in texts), texts[0])
     is_classifier = label is not None
     model, tokenizer = _model_and_tokenizer(
         parts[0], is_classifier=is_classifier, is_local=is_local
     )
-    name_of = getattr(data.features[label], "int2str", str) if label is not None else str
+    unused = ", ".join(name for name in data.features if name not in (text, label))
+    say(
+        f"data: {len(data):,} rows of {parts[1]}, the text {text!r}"
+        + (f", target {label!r}" if is_classifier else "")
+        + (f" (not used: {unused})" if unused else "")
+    )
+    say(
+        f"loss: {'cross-entropy of the logits' if is_classifier else 'next token, mean over the tokens'}"
+    )
+    labels = None if label is None else Labels(data, label, model.config, parts[1])
     return Spec(
         model,
         data,
         LossOfLogits(_logits, _class_losses) if is_classifier else _token_losses,
         show=lambda item: str(item[text]),
-        label=None if label is None else (lambda item: str(name_of(item[label]))),
-        collate=_collate(tokenizer, text, label),
+        label=None if labels is None else labels.name_of,
+        collate=_collate(tokenizer, text, labels),
         name=parts[1],
         logits=_logits if is_classifier else None,
         target=(lambda batch: batch["labels"]) if is_classifier else None,
     )
+
+
+class Labels:
+    """Labels of a data set as classes of a model: whole numbers, or names that the model knows.
+
+    A label below 0 means none, as in test splits.
+    """
+
+    def __init__(self, data: Any, column: str, config: Any, where: str) -> None:
+        self._column = column
+        self._names = getattr(data.features[column], "names", None)
+        self._place: dict[str, int] = dict(config.label2id or {})
+        for value in data.unique(column):
+            if isinstance(value, str) and value and value not in self._place:
+                raise AuditError(
+                    f"label {value!r} of {where} is none of the model's classes: "
+                    f"{', '.join(self._place)}"
+                )
+            if (
+                isinstance(value, int | float)
+                and value >= 0
+                and value not in range(config.num_labels)
+            ):
+                raise AuditError(
+                    f"a label of {where} is {value:g}, but the model has {config.num_labels} outputs: "
+                    f"classes must be whole numbers from 0 to {config.num_labels - 1}"
+                )
+
+    def number_of(self, item: Any) -> int:
+        value = item[self._column]
+        if value in (None, "") or value != value or (not isinstance(value, str) and value < 0):
+            raise ValueError(f"it has no label: {value!r}")
+        return self._place[value] if isinstance(value, str) else int(value)
+
+    def name_of(self, item: Any) -> str:
+        value = item[self._column]
+        if isinstance(value, int | float) and value == value:
+            known = self._names is not None and 0 <= value < len(self._names)
+            return str(self._names[int(value)] if known and self._names else int(value))
+        return str(value)
 
 
 @contextmanager
@@ -146,15 +200,19 @@ def _model_and_tokenizer(
     return model.eval(), tokenizer
 
 
-def _collate(tokenizer: Any, text: str, label: str | None) -> Callable[[list[Any]], Any]:
+def _collate(
+    tokenizer: Any, text: str, labels: Labels | None
+) -> Callable[[list[Any]], dict[str, Tensor]]:
     def collate(items: Sequence[Any]) -> dict[str, Tensor]:
-        texts = [str(item[text]) for item in items]
+        texts = [item[text] for item in items]
+        if None in texts:
+            raise ValueError(f"it has no text in column {text!r}")
         batch = tokenizer(
             texts, padding=True, truncation=True, max_length=_LONGEST, return_tensors="pt"
         )
         found = dict(batch)
-        if label is not None:
-            found["labels"] = batch["input_ids"].new_tensor([item[label] for item in items])
+        if labels is not None:
+            found["labels"] = batch["input_ids"].new_tensor(list(map(labels.number_of, items)))
         return found
 
     return collate

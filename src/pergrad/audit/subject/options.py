@@ -88,7 +88,9 @@ class AuditOptions:
         if self.dtype is not None and self.dtype not in get_args(Dtype):
             raise AuditError(f"dtype must be one of {get_args(Dtype)}, got {self.dtype!r}")
         if self.duplicates is not None and not 0 < self.duplicates <= 1:
-            raise AuditError(f"duplicates must be a cosine from 0 to 1, got {self.duplicates}")
+            raise AuditError(
+                f"duplicates must be a cosine above 0 and at most 1, got {self.duplicates}"
+            )
         if self.save_every < 0:
             raise AuditError(f"save_every must not be negative, got {self.save_every}")
 

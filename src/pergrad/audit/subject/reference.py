@@ -45,7 +45,7 @@ def load_spec(
         download: whether a reference to Hugging Face may use the network.
     """
     if reference.startswith(PREFIX):
-        return spec_of_names(reference, download=download)
+        return spec_of_names(reference, download=download, say=say)
     if data is None:
         found, _ = _found(reference, "spec")
         return _spec_from(_called(found, reference), reference, say)

@@ -1,24 +1,43 @@
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from pergrad.audit.subject.inferring.collating import inferred_collate, text_in
+from pergrad.audit.subject.inferring.collating import inferred_collate, place_of_text
 from pergrad.errors import AuditError
 
 
 @pytest.mark.parametrize(
-    ("item", "text"),
+    ("item", "place"),
     [
-        ("hi", "hi"),
-        (("hi", 1), "hi"),
-        ({"label": 1, "sentence": "hi", "id": "7"}, "hi"),
-        ({"label": "yes", "words": "hi"}, "hi"),
+        ("hi", ()),
+        (("hi", 1), 0),
+        ({"label": 1, "sentence": "hi", "id": "7"}, "sentence"),
+        ({"label": "yes", "words": "hi"}, "words"),
         ({"input_ids": [1, 2], "text": "hi"}, None),
+        ({"image": Image.new("L", (2, 2)), "file": "a.png"}, None),
+        ({"signal": np.zeros(3), "file": "a.wav"}, None),
         ((torch.zeros(2), "cat"), None),
         ({"label": 1}, None),
     ],
 )
-def test_a_text_is_the_input_where_there_is_no_other(item, text) -> None:
-    assert text_in(item) == text
+def test_a_text_is_the_input_where_there_is_no_other(item, place) -> None:
+    assert place_of_text(item) == place
+
+
+def test_the_text_of_all_items_is_where_that_of_the_first_is() -> None:
+    said, seen = [], []
+
+    def tokenizer(texts, **_):
+        seen.extend(texts)
+        return {"input_ids": torch.zeros(len(texts), 1)}
+
+    collate = inferred_collate({"text": "hi", "title": "a"}, tokenizer, said.append)
+    collate([{"text": "oh", "title": "b"}])
+    assert said == ["inputs: texts through function: 'text' (not used: title)"]
+    assert seen == ["oh"]
+    with pytest.raises(ValueError, match="it has no text, but None"):
+        collate([{"text": None, "title": "c"}])
 
 
 def test_lists_of_tokens_are_padded_and_masked() -> None:

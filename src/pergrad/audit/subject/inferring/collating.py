@@ -5,46 +5,56 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from pergrad.errors import AuditError
 
-__all__ = ["inferred_collate", "text_in", "tokenized"]
+__all__ = ["inferred_collate", "place_of_text", "tokenized"]
 
 TEXTS = ("text", "sentence", "content", "review", "question", "prompt", "input")
 LABELS = ("labels", "label", "target", "targets", "y")
 IGNORED = -100  # the target of tokens and pixels that do not count
 
 
-def text_in(item: Any) -> str | None:
-    """Returns the text of an item that has nothing else to feed a model with; None if there is none."""
+def place_of_text(item: Any) -> Any:
+    """Returns where the text of an item is that has nothing else to feed a model with: a key, or 0.
+
+    () stands for an item that is a text itself, None for one without.
+    """
     if isinstance(item, str):
-        return item
+        return ()
     if isinstance(item, Mapping):
-        if any(isinstance(part, Tensor | list) for part in item.values()):
+        if any(_is_input(part) for part in item.values()):
             return None
         found = [name for name in TEXTS if isinstance(item.get(name), str)]
         found += [k for k, part in item.items() if isinstance(part, str) and k not in LABELS]
-        return item[found[0]] if found else None
+        return found[0] if found else None
     if isinstance(item, tuple | list) and item and isinstance(item[0], str):
-        return item[0]
+        return 0
     return None
+
+
+def _is_input(part: Any) -> bool:
+    """Whether a part of an item is no text and no plain number, but what else a model takes."""
+    return isinstance(part, Tensor | list | np.ndarray) or hasattr(part, "convert")
 
 
 def inferred_collate(
     item: Any, tokenizer: Any, say: Callable[[str], None]
 ) -> Callable[[list[Any]], Any] | None:
     """Returns a collate function for items such as this one; None if torch's own serves."""
-    text = text_in(item)
-    if text is not None:
+    place = place_of_text(item)
+    if place is not None:
+        text = _text_at(item, place)
         if tokenizer is None:
             raise AuditError(
                 f"the items are texts (such as {text[:40]!r}): pass tokenizer=, which makes inputs of them"
             )
-        say(f"inputs: texts through {type(tokenizer).__name__}")
-        return tokenized(tokenizer)
+        say(f"inputs: texts through {type(tokenizer).__name__}{_which_text(item, place)}")
+        return tokenized(tokenizer, place)
     if isinstance(item, Mapping) and any(_is_tokens(part) for part in item.values()):
         padding = getattr(tokenizer, "pad_token_id", None) or 0
         say(f"inputs: lists of tokens, padded with {padding}")
@@ -52,11 +62,30 @@ def inferred_collate(
     return None
 
 
-def tokenized(tokenizer: Any) -> Callable[[list[Any]], Any]:
-    """Returns a collate function that tokenizes the texts of the items, with their targets as `labels`."""
+def _which_text(item: Any, place: Any) -> str:
+    """Names the text of an item that has several."""
+    parts = item.items() if isinstance(item, Mapping) else ()
+    others = [str(k) for k, part in parts if isinstance(part, str) and k not in (place, *LABELS)]
+    return f": {place!r} (not used: {', '.join(others)})" if others else ""
+
+
+def _text_at(item: Any, place: Any) -> str:
+    text = item if place == () else item[place]
+    if not isinstance(text, str):
+        raise ValueError(f"it has no text, but {text!r}")
+    return text
+
+
+def tokenized(tokenizer: Any, place: Any) -> Callable[[list[Any]], Any]:
+    """Returns a collate function that tokenizes the texts of the items, with their targets as `labels`.
+
+    Args:
+        tokenizer: called as tokenizer(texts, padding=True, truncation=True, return_tensors="pt").
+        place: where an item has its text, by `place_of_text`.
+    """
 
     def collate(items: list[Any]) -> dict[str, Any]:
-        texts = [text_in(item) or "" for item in items]
+        texts = [_text_at(item, place) for item in items]
         batch = dict(tokenizer(texts, padding=True, truncation=True, return_tensors="pt"))
         targets = [_target_in(item) for item in items]
         if targets[0] is not None:
