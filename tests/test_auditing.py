@@ -7,6 +7,7 @@ import pergrad
 from pergrad.errors import AuditError
 
 WRONG = list(range(6))
+ODD = "caf\udce9.png"  # a name of a file that is not in UTF-8, as Python reads it
 
 
 def problem(samples=120):
@@ -199,6 +200,39 @@ def test_another_value_in_a_label_function_changes_the_report(tmp_path) -> None:
         assert set(audit.samples["label"]) == set(names)
     audit = pergrad.Audit.run(model, data, tmp_path / "a", quiet=True, classes=["x", "y", "z"])
     assert set(audit.samples["label"]) == {"x", "y", "z"}
+
+
+def test_names_that_are_no_text_are_escaped_everywhere(tmp_path) -> None:
+    class Pictures(list):
+        def __getitem__(self, index):
+            if index == 5:
+                raise OSError(f"cannot read {ODD}")
+            return super().__getitem__(index)
+
+    model, data = problem(40)
+    for fields in ({"label": lambda item: f"{ODD} {int(item[1])}"}, {"classes": ["a", ODD, "c"]}):
+        audit = pergrad.Audit.run(
+            *(
+                model,
+                Pictures(data),
+                tmp_path / str(len(fields["classes"]) if "classes" in fields else 0),
+            ),
+            **{"quiet": True, "show": lambda item: ODD, "name": ODD, **fields},
+        )
+        page = audit.report().read_text()
+        assert page.count("caf\\udce9.png") > 3
+        assert any("caf\\udce9.png" in label for label in audit.samples["label"])
+
+
+def test_an_error_in_the_length_says_where() -> None:
+    class Data(list):
+        def __len__(self):
+            raise TypeError("unknown")
+
+    with pytest.raises(
+        AuditError, match=r"the length of the data set raised TypeError.*test_auditing.py"
+    ):
+        pergrad.Audit.run(problem(20)[0], Data([1]))
 
 
 def test_unknown_labels_are_neither_judged_nor_shown() -> None:

@@ -186,7 +186,7 @@ class Audit:
         target = self.path / "report.html" if path is None else Path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
+            target.write_text(text, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise AuditError(f"cannot write the report {target}: {error.strerror}") from error
         return target

@@ -19,6 +19,12 @@ def test_changed_labels_and_settled_samples_are_told(tmp_path) -> None:
     assert same["changed"] == same["gone"] == same["new"] == []
 
 
+def test_another_size_of_the_data_is_told(tmp_path) -> None:
+    folders = [write_folder(tmp_path / str(size), clustered(size)) for size in (40, 38)]
+    first, *_ = compared(*map(read_results, folders))["words"]
+    assert first.startswith("The data set had 40 samples and now has 38")
+
+
 def test_audits_without_a_common_sample_are_refused(tmp_path) -> None:
     one = clustered(20)
     two = changed(one, index=one.index + 100)

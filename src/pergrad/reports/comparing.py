@@ -33,8 +33,10 @@ def compared(before: Results, after: Results) -> dict[str, Any]:
             changed.append({"index": index, "before": was, "after": new})
     gone = sorted(then - now)
     new_ones = sorted(now - then)
+    sizes = [results.summary.get("dataset", {}).get("size") for results in (before, after)]
     return {
         "words": [
+            *_words_of_sizes(*sizes),
             f"{count(len(changed), 'label has', 'labels have')} changed between the two audits.",
             f"To look at first: {len(then):,} before, {len(now):,} now; {len(gone):,} are settled, "
             f"{len(new_ones):,} are new.",
@@ -46,6 +48,16 @@ def compared(before: Results, after: Results) -> dict[str, Any]:
         "gone": gone[:_LISTED],
         "new": new_ones[:_LISTED],
     }
+
+
+def _words_of_sizes(then: int | None, now: int | None) -> list[str]:
+    """Warns where samples have been taken out or added, which may give the others another index."""
+    if then is None or now is None or then == now:
+        return []
+    return [
+        f"The data set had {then:,} samples and now has {now:,}: samples are compared by their index, and "
+        "those after one that was taken out have another one now."
+    ]
 
 
 def _first(results: Results) -> set[int]:

@@ -73,7 +73,9 @@ def write_report(folder: str | Path, *, before: str | Path | None = None) -> Pat
     results = read_results(folder)
     path = results.folder / "report.html"
     earlier = None if before is None else read_results(before)
-    write_whole(path, html_of(results, before=earlier).encode(), durable=False)
+    write_whole(
+        path, html_of(results, before=earlier).encode(errors="backslashreplace"), durable=False
+    )
     return path
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from pergrad.audit.subject.places import told
 from pergrad.audit.subject.spec import Spec
+from pergrad.audit.subject.texts import as_text
 from pergrad.errors import AuditError
 
 __all__ = ["Loaded", "Loader", "drawing_from", "item_of"]
@@ -166,7 +167,7 @@ class Loader(Dataset[Any]):
         found = []
         for item, index in zip(items, indices, strict=True):
             try:
-                found.append(str(self._label(item)))
+                found.append(as_text(self._label(item)))
             except Exception as error:
                 raise AuditError(
                     f"spec.label failed on item {index}, {form_of(item)}: {told(error)}"

@@ -24,7 +24,7 @@ from pergrad.audit.subject.lengths import by_bucket, length_of
 from pergrad.audit.subject.options import AuditOptions, chosen_device, chosen_indices
 from pergrad.audit.subject.places import told
 from pergrad.audit.subject.sharding import device_of, is_sharded_model
-from pergrad.audit.subject.spec import Spec, grouped_parameters
+from pergrad.audit.subject.spec import Spec, grouped_parameters, size_of
 from pergrad.distributed.sharding import reshard
 from pergrad.errors import AuditError
 
@@ -118,7 +118,7 @@ def made_task(spec: Spec, options: AuditOptions, ranks: Ranks) -> Task:
     else:
         device = chosen_device(options.device, ranks.local)
     groups = grouped_parameters(spec)
-    indices = chosen_indices(options.subset, len(spec.dataset), options.seed)
+    indices = chosen_indices(options.subset, size_of(spec.dataset), options.seed)
     of_data, repeats = fingerprint_of_data(spec.dataset, options.seed)
     return Task(spec, options, device, indices, groups, "", of_data, repeats)
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from pergrad.audit.subject.places import told
+from pergrad.audit.subject.texts import as_text
 from pergrad.errors import AuditError
 
-__all__ = ["Spec", "grouped_parameters", "groups_by_module"]
+__all__ = ["Spec", "grouped_parameters", "groups_by_module", "size_of"]
 
 _MOST_GROUPS = 12  # more rows make the chart hard to read
 
@@ -104,7 +105,7 @@ class Spec:
     @property
     def title(self) -> str:
         """Returns the name of the data set, or else of its class."""
-        return self.name or type(self.dataset).__name__
+        return as_text(self.name or type(self.dataset).__name__)
 
 
 def _refuse_other_indices(known: Any) -> None:
@@ -117,6 +118,14 @@ def _refuse_other_indices(known: Any) -> None:
         )
     if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
         raise AuditError(f"spec.known_wrong must be a list of indices, got {type(known).__name__}")
+
+
+def size_of(dataset: Any) -> int:
+    """Returns the number of items; an error of the data set's own says where."""
+    try:
+        return len(dataset)
+    except Exception as error:
+        raise AuditError(f"the length of the data set raised {told(error)}") from error
 
 
 def grouped_parameters(spec: Spec) -> dict[str, list[str]]:

@@ -21,6 +21,7 @@ from pergrad.audit.streaming.ranks import Ranks
 from pergrad.audit.streaming.task import Task
 from pergrad.audit.subject.checks import notes_of_mode
 from pergrad.audit.subject.sharding import name_of
+from pergrad.audit.subject.texts import as_text
 from pergrad.audit.writing.joining import read_all
 from pergrad.audit.writing.results import FORMAT, write_previews, write_summary, write_tables
 from pergrad.errors import AuditError, PergradError
@@ -150,7 +151,7 @@ def _classes(
     if labels is None:
         known = {int(n): str(n) for n in np.unique(target[target >= 0])}
         if spec.classes is not None:
-            known |= {n: str(name) for n, name in enumerate(spec.classes)}
+            known |= {n: as_text(name) for n, name in enumerate(spec.classes)}
         named = [known.get(int(n), str(n)) if n >= 0 else None for n in target]
         return _Classes(target, known), named
     # The most common label of each class; of two as common, the first.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pergrad.audit.streaming.loading import item_of
 from pergrad.audit.subject.places import told
+from pergrad.audit.subject.texts import as_text
 from pergrad.errors import AuditError
 
 __all__ = ["Picture", "picture_of", "preview_table"]
@@ -48,7 +49,9 @@ def preview_table(
             found = show(item_of(dataset, int(index)))
             is_text = isinstance(found, str)
             rows.append(
-                (index, found, *[None] * 4) if is_text else (index, None, *picture_of(found))
+                (index, as_text(found), *[None] * 4)
+                if is_text
+                else (index, None, *picture_of(found))
             )
         except Exception as error:
             why = str(error) if isinstance(error, AuditError) else told(error)

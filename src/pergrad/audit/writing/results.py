@@ -16,6 +16,7 @@ from pergrad.attribution import Findings, Samples
 from pergrad.audit.streaming.files import replacing, write_whole
 from pergrad.audit.subject.inferring.showing import inferred_show
 from pergrad.audit.subject.spec import Spec
+from pergrad.audit.subject.texts import as_text
 from pergrad.audit.writing.previews import preview_table
 
 __all__ = ["FORMAT", "sample_table", "write_previews", "write_summary", "write_tables"]
@@ -140,4 +141,6 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in value]
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, str):
+        return as_text(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value

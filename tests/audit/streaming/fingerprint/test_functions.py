@@ -172,5 +172,6 @@ def test_inferred_losses_differ_by_what_was_given_and_not_by_the_data_that_were_
 
 
 def test_names_of_classes_are_not_part_of_targets_that_are_numbers():
-    targets = [inferred_spec(network(), data(), classes=names).target for names in ("abc", "xyz")]
+    names = (["a", "b", "c"], ["x", "y", "z"])
+    targets = [inferred_spec(network(), data(), classes=some).target for some in names]
     assert len(set(map(fingerprint_of_function, targets))) == 1

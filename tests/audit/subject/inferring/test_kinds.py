@@ -126,6 +126,14 @@ def test_weights_of_a_loss_have_the_type_of_the_outputs(dtype) -> None:
     assert (loss.weight.dtype, loss.reduction) == (torch.float32, "mean")
 
 
+def test_a_class_of_a_position_that_does_not_exist_is_named() -> None:
+    targets = torch.zeros(2, 5, 5, dtype=torch.long)
+    kind = inferred_kind(probe(nn.Conv2d(1, 3, 1), torch.rand(2, 1, 5, 5), targets))
+    targets[1, 2, 2] = 255
+    with pytest.raises(AuditError, match=r"a target is 255, .*3 outputs: .*-100 for unknown ones"):
+        kind.criterion(torch.zeros(2, 3, 5, 5), targets, ())
+
+
 def test_a_loss_of_the_model_is_not_one_of_outputs() -> None:
     assert not takes_outputs(lambda model, x, y: model(x))
     assert not takes_outputs("cross_entropy")

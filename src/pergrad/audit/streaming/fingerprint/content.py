@@ -13,6 +13,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from pergrad.audit.streaming.loading import drawing_from, item_of
 from pergrad.audit.subject.sharding import structure_of
+from pergrad.audit.subject.texts import as_text
 from pergrad.distributed.placing import is_sharded, whole_of
 from pergrad.errors import AuditError
 
@@ -106,7 +107,7 @@ def _of_probes(dataset: Any, seed: int) -> bytes:
             try:
                 add_values(digest, item_of(dataset, index))
             except AuditError as error:  # an item that cannot be read, which the audit skips
-                digest.update(str(error).encode())
+                digest.update(as_text(error).encode())
     return digest.digest()
 
 
@@ -122,7 +123,7 @@ def add_values(digest: Any, value: Any) -> None:
         digest.update(np.ascontiguousarray(value).tobytes())
     elif isinstance(value, Mapping):
         for key, part in value.items():
-            digest.update(f"{key}=".encode())
+            digest.update(as_text(f"{key}=").encode())
             add_values(digest, part)
     elif isinstance(value, list | tuple):
         digest.update(f"[{len(value)}]".encode())

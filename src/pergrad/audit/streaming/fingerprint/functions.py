@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pergrad.audit.streaming.fingerprint.content import DIGITS, add_values, checksum_of_model
 from pergrad.audit.subject.sharding import is_sharded_model, structure_of
+from pergrad.audit.subject.texts import as_text
 
 __all__ = ["fingerprint_of_function"]
 
@@ -74,7 +75,7 @@ class _Fingerprint:
             self._add_object(value)
 
     def _say(self, words: str) -> None:
-        self.digest.update(words.encode())
+        self.digest.update(as_text(words).encode())
 
     def _add_object(self, value: Any) -> None:
         if isinstance(value, FunctionType):

@@ -240,6 +240,7 @@ def _squared(out: Tensor, y: Tensor, batch: Batch) -> Tensor:
 def _mean_over_positions(
     logits: Tensor, targets: Tensor
 ) -> Tensor:  # (n, c, ...), (n, ...) -> (n,)
+    _refuse_classes(_whole(targets), logits.shape[1], None)
     losses = F.cross_entropy(logits, targets.long(), reduction="none", ignore_index=IGNORED)
     return losses.flatten(1).sum(1) / (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
 

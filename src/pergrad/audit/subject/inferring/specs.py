@@ -21,7 +21,7 @@ from pergrad.audit.subject.inferring.sources import (
     names_of_classes,
 )
 from pergrad.audit.subject.losses import LossOfLogits
-from pergrad.audit.subject.spec import Spec
+from pergrad.audit.subject.spec import Spec, size_of
 from pergrad.errors import AuditError
 
 __all__ = ["inferred_spec"]
@@ -54,7 +54,7 @@ def inferred_spec(
     dataset, own_collate = as_dataset(
         dataset, say, given.get("classes"), prefers_text=has_tokenizer
     )
-    if len(dataset) == 0:
+    if size_of(dataset) == 0:
         raise AuditError("the data set is empty: there is nothing to audit")
     if own_collate is not None:
         given.setdefault("collate", own_collate)
