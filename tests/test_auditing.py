@@ -152,6 +152,10 @@ def test_regression_ranks_by_the_loss_and_says_so() -> None:
 
 
 EDGES = {
+    "no known label": (
+        lambda y: torch.full_like(y, -100),
+        "no sample has a label that is a class: labels are not judged",
+    ),
     "one class": (lambda y: torch.zeros_like(y), "all samples have the same label"),
     "a class of one": (
         lambda y: torch.where(torch.arange(len(y)) == 3, 2, y % 2),

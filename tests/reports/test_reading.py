@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -73,3 +74,18 @@ def test_an_audit_of_nothing_is_refused(folder) -> None:
     pq.write_table(empty, folder / "samples.parquet")
     with pytest.raises(PergradError, match="no rows"):
         read_results(folder)
+
+
+def test_rounding_makes_no_outliers_among_inputs_that_are_alike(folder) -> None:
+    results = read_results(folder)
+
+    def outlying(values):
+        return dataclasses.replace(
+            results, samples={**results.samples, "outlier": values}
+        ).outlying()
+
+    alike = 1 + 1e-7 * np.random.default_rng(0).normal(size=40)
+    alike[[1, 2, 3]] += 1e-5
+    assert outlying(alike).tolist() == []
+    alike[7] = 3.0
+    assert outlying(alike).tolist() == [7]

@@ -22,6 +22,7 @@ __all__ = ["Results", "read_results"]
 _NEEDED = ("doubt", "suggested", "outlier", "duplicate_group")
 _SAMPLES = ("index", "loss", "norm", "alignment", "self_influence", "suspicion", "rank", "evidence")
 _NUMBERS = ("doubt", "confidence", "label_probability", "predicted_probability", "outlier")
+_ALIKE = 0.01  # of the median, a difference that tells nothing
 _TURNING = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])  # of direction
 _FEW = 0.2  # a list of more than this share of the data is not short
 _FAR = 5.0  # interquartile ranges above the median beyond which an input is an outlier
@@ -162,7 +163,8 @@ class Results:
         if len(known) < 8:
             return np.empty(0, dtype=np.int64)
         low, middle, high = np.quantile(known, [0.25, 0.5, 0.75])
-        far = middle + _FAR * max(high - low, 1e-12)
+        # Where nearly all inputs are alike, rounding alone makes some differ.
+        far = middle + _FAR * max(high - low, _ALIKE * abs(middle), 1e-12)
         order = np.argsort(-np.where(np.isfinite(values), values, -np.inf), kind="stable")[:most]
         return order[values[order] > far]
 

@@ -258,6 +258,8 @@ def _notes_of_labels(
     if not (samples.usable & samples.comparable).any():
         return ["no sample has a finite loss and gradient: labels are not judged"]
     sizes = np.bincount(samples.target[samples.target >= 0])
+    if not len(sizes):
+        return ["no sample has a label that is a class: labels are not judged"]
     if (sizes > 0).sum() < 2:
         return ["all samples have the same label: there is nothing to compare it with"]
     notes = []

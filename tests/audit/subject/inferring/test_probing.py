@@ -68,6 +68,27 @@ def test_what_fails_is_said_in_one_sentence(model, items, message) -> None:
         probe(model, items)
 
 
+def test_targets_from_all_over_sorted_data_decide() -> None:
+    items = [(X[n % len(X)], float(max(0, n - 900))) for n in range(1000)]
+    assert probe(nn.Linear(4, 1), items).more_targets().max() == 99
+    broken = [(X[n % len(X)], n // 400) for n in range(1000)]
+    found = probe(nn.Linear(4, 3), broken)
+    assert found.index_of(255) == 999
+
+
+def test_items_are_looked_for_all_over_the_data() -> None:
+    class Broken(list):
+        def __getitem__(self, index):
+            if index < 800:
+                raise OSError("truncated")
+            return super().__getitem__(index)
+
+    items = Broken([(X[0], n % 3) for n in range(1000)])
+    assert len(first_items(items)) == 8
+    with pytest.raises(AuditError, match="nor others from all over it: OSError: truncated"):
+        first_items(Broken([(X[0], 0)] * 100))
+
+
 def test_logits_are_found_in_what_models_return() -> None:
     assert logits_in({"logits": X}) is X
     assert logits_in((X, None)) is X

@@ -139,14 +139,14 @@ def _keys(probe: Probe) -> str:
 
 def _of_classes(probe: Probe) -> Kind:
     count = probe.outputs.shape[1]
-    _refuse_classes(_whole(probe.more_targets()), count, "sample")
+    _refuse_classes(_whole(probe.more_targets()), count, probe.index_of)
 
     def criterion(out: Tensor, y: Tensor, batch: Batch) -> Tensor:
         if not _are_whole(y):
             raise AuditError(
                 f"targets of classes must be whole numbers, got {_odd_one(y):g}; {NEXT}"
             )
-        _refuse_classes(_whole(y), count, None)
+        _refuse_classes(_whole(y), count)
         return F.cross_entropy(out, _whole(y), reduction="none")
 
     title, logits = _title_and_logits(probe, "cross-entropy of the logits")
@@ -204,11 +204,13 @@ def _whole(targets: Tensor) -> Tensor:  # (n,) or (n, 1) -> (n,) int64
     return targets.flatten().long()
 
 
-def _refuse_classes(targets: Tensor, count: int, name: str | None) -> None:
+def _refuse_classes(
+    targets: Tensor, count: int, index_of: Callable[[int], int] | None = None
+) -> None:
     wrong = (targets >= count) | ((targets < 0) & (targets != IGNORED))
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
-        where = f" of {name} {row}" if name is not None else ""
+        where = f" of sample {index_of(row)}" if index_of is not None else ""
         raise AuditError(
             f"a target{where} is {int(targets[row])}, but the model has {count} outputs: classes must lie "
             f"from 0 to {count - 1} ({IGNORED} for unknown ones)"
@@ -240,7 +242,7 @@ def _squared(out: Tensor, y: Tensor, batch: Batch) -> Tensor:
 def _mean_over_positions(
     logits: Tensor, targets: Tensor
 ) -> Tensor:  # (n, c, ...), (n, ...) -> (n,)
-    _refuse_classes(_whole(targets), logits.shape[1], None)
+    _refuse_classes(_whole(targets), logits.shape[1])
     losses = F.cross_entropy(logits, targets.long(), reduction="none", ignore_index=IGNORED)
     return losses.flatten(1).sum(1) / (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
 

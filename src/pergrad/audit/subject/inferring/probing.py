@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
@@ -15,7 +17,7 @@ from pergrad.audit.subject.inferring.collating import LABELS
 from pergrad.audit.subject.places import told
 from pergrad.errors import AuditError
 
-__all__ = ["NEXT", "Batch", "Probe", "first_items", "logits_in", "probed"]
+__all__ = ["NEXT", "Batch", "Probe", "first_items", "indices_to_try", "logits_in", "probed"]
 
 PROBED = 8  # samples whose outputs and targets are looked at
 _TRIED = 64  # items that may be unreadable before the others are given up
@@ -38,12 +40,23 @@ class Probe:
     names: int = 0  # number of the names of classes, if they are known
 
     def more_targets(self) -> Tensor:
-        """Returns the targets of a TensorDataset, of others those of the first items that can be read."""
+        """Returns the targets of a TensorDataset, of others those of items from all over the data."""
+        return self._more[1]
+
+    def index_of(self, row: int) -> int:
+        """Returns the index in the data set of a row of `more_targets`."""
+        return self._more[0][row]
+
+    @cached_property
+    def _more(self) -> tuple[Sequence[int], Tensor]:
         assert self.targets is not None
         if type(self.dataset) is TensorDataset:
-            return self.dataset.tensors[-1]
-        items, found = first_items(self.dataset, _LOOKED_AT), []
-        for item in items:
+            return range(len(self.dataset)), self.dataset.tensors[-1]
+        size = len(self.dataset)
+        # Data is often sorted by its targets: the first ones would not do.
+        spread = np.linspace(0, size - 1, min(size, _LOOKED_AT)).round().astype(int)
+        indices, found = [], []
+        for index, item in _readable(self.dataset, spread.tolist(), _LOOKED_AT):
             part = item[-1] if isinstance(item, tuple | list) else None
             if isinstance(item, Mapping):
                 part = next((item[name] for name in LABELS if name in item), None)
@@ -51,8 +64,9 @@ class Probe:
                 found.append(torch.as_tensor(part))
                 torch.stack([found[0], found[-1]])
             except (TypeError, ValueError, RuntimeError):
-                return self.targets
-        return torch.stack(found)
+                return range(len(self.targets)), self.targets
+            indices.append(index)
+        return indices, torch.stack(found)
 
     @property
     def last_function(self) -> str:
@@ -91,19 +105,42 @@ def probed(
 
 
 def first_items(dataset: Any, count: int = PROBED) -> list[Any]:
-    """Returns the first items that can be read; an error if there is none among the first 64."""
-    items, failed = [], None
-    for index in range(min(len(dataset), count + _TRIED)):
+    """Returns the first items that can be read, of those at the start, then of some from all over the data.
+
+    Raises an error if there is none.
+    """
+    found = _readable(dataset, indices_to_try(len(dataset), count), count)
+    return [item for _, item in found]
+
+
+def _readable(dataset: Any, indices: Sequence[int], count: int) -> list[tuple[int, Any]]:
+    """Returns at most `count` of the items at these indices that can be read; raises an error if none can."""
+    found: list[tuple[int, Any]] = []
+    failed = None
+    for index in indices:
         try:
-            items.append(dataset[index])
+            found.append((index, dataset[index]))
         except Exception as error:
             failed = failed or error
-        if len(items) == count:
+        if len(found) == count:
             break
-    if not items:
+    if not found:
         why = "" if failed is None else f": {told(failed)}"
-        raise AuditError(f"the first items of the data set cannot be read{why}")
-    return items
+        raise AuditError(
+            f"the first items of the data set cannot be read, nor others from all over it{why}"
+        )
+    return found
+
+
+def indices_to_try(size: int, count: int = 1) -> list[int]:
+    """Returns the indices to look at for `count` items: the first ones, then as many as 64 spread evenly.
+
+    >>> indices_to_try(3), len(indices_to_try(10_000, 8))
+    ([0, 1, 2], 135)
+    """
+    first = min(size, count + _TRIED)
+    spread = np.linspace(0, size - 1, _TRIED).round().astype(int).tolist() if size else []
+    return [*range(first), *(index for index in spread if index >= first)]
 
 
 def _as_tensor(

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from pergrad.audit.subject.files import FileData
 from pergrad.audit.subject.inferring.collating import TEXTS
+from pergrad.audit.subject.inferring.probing import indices_to_try
 
 __all__ = ["inferred_show", "words_of_show"]
 
 _LEAST_SIDE = 4  # pixels of a picture; smaller arrays are numbers
 _MOST_NUMBERS = 24  # of a row in words
 _MOST_TARGETS = 4  # numbers of a target beside its input
-_TRIED = 64  # items that may be unreadable before nothing is shown
 _TOKENS = "input_ids"
 
 
@@ -79,12 +79,12 @@ def _size(picture: Any) -> str:
 
 
 def _first(dataset: Any) -> Any:
-    """Returns the first item that can be read; None if there is none among the first 64."""
+    """Returns the first item that can be read, as `first_items` looks for it; None if there is none."""
     try:
         size = len(dataset)
     except Exception:
         return None
-    for index in range(min(size, _TRIED)):
+    for index in indices_to_try(size):
         try:
             return dataset[index]
         except Exception:
