@@ -19,6 +19,7 @@ from pergrad.audit import AuditOptions, Spec, Watch, run_audit
 from pergrad.audit.streaming.ranks import ranks_from
 from pergrad.audit.subject.inferring import inferred_spec
 from pergrad.audit.subject.sharding import is_sharded_model, refuse_index
+from pergrad.audit.subject.texts import as_line
 from pergrad.errors import AuditError
 from pergrad.index import Index
 from pergrad.index.attaching import remember
@@ -36,7 +37,7 @@ class _Printing:
     def begin(self, samples: int, done: int) -> None: ...
     def advance(self, samples: int) -> None: ...
     def say(self, message: str) -> None:
-        print(f"pergrad: {message}", file=sys.stderr)
+        print(f"pergrad: {as_line(message)}", file=sys.stderr)
 
 
 class Audit:

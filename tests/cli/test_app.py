@@ -65,6 +65,21 @@ def test_an_earlier_audit_that_is_none_is_refused_before_anything_is_computed(co
     assert not (tmp_path / "out").exists()
 
 
+HOSTILE = ["[/b]", "[red]x", "a\x1b[31mb\x07"]
+
+
+def test_names_are_printed_as_they_are_and_without_codes_of_control(command, tmp_path):
+    (tmp_path / "model.py").write_text("import torch\nmodel = torch.nn.Linear(1, 3)\n")
+    rows = "".join(f"{n},{HOSTILE[n % 3]}\n" for n in range(30))
+    (tmp_path / "data.csv").write_text(f"a,label\n{rows}")
+    code, out, err = command("audit", "model.py", "data.csv", "-o", "out [/b]")
+    assert code == 0
+    assert "classes: [/b], [red]x, a [31mb" in err
+    assert "report: out [/b]/report.html" in out
+    assert "\x1b" not in out + err
+    assert command("report", "out [/b]")[0] == 0
+
+
 def test_verify_shows_the_table_and_exits_with_0(command):
     code, out, _ = command("verify", f"{CASES}:mlp", "--dtype", "float64")
     assert code == 0

@@ -22,6 +22,7 @@ from pergrad.audit.streaming.ranks import ranks_from
 from pergrad.audit.streaming.trial import first_batch
 from pergrad.audit.subject.dtypes import Dtype
 from pergrad.audit.subject.sharding import refuse_index
+from pergrad.audit.subject.texts import as_line
 from pergrad.cli.evaluating import evaluate
 from pergrad.cli.index import index
 from pergrad.cli.malloc import keep_freed_memory
@@ -231,7 +232,7 @@ def _report(folder: Path, before: Path | None = None) -> None:
     path = write_report(folder, before=before)
     console = Console(soft_wrap=False)
     console.print(overview(folder))
-    console.print(f"report: {path}", highlight=False, soft_wrap=True)
+    console.print(f"report: {path}", highlight=False, soft_wrap=True, markup=False)
     held = sum(chunk.stat().st_size for chunk in (folder / "chunks").glob("*"))
     if held:
         console.print(
@@ -239,6 +240,7 @@ def _report(folder: Path, before: Path | None = None) -> None:
             "again; remove this folder to shrink it",
             highlight=False,
             soft_wrap=True,
+            markup=False,
         )
 
 
@@ -285,7 +287,7 @@ app.add_typer(index)
 
 def _complain(message: str) -> None:
     """Prints the message as one line on stderr."""
-    print(f"pergrad: {' '.join(message.split())}", file=sys.stderr)
+    print(f"pergrad: {as_line(message)}", file=sys.stderr)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -19,6 +19,8 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from pergrad.audit.subject.texts import as_line
+
 __all__ = ["Progress"]
 
 
@@ -76,4 +78,4 @@ class Progress:
             self._bar.advance(self._task, samples)
 
     def say(self, message: str) -> None:
-        self._console.print(message, highlight=False, soft_wrap=True)
+        self._console.print(as_line(message), highlight=False, soft_wrap=True, markup=False)

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pergrad.audit.subject.texts import as_line
 from pergrad.reports.numbers import aligned
 from pergrad.reports.reading import Results, read_results
 from pergrad.reports.words import headline as headline_of
@@ -37,7 +38,7 @@ def overview(folder: str | Path, *, rows: int = 10) -> RenderableType:
     results = read_results(folder)
     first, *others = headline_of(results)
     others = [*others, *_notes(results)]
-    lines = [Text(first, style="bold"), *(Text(line) for line in others)]
+    lines = [Text(as_line(first), style="bold"), *(Text(as_line(line)) for line in others)]
     return Group(*lines, Text(), _table(results, rows))
 
 
@@ -67,10 +68,5 @@ def _table(results: Results, rows: int) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
         columns.append(aligned(results.samples[name][top].tolist()))
     for cells in zip(*columns, strict=True):
-        table.add_row(*(_plain(cell) for cell in cells))
+        table.add_row(*(Text(as_line(cell)) for cell in cells))
     return table
-
-
-def _plain(text: str) -> Text:
-    # A label may contain line breaks or terminal escape sequences.
-    return Text(" ".join("".join(c if c.isprintable() else " " for c in text).split()))

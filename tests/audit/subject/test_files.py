@@ -66,6 +66,11 @@ def test_a_model_and_a_file_are_a_spec(tmp_path) -> None:
             r"raised ZeroDivisionError: division by zero \(.*model_file.py, line 1",
         ),
         ("model = 3", ROWS, "must be an nn.Module"),
+        (
+            f"{MODEL}loss = model(torch.zeros(1, 2)).sum()",
+            ROWS,
+            "model_file.py defines 'loss', a Tensor: by this name the audit takes a function",
+        ),
         ("modle = 3", ROWS, "has no attribute 'model' .did you mean 'modle'"),
         (MODEL, "text,label\nhi,0\n", "define `tokenizer`"),
         (

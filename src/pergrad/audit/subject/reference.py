@@ -17,7 +17,7 @@ from pergrad.audit.subject.files import FileData, is_file_of_rows
 from pergrad.audit.subject.hugging_face import PREFIX, spec_of_names
 from pergrad.audit.subject.inferring import inferred_spec
 from pergrad.audit.subject.places import told
-from pergrad.audit.subject.spec import Spec
+from pergrad.audit.subject.spec import FUNCTIONS, Spec
 from pergrad.audit.subject.tables import SUFFIXES
 from pergrad.errors import AuditError
 
@@ -58,6 +58,7 @@ def load_spec(
         )
     names = {field.name for field in fields(Spec)} - {"model", "dataset"}
     given = {name: value for name, value in vars(module).items() if name in names}
+    _refuse_other_values(given, reference)
     tokenizer = getattr(module, "tokenizer", None)
     if is_file_of_rows(data):
         has_tokenizer = tokenizer is not None
@@ -78,6 +79,17 @@ def load_spec(
         dataset = _called(_found(data, "dataset")[0], data)
     loss = given.pop("loss", None)
     return inferred_spec(model, dataset, loss, tokenizer=tokenizer, say=say, **given)
+
+
+def _refuse_other_values(given: dict[str, Any], reference: str) -> None:
+    """Refuses variables of a module that have the name of a field of a Spec by chance, such as a tensor."""
+    for name in FUNCTIONS:
+        value = given.get(name)
+        if value is not None and not callable(value):
+            raise AuditError(
+                f"{reference.partition(':')[0]} defines {name!r}, a {type(value).__name__}: by this name the "
+                "audit takes a function, a field of pergrad.audit.Spec; give the variable another name"
+            )
 
 
 def load_object(reference: str, default: str) -> Any:

@@ -14,8 +14,9 @@ from pergrad.audit.subject.places import told
 from pergrad.audit.subject.texts import as_text
 from pergrad.errors import AuditError
 
-__all__ = ["Spec", "grouped_parameters", "groups_by_module", "size_of"]
+__all__ = ["FUNCTIONS", "Spec", "grouped_parameters", "groups_by_module", "size_of"]
 
+FUNCTIONS = ("loss", "show", "label", "collate", "groups", "logits", "target", "length")  # fields
 _MOST_GROUPS = 12  # more rows make the chart hard to read
 
 
@@ -79,7 +80,7 @@ class Spec:
                 )
         if not callable(self.loss):
             raise AuditError(f"spec.loss must be callable, got {type(self.loss).__name__}")
-        for option in ("show", "label", "collate", "groups", "logits", "target", "length"):
+        for option in FUNCTIONS:
             value = getattr(self, option)
             if value is not None and not callable(value):
                 raise AuditError(

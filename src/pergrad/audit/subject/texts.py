@@ -1,10 +1,10 @@
-"""Makes texts of what users return that every file can hold."""
+"""Makes texts of what users return that every file can hold, and that a terminal shows as they are."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["as_text"]
+__all__ = ["as_line", "as_text"]
 
 
 def as_text(value: Any) -> str:
@@ -14,3 +14,12 @@ def as_text(value: Any) -> str:
     ('3', 'caf\\udce9.png')
     """
     return str(value).encode(errors="backslashreplace").decode()
+
+
+def as_line(text: str) -> str:
+    r"""Returns a text on one line, for a terminal: leaves out what is not printable, such as its codes.
+
+    >>> as_line("a\nb \x1b[31mc")
+    'a b [31mc'
+    """
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
