@@ -28,6 +28,28 @@ def test_rows_are_those_of_a_build(tmp_path: Path) -> None:
     assert len(again.index) == 40
 
 
+@pytest.mark.parametrize("certify", [True, False])
+def test_an_index_has_the_certificate_of_its_audit(tmp_path: Path, certify: bool) -> None:
+    audit = pergrad.Audit.run(
+        *(network(), data(), tmp_path, losses), keep_index=32, quiet=True, certify=certify
+    )
+    assert audit.index.info().certified is certify
+
+
+@pytest.mark.parametrize("keep_index", [True, False])
+def test_no_index_of_an_earlier_model_is_left_by_force(tmp_path: Path, keep_index: bool) -> None:
+    for seed, keep in ((0, True), (1, keep_index)):
+        audit = pergrad.Audit.run(
+            *(network(seed=seed), data(), tmp_path, losses),
+            **{"keep_index": keep, "force": True, "quiet": True, "certify": False},
+        )
+    if keep_index:
+        assert len(audit.index) == 40
+    else:
+        with pytest.raises(AuditError, match="left no index"):
+            _ = audit.index
+
+
 def test_an_audit_without_an_index_says_how_to_get_one(tmp_path: Path) -> None:
     audit = pergrad.Audit.run(network(), data(), tmp_path, losses, quiet=True, certify=False)
     with pytest.raises(AuditError, match="keep_index=True"):

@@ -10,6 +10,7 @@ import torch
 from pergrad.audit.streaming.chunks import Chunk as AuditChunk
 from pergrad.audit.streaming.chunks import kept_spans, read_chunk
 from pergrad.audit.streaming.fingerprint import fingerprint_of_data
+from pergrad.audit.streaming.folder import ResultsFolder
 from pergrad.audit.streaming.loading import Loader
 from pergrad.audit.subject.options import AuditOptions
 from pergrad.audit.subject.spec import Spec
@@ -66,7 +67,7 @@ def index_of_audit(
             "model": type(spec.model).__name__,
             "parameters": sum(p.numel() for p in spec.model.parameters() if p.requires_grad),
             "repeats": repeats,
-            "certificate": {},
+            "certificate": (ResultsFolder(folder).open() or {}).get("certificate", {}),
             **({} if reference is None else {"reference": list(reference)}),
         },
         preconditioner=Preconditioning().as_json(),

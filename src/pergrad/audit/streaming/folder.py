@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ __all__ = ["ResultsFolder"]
 _FORMAT = 3  # formats 1 and 2 had other sketches
 _KIND = "an audit by pergrad"
 _BATCH_SIZE = "batch_size-"
+_INDEX = "index"  # the folder that keep_index leaves
 _FALLBACK = "fallback"  # a file with the reason
 
 
@@ -102,13 +104,15 @@ class ResultsFolder:
         write_whole(self._about, (json.dumps(content, indent=2) + "\n").encode())
 
     def clear(self) -> None:
-        """Removes the rows and results of an audit; files that no audit has written are left."""
+        """Removes the rows, results and index of an audit; files that no audit has written are left."""
         if self.open() is None:
             return
         for path in (*self.chunks.glob("*"), *self.path.glob("*.parquet")):
             path.unlink()
         if self.chunks.is_dir():
             self.chunks.rmdir()
+        if (self.path / _INDEX / f"{_INDEX}.json").exists():
+            shutil.rmtree(self.path / _INDEX)
         for name in ("summary.json", "report.html", "audit.json"):
             (self.path / name).unlink(missing_ok=True)
 
