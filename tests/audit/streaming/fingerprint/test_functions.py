@@ -58,6 +58,7 @@ MAKERS = {
     "a dtype": lambda value: closing_over([None, torch.float32, torch.float64][value]),
     "a tensor": lambda value: closing_over(torch.tensor([value])),
     "a list": lambda value: closing_over([1, [value]]),
+    "a set": lambda value: closing_over({"a", "b", value}),
     "a dict": lambda value: closing_over({"a": {"b": value}}),
     "a function within": lambda value: closing_over(closing_over(value)),
     "a module": lambda value: closing_over(module(value)),

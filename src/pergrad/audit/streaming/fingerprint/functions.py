@@ -70,6 +70,8 @@ class _Fingerprint:
             self._say(f"[{len(value)}]")
             for part in value:
                 self.add(part)
+        elif isinstance(value, set | frozenset):  # in no order
+            self.add(sorted(repr(part) for part in value if isinstance(part, _PLAIN)))
         elif id(value) not in self._seen:
             self._seen.add(id(value))
             self._add_object(value)
