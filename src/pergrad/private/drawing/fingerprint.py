@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,7 @@ def _add_dataset(digest: Any, dataset: Any, size: int) -> None:
         return
     held = vars(dataset) if hasattr(dataset, "__dict__") else {}
     for name in sorted(held):
-        _add_held(digest, name, held[name])
+        _add_held(digest, name, held[name], size)
     if isinstance(dataset, Subset):
         _add(digest, [*dataset.indices])
     if isinstance(dataset, TensorDataset | Subset):
@@ -50,8 +51,8 @@ def _add_dataset(digest: Any, dataset: Any, size: int) -> None:
             digest.update(once)
 
 
-def _add_held(digest: Any, name: str, value: Any) -> None:
-    """Adds tensors, arrays and data sets that a data set holds.
+def _add_held(digest: Any, name: str, value: Any, size: int) -> None:
+    """Adds tensors, arrays and data sets that a data set holds, and columns with an entry for each sample.
 
     Other attributes may change as a data set is used, such as a cache or a count.
     """
@@ -63,7 +64,26 @@ def _add_held(digest: Any, name: str, value: Any) -> None:
         _add_dataset(digest, value, len(value))
     elif isinstance(value, list | tuple) and value and _all_parts(value):
         for number, item in enumerate(value):
-            _add_held(digest, f"{name} {number}", item)
+            _add_held(digest, f"{name} {number}", item, size)
+    elif isinstance(value, Mapping):  # columns by name, as tokenizers return
+        for key in value:
+            column = value[key]
+            is_scalar = isinstance(column, Tensor) and not column.dim()
+            if hasattr(column, "__len__") and not is_scalar and len(column) == size:
+                _add_held(digest, f"{name} {key}", column, size)
+    elif isinstance(value, list | tuple) and len(value) == size > 0:
+        told = _json_of(value)
+        if told is not None:
+            digest.update(f"{name}:".encode())
+            digest.update(told)
+
+
+def _json_of(column: list[Any] | tuple[Any, ...]) -> bytes | None:
+    """Returns labels, texts, paths or tokens as JSON; None where an entry is none of these."""
+    try:
+        return "\n".join(map(json.dumps, column)).encode()
+    except (TypeError, ValueError):
+        return None
 
 
 def _all_parts(values: Any) -> bool:
