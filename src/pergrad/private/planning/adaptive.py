@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
 from pergrad.errors import PrivacyError
+from pergrad.private.planning.plain import plain_number
 
 __all__ = ["Adaptive"]
 
@@ -29,6 +31,8 @@ class Adaptive:
     noise: float | None = None
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # a checkpoint holds them
+            object.__setattr__(self, field.name, plain_number(getattr(self, field.name)))
         if not 0 <= self.quantile <= 1:
             raise PrivacyError(f"quantile must be between 0 and 1, got {self.quantile!r}")
         if not 0 < self.rate < math.inf:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import importlib
 import io
+import numbers
 import os
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,17 +53,36 @@ def _whole() -> tuple[Any, Any]:
 
 
 def write(path: str | os.PathLike[str], states: Mapping[str, Any]) -> None:
-    """Writes states to a file for its owner alone; a crash leaves the file of before."""
+    """Writes states to a file for its owner alone; a crash or a full disk leaves the file of before."""
+    target = Path(os.path.realpath(path))  # a link stays one
+    if not target.parent.is_dir() or (target.exists() and not target.is_file()):
+        raise PrivacyError(
+            f"the checkpoint {path} cannot be a file there: make its folder, or choose another path"
+        )
     buffer = io.BytesIO()
-    torch.save(dict(states), buffer)
-    target = Path(path)
+    torch.save(_plain(dict(states)), buffer)
+    buffer.seek(0)
+    unread = torch.serialization.get_unsafe_globals_in_checkpoint(buffer)
+    if unread:
+        raise PrivacyError(
+            f"the state holds objects that a checkpoint does not give back ({', '.join(unread)}): keep "
+            "tensors, numbers, strings and containers of them in what is saved"
+        )
     beside = target.with_name(f"{target.name}.partial")
-    with beside.open("wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(buffer.getbuffer())
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(target)
+    try:
+        with beside.open("wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise PrivacyError(
+            f"the checkpoint {path} cannot be written ({error.strerror or error}), and is as it was before: "
+            "free space or permit writing, and save again"
+        ) from error
     folder = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -67,9 +90,48 @@ def write(path: str | os.PathLike[str], states: Mapping[str, Any]) -> None:
         os.close(folder)
 
 
+def _plain(state: Any) -> Any:
+    """Returns a state with NumPy's numbers as Python's own; the very same one where there are none."""
+    if isinstance(state, numbers.Number):
+        return state.item() if hasattr(state, "item") else state
+    if isinstance(state, dict):
+        changed = {k: new for k, value in state.items() if (new := _plain(value)) is not value}
+        if changed:
+            state = copy.copy(state)  # keeps what a model's state has beside its items
+            state.update(changed)
+    elif type(state) in (list, tuple):
+        found = [_plain(value) for value in state]
+        if any(new is not value for new, value in zip(found, state, strict=True)):
+            return type(state)(found)
+    return state
+
+
 def read(path: str | os.PathLike[str], names: set[str], device: torch.device) -> Mapping[str, Any]:
     """Reads states that `write` has written."""
-    states = torch.load(path, map_location=device, weights_only=True)
+    try:
+        with Path(path).open("rb"):
+            pass
+    except OSError as error:
+        raise PrivacyError(
+            f"the checkpoint {path} cannot be read ({error.strerror or error}): pass the file that `save` "
+            "has written"
+        ) from error
+    try:
+        states = torch.load(path, map_location=device, weights_only=True)
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        OSError,
+        EOFError,
+        LookupError,
+        RuntimeError,
+        ValueError,
+        pickle.UnpicklingError,
+    ) as error:
+        raise PrivacyError(
+            f"{path} is not a checkpoint of a private run, or a part of it is missing: pass the file that "
+            "`save` has written"
+        ) from error
     if not isinstance(states, Mapping) or states.keys() != names:
         has = sorted(states) if isinstance(states, Mapping) else type(states).__name__
         raise PrivacyError(f"{path} holds {has}, expected {sorted(names)}")
