@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from typing import Any, cast
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
@@ -136,6 +137,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"steps": 0}, "steps must be a positive integer"),
     ({"steps": 2.0}, "steps must be a positive integer"),
     ({"max_norm": 0}, "max_norm must be"),
+    ({"max_norm": 1e-9}, "max_norm must be at least 1e-08"),
+    ({"clipping": "automatic", "stability": 0}, "stability must be"),
+    ({"clipping": "automatic", "stability": 1e-12}, "stability must be at least 1e-08"),
     ({"max_norm": {}}, "max_norm has no bounds"),
     ({"max_norm": {"a.*": -1.0}}, "max_norm of 'a.\\*'"),
     ({"delta": 0.0}, "delta must be"),
@@ -262,3 +266,15 @@ def test_a_plan_keeps_its_bounds_when_the_caller_changes_them() -> None:
     plan = Plan(**{**USUAL, "max_norm": bounds})
     bounds["*"] = 0.01
     assert plan.sensitivity == 1.0
+
+
+def test_numbers_of_numpy_become_python_s() -> None:
+    """A checkpoint holds the plan, and gives no others back."""
+    given = {"noise_multiplier": numpy.float64(1.0), "steps": numpy.int64(7)}
+    found = plan(**given, sample_rate=numpy.float32(0.25), max_norm={"*": numpy.float32(0.5)})
+    told = found.state_dict()
+    mine = [told[name] for name in ("noise_multiplier", "sample_rate", "steps")]
+    assert [type(value) for value in (*mine, told["max_norm"]["*"])] == [float, float, int, float]
+    assert found.epsilon(1e-5, steps=cast(int, numpy.int64(3))) == found.epsilon(1e-5, steps=3)
+    quantile: Any = numpy.float64(0.25)
+    assert type(Adaptive(quantile=quantile).quantile) is float

@@ -359,6 +359,20 @@ def test_an_adaptive_bound_finds_its_quantile() -> None:
     assert step._bound.sensitivity == pytest.approx(2.0, rel=0.2)  # the median of 0.01 ... 4
 
 
+def test_an_adaptive_bound_stays_where_norms_are_exact() -> None:
+    """The squares of smaller gradients vanish in float32, and a sample would add more than the bound."""
+    samples = TensorDataset(torch.full((40, 1000), 2.6e-23))
+    model = nn.Linear(1000, 1, bias=False)
+    adaptive = Adaptive(quantile=0.0, rate=20.0, noise=2.0)
+    made = plan(noise_multiplier=0.0, clipping=adaptive)
+    step, loader = run(
+        made, model, lambda m, x: m(x)[:, 0], samples, optimizer=sgd(model, lr=0.0), certify=False
+    )
+    for batch in loader:
+        step(*batch)
+    assert step._bound.sensitivity == pytest.approx(1e-8)
+
+
 # Refusals, before any data is touched
 
 
@@ -484,6 +498,9 @@ def test_bad_arguments_are_refused() -> None:
     refused("moves at each step", model, optimizer, losses, adaptive, backend="eager", piece_size=2)
     grouped = plan(max_norm={"0.*": 1.0})
     refused("no bound of the plan matches parameter '2.weight'", model, optimizer, losses, grouped)
+    for bounds in ({"9.*": 1.0, "*": 1.0}, {"*": 1.0, "9.*": 2.0}, {"*": 1.0, "0.*": 2.0}):
+        idle = "'9.*'" if "9.*" in bounds else "'0.*'"
+        refused(re.escape(idle), model, optimizer, losses, plan(max_norm=bounds))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

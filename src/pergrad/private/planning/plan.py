@@ -23,6 +23,7 @@ from pergrad.private.planning.accounting import (
 )
 from pergrad.private.planning.adaptive import Adaptive
 from pergrad.private.planning.capping import cap_for, check_cap
+from pergrad.private.planning.plain import is_integer, plain_number
 from pergrad.private.planning.plan_checks import (
     NoiseKind,
     check_adaptive,
@@ -30,7 +31,6 @@ from pergrad.private.planning.plan_checks import (
     check_delta,
     check_numbers,
     check_sampling,
-    is_integer,
 )
 
 __all__ = ["Adaptive", "Clipping", "Plan"]
@@ -68,7 +68,8 @@ class Plan:
             probability of less than 1e-9.
         clipping: "flat" clips the whole gradient; "per-layer" each module's, by max_norm / √layers;
             "automatic" scales every gradient to just below max_norm; `Adaptive()` moves the bound.
-        stability: the constant of "automatic": gradients are scaled by max_norm / (norm + stability).
+        stability: the constant of "automatic": gradients are scaled by max_norm / (norm + stability); not
+            below 1e-8, under which norms of float32 gradients vanish.
         noise: "gaussian", or "discrete" for integers on a grid of 2²⁴ steps per standard deviation, drawn by
             integer arithmetic alone; slow, for those who fear floating point.
         bands: for correlated noise: the number of bands of the matrix (BandMF). Records are then drawn from
@@ -101,8 +102,12 @@ class Plan:
     run: Run = field(default_factory=Run, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_norm, Mapping):
-            self._set("max_norm", dict(self.max_norm))  # the caller's may change later
+        for numeric in dataclasses.fields(self):
+            if numeric.init:
+                self._set(numeric.name, plain_number(getattr(self, numeric.name)))
+        if isinstance(self.max_norm, Mapping):  # the caller's may change later
+            bounds = {pattern: plain_number(bound) for pattern, bound in self.max_norm.items()}
+            self._set("max_norm", bounds)
         check_numbers(self)
         check_choices(self)
         if self.expected_batch_size is None and self.population is not None:
@@ -164,7 +169,7 @@ class Plan:
                 f"steps must be between 0 and the plan's {self.steps}, got {steps!r}"
             )
         assert self.neighbours is not None
-        rate, count = float(self.sample_rate), steps
+        rate, count = float(self.sample_rate), int(steps)
         sampling: Sampling | Literal["cyclic"] = self.sampling
         if sampling == "shuffled":
             rate, count = 1.0, math.ceil(steps / self.steps_of_a_pass)

@@ -10,33 +10,42 @@ from pergrad.errors import PrivacyError
 from pergrad.private.drawing.scheme import Sampling
 from pergrad.private.planning.accounting import Accountant, Neighbours
 from pergrad.private.planning.adaptive import Adaptive
+from pergrad.private.planning.plain import is_integer, is_real
 
 if TYPE_CHECKING:
     from pergrad.private.planning.plan import Plan
 
 __all__ = [
+    "LEAST_BOUND",
     "NoiseKind",
     "check_adaptive",
     "check_choices",
     "check_delta",
     "check_numbers",
     "check_sampling",
-    "is_integer",
 ]
 
 NoiseKind: TypeAlias = Literal["gaussian", "discrete"]
 _NAMED_CLIPPING = ("flat", "per-layer", "automatic")
-
-
-def is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+LEAST_BOUND = (
+    1e-8  # squares of float32 vanish below 1e-38: smaller norms are not known to a part in 1e6
+)
 
 
 def check_positive(name: str, value: Any, *, or_zero: bool = False) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (value >= 0 if or_zero else value > 0) or math.isinf(value):
+    if not is_real(value) or not (value >= 0 if or_zero else value > 0) or math.isinf(value):
         kind = "a number that is not negative" if or_zero else "a positive number"
         raise PrivacyError(f"{name} must be {kind}, got {value!r}")
+
+
+def check_resolved(name: str, value: Any) -> None:
+    """Refuses a bound so small that a sample's norm, of squares in float32, may be rounded to zero."""
+    check_positive(name, value)
+    if value < LEAST_BOUND:
+        raise PrivacyError(
+            f"{name} must be at least {LEAST_BOUND:g}, got {value!r}: norms of float32 gradients are not "
+            "known to a part in a million below it, and a sample could add more than its bound"
+        )
 
 
 def check_numbers(plan: Plan) -> None:
@@ -59,10 +68,10 @@ def check_numbers(plan: Plan) -> None:
             "max_norm has no bounds: give one number, or one for each pattern of names"
         )
     for pattern, bound in bounds.items():
-        check_positive(f"max_norm of {pattern!r}" if pattern else "max_norm", bound)
+        check_resolved(f"max_norm of {pattern!r}" if pattern else "max_norm", bound)
     if plan.expected_batch_size is not None:
         check_positive("expected_batch_size", plan.expected_batch_size)
-    check_positive("stability", plan.stability, or_zero=True)
+    check_resolved("stability", plan.stability)
     check_positive("discretization", plan.discretization)
     if plan.delta is not None:
         check_delta(plan.delta, plan.population_estimate)

@@ -14,6 +14,7 @@ from torch import Tensor
 from pergrad.errors import PrivacyError
 from pergrad.private.drawing.streams import Stream
 from pergrad.private.planning.plan import Adaptive, Plan
+from pergrad.private.planning.plan_checks import LEAST_BOUND
 from pergrad.quantities import ClippedSum
 
 __all__ = ["Bound", "bounds_for"]
@@ -23,12 +24,22 @@ def bounds_for(plan: Plan, names: Iterable[str]) -> float | dict[str, float]:
     """Returns the bounds of a plan on these parameters; their joint sensitivity is the plan's."""
     names = list(names)
     if isinstance(plan.max_norm, Mapping):
+        used = set()
         for name in names:
-            if not any(fnmatchcase(name, pattern) for pattern in plan.max_norm):
+            pattern = next((p for p in plan.max_norm if fnmatchcase(name, p)), None)
+            if pattern is None:
                 raise PrivacyError(
                     f"no bound of the plan matches parameter {name!r}: there are {list(plan.max_norm)}; add "
                     "a pattern, or '*' for all others"
                 )
+            used.add(pattern)
+        idle = [pattern for pattern in plan.max_norm if pattern not in used]
+        if idle:
+            raise PrivacyError(
+                f"max_norm has bounds that no trained parameter is left for ({', '.join(map(repr, idle))}), "
+                "and the noise is as large as if they were used: leave them out, or correct the pattern; "
+                "the first one that matches counts"
+            )
         return dict(plan.max_norm)
     if plan.clipping != "per-layer":
         return float(plan.max_norm)
@@ -97,7 +108,8 @@ class Bound:
         if self._plan.noise_multiplier:
             count = count + noise * stream.normals(count)
         share = min(max(float(count) / size + 0.5, 0.0), 1.0)
-        self._moved *= math.exp(-self._adaptive.rate * (share - self._adaptive.quantile))
+        moved = self._moved * math.exp(-self._adaptive.rate * (share - self._adaptive.quantile))
+        self._moved = max(moved, LEAST_BOUND / self._plan.sensitivity)
 
     def state_dict(self) -> dict[str, Any]:
         return {"moved": self._moved}
