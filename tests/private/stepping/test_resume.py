@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -166,6 +167,24 @@ def test_a_rewound_run_that_goes_another_way_gets_other_noise() -> None:
         assert not torch.allclose(a, c, atol=1e-6)
 
 
+def test_a_rewound_run_that_goes_another_way_gets_other_noise_on_its_counts() -> None:
+    def bounds_of(lr: Any) -> list[float]:
+        model = mlp()
+        made = plan(clipping=Adaptive(noise=4.0))
+        step, loader = run(made, model, optimizer=sgd(model, lr=lr))
+        found = []
+        for batch in loader:
+            step(*batch)
+            found.append(round(step._bound.sensitivity, 6))
+        return found
+
+    # So small that the counts are the same.
+    first, again, other = bounds_of(1e-9), bounds_of(1e-9), bounds_of(2e-9)
+    assert first == again
+    assert len({*first} & {*other}) < 2
+    assert bounds_of(numpy.float32(1e-9)) not in (first, bounds_of(numpy.float32(2e-9)))
+
+
 def test_a_state_survives_being_saved_before_its_loader_is_made(tmp_path: Path) -> None:
     expected, _ = trained(tmp_path, None)
     (tmp_path / "ledger.jsonl").unlink()
@@ -231,6 +250,19 @@ def test_another_state_is_refused(tmp_path: Path) -> None:
     other, _ = run(plan(), cryptographic=True)
     with pytest.raises(PrivacyError, match="cryptographic=True noise"):
         step.load_state_dict(other.state_dict())
+
+
+def test_bounds_in_another_order_are_another_plan(tmp_path: Path) -> None:
+    """The first pattern that matches a parameter counts."""
+    bounds = {"*.weight": 1.0, "0.*": 2.0, "*": 1.5}
+    swapped = {"0.*": 2.0, "*.weight": 1.0, "*": 1.5}
+    step, loader = run(plan(max_norm=bounds), ledger=tmp_path / "ledger.jsonl")
+    step(*next(iter(loader)))
+    other, others = run(plan(max_norm=swapped), ledger=tmp_path / "ledger.jsonl")
+    with pytest.raises(PrivacyError, match="max_norm was"):
+        other.load_state_dict(step.state_dict())
+    with pytest.raises(PrivacyError, match="it differs in plan"):
+        other(*next(iter(others)))
 
 
 def test_a_lost_ledger_is_noticed(tmp_path: Path) -> None:

@@ -59,7 +59,9 @@ class Ledger:
             return
         told = json.loads(json.dumps(head))
         differing = sorted(
-            name for name in {*told, *self.head} if told.get(name) != self.head.get(name)
+            name  # as text: the order of bounds by patterns counts
+            for name in {*told, *self.head}
+            if json.dumps(told.get(name)) != json.dumps(self.head.get(name))
         )
         if differing:
             raise PrivacyError(

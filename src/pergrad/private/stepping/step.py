@@ -19,6 +19,7 @@ from pergrad.errors import PrivacyError
 from pergrad.private.drawing.ranks import Ranks
 from pergrad.private.drawing.sampling import PlanSampler
 from pergrad.private.drawing.streams import Streams, new_key
+from pergrad.private.planning.plain import is_real
 from pergrad.private.planning.plan import Plan
 from pergrad.private.stepping.checks import (
     check_modules,
@@ -61,11 +62,14 @@ class Released:
         return self.plan.epsilon(steps=self.spent)
 
 
+def _told(setting: Any) -> Any:
+    """Returns a setting of a plan to compare: of bounds by patterns, the first that matches counts."""
+    return [*setting.items()] if isinstance(setting, Mapping) else setting
+
+
 def _numbers(value: Any) -> list[float]:
     """Returns the numbers of a setting, which a checkpoint may have turned into a tensor or a list."""
-    if isinstance(value, bool) or value is None:
-        return []
-    if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
+    if is_real(value) or (isinstance(value, Tensor) and value.numel() == 1):
         return [float(value)]
     if isinstance(value, list | tuple) and not any(isinstance(v, Tensor) for v in value):
         return [number for v in value for number in _numbers(v)]
@@ -350,7 +354,8 @@ class Step:
         return f"{batches} {self._scale()!r} {settings}"
 
     def _update(self, sums: Mapping[str, Tensor], count: Tensor) -> None:
-        noisy = self._noise.added(sums, self.spent, self._scale(), self._run())
+        run = self._run()
+        noisy = self._noise.added(sums, self.spent, self._scale(), run)
         parameters = dict(self._model.named_parameters())
         self._forget_gradients()  # an ordinary one, of before, would be applied as it is
         try:
@@ -363,7 +368,7 @@ class Step:
         finally:
             self._forget_gradients()
         self._noise.commit()
-        self._bound.move(count, self._streams("count", self.spent))
+        self._bound.move(count, self._streams(f"count {run}", self.spent))
 
     def _forget_gradients(self) -> None:
         for p in self._model.parameters():
@@ -403,7 +408,7 @@ class Step:
         if {*self.state_dict()} - {*state, "parameters"} or not isinstance(state["plan"], Mapping):
             raise PrivacyError("this state of a private step is not complete")
         mine = self._plan.state_dict()
-        changed = [name for name in mine if mine[name] != state["plan"].get(name)]
+        changed = [name for name in mine if _told(mine[name]) != _told(state["plan"].get(name))]
         if changed:
             was = ", ".join(f"{name} was {state['plan'].get(name)!r}" for name in changed)
             raise PrivacyError(
