@@ -141,6 +141,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"clipping": "automatic", "stability": 0}, "stability must be"),
     ({"clipping": "automatic", "stability": 1e-12}, "stability must be at least 1e-08"),
     ({"max_norm": {}}, "max_norm has no bounds"),
+    ({"max_norm": {1: 1.0}}, "by patterns of names, got 1"),
     ({"max_norm": {"a.*": -1.0}}, "max_norm of 'a.\\*'"),
     ({"delta": 0.0}, "delta must be"),
     ({"delta": 1.0}, "delta is a probability below 1"),

@@ -13,7 +13,7 @@ import torch
 
 from pergrad.errors import PrivacyError
 from pergrad.private.stepping.saving import read, write
-from tests.private.stepping.cases import mlp, plan, run, sgd, weights
+from tests.private.stepping.cases import data, mlp, plan, run, sgd, weights
 
 CPU = torch.device("cpu")
 
@@ -29,6 +29,35 @@ def test_a_run_with_numbers_of_numpy_resumes(tmp_path: Path) -> None:
     again.load(tmp_path / "run.pt")
     assert torch.equal(weights(model), weights(other))
     assert again._optimizer.param_groups[0]["lr"] == rate
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.AdamW, torch.optim.Rprop])
+def test_an_optimizer_s_state_keeps_its_types(
+    kind: Any, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """torch casts all of it to the parameters' type, which a resumed run would differ by."""
+    ends = []
+    for has_break in (False, True):
+        model = mlp(dtype)
+        step, loader = run(
+            plan(), model, samples=data(dtype=dtype), optimizer=kind(model.parameters())
+        )
+        for batch in loader:
+            step(*batch)
+            if has_break and step.number == 2:
+                step.save(tmp_path / "run.pt")
+                break
+        if has_break:
+            model = mlp(dtype)
+            step, loader = run(
+                plan(), model, samples=data(dtype=dtype), optimizer=kind(model.parameters())
+            )
+            step.load(tmp_path / "run.pt")
+            for batch in loader:
+                step(*batch)
+        ends.append(weights(model))
+    assert torch.equal(*ends)
 
 
 def test_numbers_are_changed_in_a_copy_that_keeps_what_is_beside_the_items(tmp_path: Path) -> None:

@@ -560,6 +560,16 @@ def test_a_step_beyond_the_plan_is_refused() -> None:
         step(*batch)
 
 
+@pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
+def test_a_step_without_gradients_is_refused(block: Any) -> None:
+    step, loader = run(plan())
+    for batch in loader:
+        with block(), pytest.raises(PrivacyError, match="gradients are switched off"):
+            step(*batch)
+        step(*batch)
+    assert step.number == 6
+
+
 def test_a_second_loader_during_a_run_is_refused() -> None:
     made = plan()
     step, loader = run(made)

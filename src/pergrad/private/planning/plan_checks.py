@@ -68,6 +68,8 @@ def check_numbers(plan: Plan) -> None:
             "max_norm has no bounds: give one number, or one for each pattern of names"
         )
     for pattern, bound in bounds.items():
+        if not isinstance(pattern, str):
+            raise PrivacyError(f"max_norm has bounds by patterns of names, got {pattern!r} as one")
         check_resolved(f"max_norm of {pattern!r}" if pattern else "max_norm", bound)
     if plan.expected_batch_size is not None:
         check_positive("expected_batch_size", plan.expected_batch_size)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pergrad.distributed.sharding import reshard
 from pergrad.errors import PrivacyError
@@ -36,6 +36,7 @@ def loaded(model: nn.Module, optimizer: torch.optim.Optimizer, states: Mapping[s
     if not reshard(model):
         model.load_state_dict(states["model"])
         optimizer.load_state_dict(states["optimizer"])
+        _restore_types(optimizer, states["optimizer"])
         return
     dcp, options = _whole()
     dcp.set_state_dict(
@@ -45,6 +46,17 @@ def loaded(model: nn.Module, optimizer: torch.optim.Optimizer, states: Mapping[s
         optim_state_dict=states["optimizer"],
         options=options,
     )
+
+
+def _restore_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Undoes that torch casts an optimizer's state to the type of the parameter, such as NAdam's product."""
+    places = [place for group in state["param_groups"] for place in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for place, p in zip(places, parameters, strict=True):
+        for name, saved in state["state"].get(place, {}).items():
+            mine = optimizer.state[p].get(name)
+            if isinstance(saved, Tensor) and isinstance(mine, Tensor) and mine.dtype != saved.dtype:
+                optimizer.state[p][name] = saved.to(mine.device)
 
 
 def _whole() -> tuple[Any, Any]:

@@ -249,6 +249,11 @@ class Step:
                 f"the plan has {self._plan.steps} steps, and all of them are spent: a further one would not "
                 "be accounted for; make a plan with more"
             )
+        if not torch.is_grad_enabled():
+            raise PrivacyError(
+                "gradients are switched off (torch.no_grad or inference_mode), so there are none to clip: "
+                "make the step outside of that block"
+            )
         check_modules(self._norms)
         check_trained(self._optimizer, self._model, self._names)
         sampler = self._bound_sampler()
