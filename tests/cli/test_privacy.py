@@ -77,6 +77,15 @@ def test_it_tells_what_a_run_has_spent(command: Command, tmp_path: Path) -> None
             "no number of steps",
         ),
         (["--ledger", "nothing.jsonl"], "No such file"),
+        (["--ledger", "nothing.jsonl", "--epsilon", "3"], "leave out --epsilon"),
+        (
+            ["--noise", "1", *USUAL[:2], "--batch-size", "9", "--population", "0", "--steps", "9"],
+            "--population must be a positive integer",
+        ),
+        (
+            ["--noise", "1", *USUAL, "--batch-size", "9", "--population", "20"],
+            "is not --batch-size / --population = 0.45",
+        ),
     ],
 )
 def test_half_questions_are_refused_in_one_line(

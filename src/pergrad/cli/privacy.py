@@ -63,7 +63,22 @@ def privacy(
     if run_selftest:
         _selftest(console, seed)
         return
+    asked = {
+        "--epsilon": epsilon,
+        "--noise": noise,
+        "--sample-rate": sample_rate,
+        "--batch-size": batch_size,
+        "--population": population,
+        "--steps": steps,
+        "--epochs": epochs,
+        "--neighbours": neighbours,
+    }
     if ledger is not None:
+        given = [name for name, value in asked.items() if value is not None]
+        if given:
+            raise PrivacyError(
+                f"--ledger tells what a run has spent by its own plan: leave out {', '.join(given)}"
+            )
         head, spent = read_ledger(ledger)
         plan = Plan.from_state_dict(head["plan"])
         delta = plan.delta if delta is None else delta
@@ -107,11 +122,19 @@ def privacy(
 
 
 def _rate(rate: float | None, batch_size: float | None, population: int | None) -> float:
-    if rate is not None:
-        return rate
-    if batch_size is None or population is None:
+    both = None
+    if batch_size is not None and population is not None:
+        if population < 1:
+            raise PrivacyError(f"--population must be a positive integer, got {population}")
+        both = batch_size / population
+    if rate is not None and both is not None and not math.isclose(rate, both, rel_tol=1e-3):
+        raise PrivacyError(
+            f"--sample-rate {rate:g} is not --batch-size / --population = {both:g}: leave one of them out"
+        )
+    found = both if rate is None else rate
+    if found is None:
         raise PrivacyError("pass --sample-rate, or --batch-size and --population")
-    return batch_size / population
+    return found
 
 
 def _steps(steps: int | None, epochs: float | None, rate: float) -> int:

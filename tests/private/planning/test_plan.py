@@ -249,6 +249,13 @@ def test_a_bad_state_is_refused() -> None:
     for state in ({}, {"steps": 1, "noise_multiplier": 1, "more": 2}, 3):
         with pytest.raises(PrivacyError, match="not the state of a plan"):
             Plan.from_state_dict(state)
+    whole = plan(clipping=Adaptive(noise=3.0), expected_batch_size=50).state_dict()
+    for state in (
+        {name: value for name, value in whole.items() if name != "max_norm"},
+        whole | {"clipping": {"median": 1}},
+    ):
+        with pytest.raises(PrivacyError, match="is not complete"):
+            Plan.from_state_dict(state)
 
 
 def test_the_parts_of_an_adaptive_step_have_the_noise_of_the_whole() -> None:

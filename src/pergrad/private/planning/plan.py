@@ -296,6 +296,9 @@ class Plan:
         if not isinstance(state, Mapping) or not {"noise_multiplier", "steps"} <= {*state} <= known:
             raise PrivacyError("this is not the state of a plan")
         state = dict(state)
-        if isinstance(state.get("clipping"), Mapping):
-            state["clipping"] = Adaptive(**state["clipping"])
-        return cls(**state)
+        try:
+            if isinstance(state.get("clipping"), Mapping):
+                state["clipping"] = Adaptive(**state["clipping"])
+            return cls(**state)
+        except TypeError as error:
+            raise PrivacyError(f"this state of a plan is not complete: {error}") from None
