@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -118,6 +119,15 @@ def test_a_folder_of_another_index_is_refused_and_stays(
     with pytest.raises(IndexingError, match=message):
         built(tmp_path / "a", **changes)
     assert digest(tmp_path / "a") == before
+
+
+def test_states_that_an_interrupted_build_lacks_are_written_when_it_resumes(tmp_path: Path) -> None:
+    model = network()
+    built(tmp_path / "whole", model)
+    built(tmp_path / "cut", model)
+    shutil.rmtree(tmp_path / "cut" / "states")
+    built(tmp_path / "cut", model)
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ class _Task:
                 raise IndexingError(
                     f"an append to {self._path} was interrupted: run the same append again to resume"
                 )
+            self._keep_states()  # the build may have ended before it had written them
             return
         count = len(self._indices)
         size = min(self._options.batch_size or self._found_batch_size(), count)
@@ -160,6 +161,9 @@ class _Task:
             about=self._about(size),
         )
         Store.begin(self._path, manifest)
+        self._keep_states()
+
+    def _keep_states(self) -> None:
         if self._options.keep_states:
             write_states(self._path, self._placed.models, self._placed.fingerprints)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -33,3 +35,18 @@ def test_an_optimizer_without_a_second_moment_is_refused(
     optimizer = None if kind is None else kind(model.parameters(), lr=0.1)
     with pytest.raises(IndexingError, match="optimizer"):
         built(model=model, preconditioner="adam", optimizer=optimizer)
+
+
+def test_another_optimizer_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    model, (x, y) = network(), data().tensors
+    made = [torch.optim.Adam(model.parameters(), lr=0.0, eps=eps) for eps in (1e-6, 1e-1)]
+    for optimizer in made:
+        optimizer.zero_grad()
+        losses(model, x, y).mean().backward()
+        optimizer.step()
+    found = []
+    for name, optimizer in (("a", made[0]), ("a", made[1]), ("b", made[1])):
+        options = {"preconditioner": "adam", "optimizer": optimizer}
+        found.append(built(tmp_path / name, model, **options).scores((x[:4], y[:4])))
+    assert not torch.allclose(found[0], found[1])
+    torch.testing.assert_close(found[1], found[2])

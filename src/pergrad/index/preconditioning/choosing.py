@@ -10,7 +10,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from pergrad.audit.streaming.files import replacing
 from pergrad.errors import IndexingError
 from pergrad.index.preconditioning.adam import Adam, adam_state
 from pergrad.index.preconditioning.base import Damping, OnGradients, OnRows
@@ -18,6 +17,7 @@ from pergrad.index.preconditioning.fitting import FitData, Labels
 from pergrad.index.preconditioning.gauss_newton import GaussNewton, fit_gauss_newton
 from pergrad.index.preconditioning.kronecker import Kronecker, biases_of, fit_kronecker
 from pergrad.index.preconditioning.second_moment import SecondMoment, moments_of
+from pergrad.index.store.saved import save_whole
 from pergrad.index.store.store import Store
 
 __all__ = [
@@ -88,9 +88,10 @@ def fit_preconditioners(
         raise IndexingError(
             f"pass one optimizer, or one for each of {len(models)} checkpoints, got {len(optimizers)}"
         )
+    is_another = False
     for number, model in enumerate(models):
         path = chosen.file(folder, number)
-        if path.exists():
+        if path.exists() and (chosen.kind != "adam" or optimizer is None):
             continue
         fitted: Any
         if chosen.kind == "ekfac":
@@ -100,8 +101,11 @@ def fit_preconditioners(
         else:
             which = optimizers[number if len(optimizers) > 1 else 0]
             fitted = adam_state(model if len(optimizers) > 1 else models[-1], which)
-        with replacing(path) as unfinished:
-            torch.save(fitted, unfinished)
+        before = path.read_bytes() if path.exists() else None  # of another optimizer
+        save_whole(fitted, path)
+        is_another |= before is not None and before != path.read_bytes()
+    if is_another:
+        Store(folder).forget_derived()
 
 
 def loaded_preconditioners(

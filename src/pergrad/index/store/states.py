@@ -8,20 +8,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pergrad.audit.streaming.files import replacing
 from pergrad.errors import IndexingError
+from pergrad.index.store.saved import save_whole
 
 __all__ = ["read_state", "write_states"]
 
 
 def write_states(folder: Path, models: Sequence[nn.Module], fingerprints: Sequence[str]) -> None:
-    """Writes a state dict for each model, named after its fingerprint."""
+    """Writes a state dict for each model, named after its fingerprint; those that are there stay."""
     states = folder / "states"
     states.mkdir(exist_ok=True)
     for model, fingerprint in zip(models, fingerprints, strict=True):
-        # A file, not its path: that would be written into the state, and it has another name each time.
-        with replacing(states / f"{fingerprint}.pt") as unfinished, unfinished.open("wb") as file:
-            torch.save(model.state_dict(), file)
+        path = states / f"{fingerprint}.pt"
+        if not path.exists():
+            save_whole(model.state_dict(), path)
 
 
 def read_state(folder: Path, fingerprint: str) -> dict[str, torch.Tensor] | None:

@@ -6,7 +6,7 @@ import hashlib
 import io
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 
 import pergrad
 from pergrad.audit.streaming.chunks import Span, gaps
-from pergrad.audit.streaming.files import is_unfinished, made_folder, replacing, write_whole
+from pergrad.audit.streaming.files import is_unfinished, made_folder, write_whole
 from pergrad.audit.streaming.folder import ResultsFolder
 from pergrad.errors import AuditError, IndexingError
 from pergrad.index.store.chunks import (
@@ -31,6 +31,7 @@ from pergrad.index.store.chunks import (
 )
 from pergrad.index.store.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from pergrad.index.store.numbers import StoredDtype, bytes_each, checked_dtype, type_on_disk
+from pergrad.index.store.saved import save_whole
 
 __all__ = ["Block", "Store"]
 
@@ -109,6 +110,20 @@ class Store:
                 f"the index {self.path} is not finished: {done:,} of {self.manifest.positions:,} samples are "
                 "written; run the same build or append again to resume"
             )
+
+    @contextmanager
+    def changed(self) -> Iterator[None]:
+        """Locks a finished index, as it is on disk by now, against other processes that write to it."""
+        with self.locked(self.path):
+            self.manifest = read_manifest(self.path)
+            self._forget()
+            self.refuse_unfinished()
+            yield
+
+    def forget_derived(self) -> None:
+        """Removes what was computed from the rows and a preconditioner that is another one now."""
+        for path in self.path.glob("*.pt"):
+            path.unlink()
 
     def _forget(self) -> None:
         """Drops what was read, after the files have changed."""
@@ -192,8 +207,7 @@ class Store:
                 path.unlink(missing_ok=True)
         value = compute()
         try:
-            with replacing(path, durable=False) as unfinished:
-                torch.save({"key": key, "value": value}, unfinished)
+            save_whole({"key": key, "value": value}, path, durable=False)
         except AuditError:  # a folder that may only be read is still an index
             return value
         return value
