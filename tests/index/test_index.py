@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import pergrad
-from pergrad.errors import IndexingError
+from pergrad.errors import AuditError, IndexingError
+from pergrad.index.store.store import Store
 from tests.index.cases import built, data, flat_gradients, losses, network
 
 
@@ -203,3 +204,34 @@ def test_inputs_without_targets_are_queried_by_what_the_model_predicts() -> None
     model, (x, _) = network(), data().tensors
     index = built(model=model)
     assert torch.equal(index.scores(x[:3]), index.scores((x[:3], model(x[:3]).argmax(1))))
+
+
+@pytest.mark.parametrize("preconditioner", ["none", "second_moment"])
+def test_an_index_without_rows_says_so_and_can_be_appended_to(
+    tmp_path: Path, preconditioner: str
+) -> None:
+    index = built(tmp_path, preconditioner=preconditioner)
+    index.delete(range(40))
+    for _ in range(2):
+        with pytest.raises(IndexingError, match="holds no rows"):
+            index.scores(data(3).tensors)
+        with pytest.raises(IndexingError, match="holds no rows"):
+            index.query(data(3).tensors, 2, approximate=True)
+        index.compact()
+    index.append(data(8, seed=5), quiet=True)
+    assert index.scores(data(3).tensors).shape == (3, 8)
+
+
+def test_two_that_change_one_index_lose_nothing(tmp_path: Path) -> None:
+    """Each has read what was there when it was opened."""
+    first, second = built(tmp_path), pergrad.Index(tmp_path, network(), data(), losses)
+    assert len(second) == 40
+    first.delete([1])
+    second.delete([2])
+    assert {1, 2}.isdisjoint(second.indices.tolist())
+    assert len(pergrad.Index(tmp_path, network(), data(), losses)) == 38
+    second.append(data(8, seed=5), quiet=True)
+    first.compact()  # knows of 40 samples
+    assert len(first) == 46
+    with Store.locked(tmp_path), pytest.raises(AuditError, match="is writing into"):
+        first.delete([3])

@@ -66,6 +66,11 @@ class Asking:
         """Returns preconditioned rows of the queries, (q, c, k), and lengths to divide scores of rows by."""
         attached = self.attached()
         maker = attached.maker
+        if not len(self.store):
+            raise IndexingError(
+                f"the index {self.store.path} holds no rows, as all of its samples were deleted or could not "
+                "be read: append some, or build another one"
+            )
         with in_eval_mode(maker.models):
             preconditioners = self._preconditioners(maker.models)
             batch = prepared(query, attached.subject, maker)

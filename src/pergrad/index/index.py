@@ -323,8 +323,10 @@ class Index:
 
     def delete(self, indices: Iterable[int]) -> int:
         """Deletes samples by their indices; returns how many rows are gone. `compact` frees their space."""
-        return self._store.delete(indices)
+        with self._store.changed():
+            return self._store.delete(indices)
 
     def compact(self) -> None:
         """Rewrites the rows into files of equal size, without those that were deleted."""
-        self._store.compact()
+        with self._store.changed():
+            self._store.compact()
