@@ -28,6 +28,13 @@ def test_selected_samples_have_the_highest_mean_scores(tmp_path: Path) -> None:
     assert len(Subset(dataset, read)) == 5
 
 
+def test_groups_have_any_names() -> None:
+    index, batch = built(), tuple(t[:4] for t in data().tensors)
+    expected = index.select(batch, 5, groups=[0, 1, 1, 0])
+    for groups in (["b", "a", "a", "b"], np.array([7, 3, 3, 7]), torch.tensor([1, 0, 0, 1])):
+        assert index.select(batch, 5, groups=groups) == expected
+
+
 def test_the_most_harmful_samples_are_left_out() -> None:
     x, y = data().tensors
     index = built()
@@ -80,8 +87,9 @@ def test_bad_counts_and_files_are_refused(tmp_path: Path) -> None:
     for count in (0, 41):
         with pytest.raises(IndexingError, match="count must be"):
             index.select(batch, count)
-    with pytest.raises(IndexingError, match="groups has 1 entries"):
-        index.select(batch, 3, groups=[0])
+    for groups, shape in (([0], r"\(1,\)"), ([[0, 1]], r"\(1, 2\)"), ("task", r"\(\)")):
+        with pytest.raises(IndexingError, match=f"groups has entries of shape {shape}"):
+            index.select(batch, 3, groups=groups)
     with pytest.raises(IndexingError, match="cosine must be"):
         index.deduplicate(0)
     (tmp_path / "bad.json").write_text("{")

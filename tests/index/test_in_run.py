@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -95,4 +96,8 @@ def test_indices_beyond_the_data_are_refused() -> None:
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(IndexingError, match="24 samples"), values.step([24]):
         pass
+    for wrong in (torch.tensor([1.5]), [True, False], [[0, 1]]):
+        indices: Any = wrong
+        with pytest.raises(IndexingError, match="numbers of the samples"), values.step(indices):
+            pass
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

@@ -36,7 +36,7 @@ def is_count(value: Any) -> bool:
 
 
 def chosen_for(
-    scores: Tensor, indices: np.ndarray, count: int, groups: Sequence[int] | None = None
+    scores: Tensor, indices: np.ndarray, count: int, groups: Sequence[Any] | None = None
 ) -> list[int]:
     """Returns the indices of the samples that help a set of targets most, in increasing order.
 
@@ -49,11 +49,12 @@ def chosen_for(
     scores, indices = by_sample(scores, indices)
     if not is_count(count) or not 0 < count <= len(indices):
         raise IndexingError(f"count must be from 1 to {len(indices)} samples, got {count!r}")
-    which = (
-        torch.zeros(len(scores), dtype=torch.long) if groups is None else torch.tensor(list(groups))
-    )
-    if len(which) != len(scores):
-        raise IndexingError(f"groups has {len(which)} entries for {len(scores)} targets")
+    names = [0] * len(scores) if groups is None else np.asarray(groups).tolist()
+    if np.ndim(names) != 1 or len(names) != len(scores):
+        shape = np.shape(names)
+        raise IndexingError(f"groups has entries of shape {shape} for {len(scores)} targets")
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    which = torch.tensor([numbers[name] for name in names])
     means = [scores[which == group].mean(0) for group in which.unique()]
     best = torch.stack(means).max(0).values.nan_to_num(nan=-torch.inf)
     return sorted(indices[best.topk(count).indices.numpy()].tolist())

@@ -88,9 +88,7 @@ class InRunValues:
         if place != self._chosen:
             yield
             return
-        chosen = torch.as_tensor(
-            indices if isinstance(indices, Tensor) else list(indices), dtype=torch.long
-        ).cpu()
+        chosen = _integers(indices)
         if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < len(self.values):
             raise IndexingError(
                 f"indices lie from {int(chosen.min())} to {int(chosen.max())}, and the training data has "
@@ -113,3 +111,15 @@ class InRunValues:
             loss = self._loss(self._model, *self._validation).mean()
             found = torch.autograd.grad(loss, [p for _, p in names], allow_unused=True)
         return {name: g for (name, _), g in zip(names, found, strict=True) if g is not None}
+
+
+def _integers(indices: Iterable[int] | Tensor) -> Tensor:
+    """Returns indices on the CPU; refuses what is no integer, such as a mask, which torch would convert."""
+    found = torch.as_tensor(indices if isinstance(indices, Tensor) else list(indices)).cpu()
+    is_wrong = found.is_floating_point() or found.is_complex() or found.dtype == torch.bool
+    if found.dim() != 1 or (found.numel() and is_wrong):
+        raise IndexingError(
+            f"indices must be the numbers of the samples, (n,) integers, got {found.dtype} of shape "
+            f"{tuple(found.shape)}"
+        )
+    return found.long()
