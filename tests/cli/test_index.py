@@ -42,6 +42,11 @@ def test_an_index_is_built_queried_changed_and_described(command, tmp_path: Path
     assert (tmp_path / "table.csv").read_text().count("\n") == 1 + 2 * 2 * 2
     code, out, _ = command("index", "append", "a", f"{CASES}:more")
     assert (code, "48" in out) == (0, True)
+    code, _, err = command("index", "abandon", "a")
+    assert (code, "no append that was interrupted" in err) == (2, True)
+    for item in (40, -1):
+        code, out, err = command("index", "query", "a", "--item", item)
+        assert (code, out, "40 items" in err) == (2, "", True)
     code, out, _ = command("index", "delete", "a", 0, 41, "--compact")
     assert (code, out) == (0, "2 rows deleted, 46 left\n")
     code, out, _ = command("index", "info", "a")

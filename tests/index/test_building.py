@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 import pergrad
 from pergrad.errors import IndexingError, InterruptedAuditError
@@ -33,6 +35,15 @@ def run(
     return subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=known, capture_output=True, text=True, timeout=300
     )
+
+
+def everything(path: Path) -> dict[str, bytes]:
+    """Returns all files of an index, but its lock and what is derived from the rows."""
+    return {
+        str(p.relative_to(path)): p.read_bytes()
+        for p in sorted(path.rglob("*"))
+        if p.is_file() and p.name != ".lock" and not p.name.startswith("approximate")
+    }
 
 
 def digest(path: Path) -> dict[str, str]:
@@ -127,7 +138,59 @@ def test_states_that_an_interrupted_build_lacks_are_written_when_it_resumes(tmp_
     built(tmp_path / "cut", model)
     shutil.rmtree(tmp_path / "cut" / "states")
     built(tmp_path / "cut", model)
-    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+    assert everything(tmp_path / "cut") == everything(tmp_path / "whole")
+
+
+def test_data_of_another_shape_leave_the_index_as_it_was(tmp_path: Path) -> None:
+    index = built(tmp_path)
+    before = everything(tmp_path)
+    wrong = TensorDataset(torch.zeros(5, 4, dtype=torch.float64), torch.zeros(5, dtype=torch.long))
+    with pytest.raises(
+        IndexingError, match=r"cannot be appended to .*: .*shapes cannot be"
+    ) as caught:
+        index.append(wrong, quiet=True)
+    assert "\n" not in str(caught.value)
+    assert everything(tmp_path) == before
+    index.append(data(8, seed=5), quiet=True)
+    assert len(index) == 48
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_an_append_that_cannot_end_is_dropped(tmp_path: Path, is_compacted: bool) -> None:
+    index = built(tmp_path)
+    if is_compacted:
+        index.delete([1, 2])
+        index.compact()
+    before, batch = everything(tmp_path), data(3, seed=9).tensors
+    scores = index.scores(batch)
+    x, y = data(60, seed=5).tensors
+    y[50] = 7  # no class of the model: chunks before it are written
+    with pytest.raises(IndexingError, match="out of bounds"):
+        index.append(TensorDataset(x, y), quiet=True)
+    with pytest.raises(
+        IndexingError, match=r"run the same append again .* `pergrad index abandon`"
+    ):
+        pergrad.Index(tmp_path)
+    with pytest.raises(IndexingError, match="drop it with `pergrad index abandon`"):
+        index.append(data(8, seed=5), quiet=True)
+    assert pergrad.Index.abandon_append(tmp_path) == 48
+    assert everything(tmp_path) == before
+    again = pergrad.Index(tmp_path, network(), data(), losses)
+    assert torch.equal(again.scores(batch), scores)
+    again.append(data(8, seed=5), quiet=True)
+    assert again.indices.tolist()[-8:] == [*range(40, 48)]
+    with pytest.raises(IndexingError, match="has no append that was interrupted"):
+        pergrad.Index.abandon_append(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "message"), [("adam", "optimizer"), ("gauss_newton", "at most")])
+def test_what_cannot_be_fitted_is_refused_before_a_row_is_computed(
+    tmp_path: Path, kind: str, message: str
+) -> None:
+    model = network() if kind == "adam" else torch.nn.Linear(6, 2000).double()
+    with pytest.raises(IndexingError, match=message):
+        built(tmp_path, model, preconditioner=kind)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:

@@ -196,6 +196,8 @@ def query(
         batch = list(text)
     else:
         items = spec.dataset if item else load_spec(queries or "").dataset
+        if item and not all(0 <= n < len(items) for n in item):
+            raise IndexingError(f"the data has {len(items):,} items, from 0: got --item {item}")
         chosen = item if item else range(len(items))
         try:
             batch = (spec.collate or default_collate)([items[n] for n in chosen])
@@ -227,6 +229,12 @@ def append(folder: Folder, reference: Reference, data: Data = None) -> None:
         spec = load_spec(reference, data, say=progress.say)
         pergrad.Index.append_to(folder, spec, options_of(store.manifest), watch=progress)
     print(pergrad.Index(folder).info())
+
+
+@index.command()
+def abandon(folder: Folder) -> None:
+    """Drop an append that was interrupted; the index is as it was before."""
+    print(f"{pergrad.Index.abandon_append(folder):,} samples dropped")
 
 
 @index.command()

@@ -17,7 +17,7 @@ from pergrad.audit.streaming.memory import bytes_kept, fitting_batch_size, free_
 from pergrad.audit.streaming.ranks import Ranks, joined_ranks
 from pergrad.audit.streaming.stream import Watch, batches_in, shard
 from pergrad.audit.subject.options import chosen_indices
-from pergrad.errors import IndexingError
+from pergrad.errors import AuditError, IndexingError
 from pergrad.index.chunking import ChunkMaker
 from pergrad.index.options import IndexOptions
 from pergrad.index.preconditioning.fitting import FitData
@@ -139,6 +139,7 @@ class _Task:
             for key, now in (("data", self._data), ("subset", self._options.subset)):
                 if getattr(first, key) != now:
                     raise self._another("data set" if key == "data" else key)
+            store.clean()
             if not store.missing():
                 self._watch.say(
                     f"this index is already finished in {self._path}: nothing to compute"
@@ -160,7 +161,7 @@ class _Task:
             self._maker.width,
             about=self._about(size),
         )
-        Store.begin(self._path, manifest)
+        Store.begin(self._path, manifest).clean()
         self._keep_states()
 
     def _keep_states(self) -> None:
@@ -171,6 +172,7 @@ class _Task:
         """Adds a part to the index, unless it is there and was interrupted."""
         store = Store(self._path)
         self._refuse_another(store)
+        store.clean()
         manifest = store.manifest
         last = manifest.parts[-1]
         left = store.missing()
@@ -180,12 +182,26 @@ class _Task:
             if is_last and (last.data, last.subset) == (part.data, part.subset):
                 return
             what = "append" if is_last else "build"
+            told = ", or drop it with `pergrad index abandon`" if is_last else ""
             raise IndexingError(
-                f"the index {self._path} is not finished: run the {what} that was interrupted again first"
+                f"the index {self._path} is not finished: run the {what} that was interrupted again "
+                f"first{told}"
             )
+        self._try_first(manifest.batch_size)
         store.change(
             **{name: getattr(manifest.with_part(part), name) for name in ("parts", "positions")}
         )
+
+    def _try_first(self, batch_size: int) -> None:
+        """Computes the rows of some samples: data of another kind must not leave the index unfinished."""
+        loaded = self._first(min(_CERTIFIED, batch_size))
+        try:
+            with drawing_from(self._options.seed, loaded.start):
+                self._maker.rows(loaded.arguments, loaded.count)
+        except AuditError as error:
+            raise IndexingError(
+                f"this data set cannot be appended to {self._path}: {error}"
+            ) from error
 
     def _part(self, start: int, offset: int) -> Part:
         spec = self._subject.spec

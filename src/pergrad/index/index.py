@@ -22,7 +22,11 @@ from pergrad.index.building import append_rows, build_rows
 from pergrad.index.curating import chosen_for, deduplicated, without
 from pergrad.index.info import Info, data_frame, info_of
 from pergrad.index.options import IndexOptions, Printing, split_options
-from pergrad.index.preconditioning.choosing import Preconditioning, fit_preconditioners
+from pergrad.index.preconditioning.choosing import (
+    Preconditioning,
+    fit_preconditioners,
+    refuse_unfit,
+)
 from pergrad.index.preconditioning.fitting import FitData, Labels
 from pergrad.index.querying.matches import Matches
 from pergrad.index.querying.scoring import score_blocks
@@ -159,6 +163,8 @@ class Index:
         is_kept = path is not None
         folder = Path(tempfile.mkdtemp(prefix="pergrad-index-") if path is None else path)
 
+        refuse_unfit(folder, preconditioning, subject.spec.model, optimizer)
+
         def finish(store: Store, data: FitData) -> None:
             fit_preconditioners(folder, preconditioning, data, optimizer)
             about = dict(store.manifest.about)
@@ -264,7 +270,7 @@ class Index:
 
     # -- curation
 
-    def select(self, targets: Any, count: int, *, groups: Sequence[int] | None = None) -> list[int]:
+    def select(self, targets: Any, count: int, *, groups: Sequence[Any] | None = None) -> list[int]:
         """Returns the indices of the `count` samples that help some targets most, for a `Subset`.
 
         As in LESS, scores are averaged over the targets of each group, and a sample counts by its best group.
@@ -272,7 +278,7 @@ class Index:
         Args:
             targets: a batch of the target set, as the loss takes it.
             count: the number of samples.
-            groups: the group of each target, such as its task; by default all are in one.
+            groups: the group of each target, such as the name of its task; by default all are in one.
         """
         return chosen_for(self.scores(targets), self.indices, count, groups)
 
@@ -320,6 +326,14 @@ class Index:
         options = replace(options_of(self._store.manifest), workers=0)
         append_rows(more, self.path, options, watch or Printing(quiet=quiet))
         self._asking = Asking(Store(self.path), self._asking.subject)
+
+    @staticmethod
+    def abandon_append(path: str | Path) -> int:
+        """Drops an append that was interrupted, such as one of data that cannot be computed.
+
+        Returns how many of its samples had been written. The index is as it was before, and can be queried.
+        """
+        return Store(Path(path)).abandon_append()
 
     def delete(self, indices: Iterable[int]) -> int:
         """Deletes samples by their indices; returns how many rows are gone. `compact` frees their space."""

@@ -52,6 +52,33 @@ def test_appended_and_compacted_files_are_those_of_one_build(tmp_path: Path) -> 
     assert not (tmp_path / "parts" / "rows-0").exists()
 
 
+def test_what_killed_processes_left_is_removed_by_the_next_change(tmp_path: Path) -> None:
+    model = network()
+
+    def left() -> list[Path]:
+        (tmp_path / "rows-7").mkdir()
+        (tmp_path / "rows-7" / "000000000000-000000000024.npy").write_bytes(b"old")
+        found = [tmp_path / "rows-7"]
+        for name in ("index.json", "deleted.npy", "rows-0/a.npy", "states/a.pt"):
+            found.append(tmp_path / f"{name}.123.unfinished")
+            found[-1].write_bytes(b"cut")
+        return found
+
+    index = built(tmp_path, model)
+    changes = [
+        lambda: built(tmp_path, model),
+        lambda: index.append(data(8, seed=5), quiet=True),
+        lambda: index.delete([3]),
+    ]
+    (tmp_path / "approximate.f16.123.unfinished").write_bytes(b"a query is writing it")
+    for change in changes:
+        paths = left()
+        change()
+        assert not [path for path in paths if path.exists()]
+    assert (tmp_path / "approximate.f16.123.unfinished").exists()
+    assert len(index) == 47
+
+
 @pytest.mark.parametrize("suffix", ["npy", "npz"])
 def test_a_damaged_file_is_named(tmp_path: Path, suffix: str) -> None:
     built(tmp_path)

@@ -14,7 +14,7 @@ from pergrad.errors import IndexingError
 from pergrad.index.preconditioning.adam import Adam, adam_state
 from pergrad.index.preconditioning.base import Damping, OnGradients, OnRows
 from pergrad.index.preconditioning.fitting import FitData, Labels
-from pergrad.index.preconditioning.gauss_newton import GaussNewton, fit_gauss_newton
+from pergrad.index.preconditioning.gauss_newton import GaussNewton, fit_gauss_newton, refuse_large
 from pergrad.index.preconditioning.kronecker import Kronecker, biases_of, fit_kronecker
 from pergrad.index.preconditioning.second_moment import SecondMoment, moments_of
 from pergrad.index.store.saved import save_whole
@@ -73,6 +73,16 @@ class Preconditioning:
         """Returns where the fit to a checkpoint is stored; damping is applied when it is loaded."""
         how = f"{self.kind}-{self.labels}" if self.kind == "ekfac" else self.kind
         return folder / "preconditioner" / f"{how}-{number}.pt"
+
+
+def refuse_unfit(folder: Path, chosen: Preconditioning, model: nn.Module, optimizer: Any) -> None:
+    """Refuses what could not be fitted once all rows are computed, unless it is stored already."""
+    if chosen.file(folder, 0).exists():
+        return
+    if chosen.kind == "gauss_newton":
+        refuse_large(sum(p.numel() for p in model.parameters() if p.requires_grad))
+    if chosen.kind == "adam" and not isinstance(optimizer, list | tuple):
+        adam_state(model, optimizer)
 
 
 def fit_preconditioners(

@@ -29,17 +29,22 @@ def fit_gauss_newton(data: FitData, number: int) -> Tensor:
     For a linear model it is the Hessian.
     """
     size = sum(prod(shape) for shape in data.maker.shapes.values())
-    if size > _MOST:
-        raise IndexingError(
-            f"the Gauss-Newton matrix of {size:,} parameters does not fit: it is for at most {_MOST:,}; take "
-            "preconditioner='ekfac'"
-        )
+    refuse_large(size)
     device = data.maker.device
     total, samples = torch.zeros(size, size, dtype=torch.float64, device=device), 0
     for _, arguments, count in data.batches():
         total += _of_batch(data.maker, number, arguments, count, size)
         samples += count
     return (total / max(1, samples)).cpu()
+
+
+def refuse_large(size: int) -> None:
+    """Refuses a model of so many parameters that the matrix does not fit."""
+    if size > _MOST:
+        raise IndexingError(
+            f"the Gauss-Newton matrix of {size:,} parameters does not fit: it is for at most {_MOST:,}; take "
+            "preconditioner='ekfac'"
+        )
 
 
 def _of_batch(

@@ -17,7 +17,7 @@ from pergrad.audit.streaming.chunks import Span
 from pergrad.audit.streaming.files import write_whole
 from pergrad.errors import IndexingError
 
-__all__ = ["Chunk", "Facts", "read_facts", "spans_in", "write_chunk"]
+__all__ = ["Chunk", "Facts", "facts_file", "read_facts", "spans_in", "write_chunk"]
 
 _NAME = re.compile(r"(\d{12})-(\d{12})\.npz")
 _MAGIC = 128  # bytes before the rows of a file: numpy pads its header to a multiple of 64
@@ -92,9 +92,14 @@ def rows_file(folder: Path, span: Span) -> Path:
     return folder / f"{_name(span)}.npy"
 
 
+def facts_file(folder: Path, span: Span) -> Path:
+    """Returns the file with what belongs to the rows of a chunk."""
+    return folder / f"{_name(span)}.npz"
+
+
 def read_facts(folder: Path, span: Span) -> Facts:
     """Reads the facts of a chunk; the error for an incomplete file names it."""
-    path = folder / f"{_name(span)}.npz"
+    path = facts_file(folder, span)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
             about = json.loads(held["about"].tobytes())

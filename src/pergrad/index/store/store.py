@@ -23,6 +23,7 @@ from pergrad.errors import AuditError, IndexingError
 from pergrad.index.store.chunks import (
     Chunk,
     Facts,
+    facts_file,
     joined_facts,
     read_facts,
     rows_file,
@@ -106,10 +107,37 @@ class Store:
         left = self.missing()
         if left:
             done = self.manifest.positions - sum(stop - start for start, stop in left)
+            again = "run the same build again to resume"
+            if self._is_appending(left):
+                again = "run the same append again to resume, or `pergrad index abandon` to drop it"
             raise IndexingError(
                 f"the index {self.path} is not finished: {done:,} of {self.manifest.positions:,} samples are "
-                "written; run the same build or append again to resume"
+                f"written; {again}"
             )
+
+    def _is_appending(self, missing: Sequence[Span]) -> bool:
+        """Returns whether the rows that are missing are those of the last append alone."""
+        parts = self.manifest.parts
+        return bool(missing) and len(parts) > 1 and missing[0][0] >= parts[-1].start
+
+    def abandon_append(self) -> int:
+        """Drops an append that was interrupted; returns how many of its samples had been written."""
+        with self.locked(self.path):
+            self.manifest = read_manifest(self.path)
+            self._forget()
+            if not self._is_appending(self.missing()):
+                raise IndexingError(
+                    f"the index {self.path} has no append that was interrupted: delete samples by their "
+                    "indices, or remove the folder"
+                )
+            part = self.manifest.parts[-1]
+            mine = [span for span in self.spans if span[0] >= part.start]
+            for span in mine:  # facts first: rows without them are no chunk
+                facts_file(self.rows, span).unlink()
+                rows_file(self.rows, span).unlink(missing_ok=True)
+            self.change(parts=self.manifest.parts[:-1], positions=part.start)
+            self.clean()
+        return sum(stop - start for start, stop in mine)
 
     @contextmanager
     def changed(self) -> Iterator[None]:
@@ -118,7 +146,23 @@ class Store:
             self.manifest = read_manifest(self.path)
             self._forget()
             self.refuse_unfinished()
+            self.clean()
             yield
+
+    def clean(self) -> None:
+        """Removes what killed processes have left; call it under the lock, before anything is written."""
+        for rows in self.path.glob("rows-*"):  # of a compaction that was killed
+            if rows != self.rows:
+                shutil.rmtree(rows, ignore_errors=True)
+        # Queries write what they derive from the rows without the lock: their files are left alone.
+        inside = [
+            p
+            for name in (self.rows.name, "states", "preconditioner")
+            for p in (self.path / name).glob("*")
+        ]
+        for path in (*self.path.glob(f"{MANIFEST}.*"), *self.path.glob(f"{_DELETED}.*"), *inside):
+            if is_unfinished(path):
+                path.unlink(missing_ok=True)
 
     def forget_derived(self) -> None:
         """Removes what was computed from the rows and a preconditioner that is another one now."""
