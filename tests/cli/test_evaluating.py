@@ -68,6 +68,7 @@ def test_each_measure_prints_a_table_and_writes_json(measure, title, reference, 
             "method 'magic' is not known; choose from index, index-final, index-ekfac, dots",
         ),
         (["--fraction", "2"], "leaves none in a subset, or all"),
+        (["--fraction", "2", "-o", "."], "is a folder"),  # before anything is trained
     ],
 )
 def test_bad_options_are_one_sentence(arguments, words, reference, capsys):

@@ -97,6 +97,7 @@ def test_progress_counts_the_models_of_a_seed():
         ({"subsets": 2}, "needs at least 3"),
         ({"repeats": 0}, "at least one model"),
         ({"fraction": 1.0}, "leaves none in a subset, or all"),
+        ({"fraction": float("nan")}, "leaves none in a subset, or all"),
         ({"fraction": 0.0}, "leaves none in a subset, or all"),
         ({"seeds": 0}, "is no seed"),
     ],

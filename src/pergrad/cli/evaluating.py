@@ -74,6 +74,10 @@ def evaluate(
 ) -> None:
     """Evaluate attribution: do the scores predict what training on other data would have given?"""
     names = _chosen(methods)
+    if output is not None:  # before hours of training, not after
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.is_dir():
+            raise EvaluationError(f"--output {output} is a folder: name a JSON file")
     task = _task(reference)
     console = Console(stderr=True)
     columns = (
@@ -105,7 +109,6 @@ def evaluate(
         found = _measured(measure, names, task, options)
     Console().print(str(found), highlight=False, soft_wrap=True, markup=False)
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(
             json.dumps({"measure": measure.value, **found.as_json()}, indent=1) + "\n"
         )

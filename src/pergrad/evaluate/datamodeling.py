@@ -165,7 +165,7 @@ def _refuse(subsets: int, fraction: float, repeats: int, count: int) -> None:
         raise EvaluationError(f"subsets={subsets}: a rank correlation needs at least 3, better 100")
     if repeats < 1:
         raise EvaluationError(f"repeats={repeats}: train at least one model on each subset")
-    if not 0 < round(fraction * count) < count:
+    if not 0 < fraction < 1 or not 0 < round(fraction * count) < count:
         raise EvaluationError(
             f"fraction={fraction:g} of {count} samples leaves none in a subset, or all: take about 0.5"
         )
