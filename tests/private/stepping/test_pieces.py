@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pergrad.errors import PrivacyError
-from pergrad.private.stepping.pieces import check_rows, pieces_of
+from pergrad.private.stepping.pieces import Shared, check_rows, chosen_of, pieces_of
 
 
 class Pair(NamedTuple):
@@ -50,3 +50,38 @@ def test_a_batch_without_as_many_rows_is_refused() -> None:
     check_rows(batch(), 5)
     with pytest.raises(PrivacyError, match=r"drew 6 samples .* shapes \[\(5,\), \(5, 2\)"):
         check_rows(batch(), 6)
+
+
+def test_what_all_samples_share_is_never_cut() -> None:
+    """Once it was of another length than a batch, it may be as long as one by chance."""
+    shared = Shared()
+
+    def of(size: int) -> tuple[Any, ...]:
+        rows = torch.arange(size)
+        return {"x": rows, "classes": torch.ones(3)}, rows, [["a", "b", "c"], rows]
+
+    shared.see(of(5), 5, is_cut=True)
+    assert shared.places == {"0.classes", "2.0"}
+    for known in (shared, Shared(shared.places)):  # as a state keeps them
+        known.see(of(3), 3, is_cut=True)
+        found = [part for _, part in pieces_of(of(3), 3, 2, padded=False, shared=known)]
+        assert [(len(a["x"]), len(a["classes"]), len(b), len(c[0])) for a, b, c in found] == [
+            (2, 3, 2, 3),
+            (1, 3, 1, 3),
+        ]
+        chosen = chosen_of(of(3), torch.tensor([True, False, True]), known)
+        assert (len(chosen[0]["x"]), len(chosen[0]["classes"])) == (2, 3)
+
+
+def test_what_was_cut_by_chance_is_refused() -> None:
+    rows, classes = torch.arange(5), torch.ones(3)
+    shared = Shared()
+    shared.see((rows[:3], classes), 3, is_cut=True)
+    with pytest.raises(PrivacyError, match="part 1 of the batch has 3 rows for 5 samples"):
+        shared.see((rows, classes), 5, is_cut=True)
+    shared = Shared()
+    shared.see((rows[:1], torch.ones(1, 4)), 1, is_cut=True)  # it broadcasts
+    shared.see((rows, torch.ones(1, 4)), 5, is_cut=True)
+    whole = Shared()  # nothing was cut
+    whole.see((rows[:3], classes), 3, is_cut=False)
+    whole.see((rows, classes), 5, is_cut=False)

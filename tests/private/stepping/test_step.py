@@ -560,6 +560,31 @@ def test_a_step_beyond_the_plan_is_refused() -> None:
         step(*batch)
 
 
+def test_pieces_never_cut_what_all_samples_share() -> None:
+    scale = torch.arange(1.0, 5.0, dtype=torch.float64)
+
+    def collated(items: list[Any]) -> Any:
+        return *torch.utils.data.default_collate(items), scale
+
+    def scaled(model: nn.Module, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        return losses(model, x, y) * scale.sum()
+
+    ends = []
+    for piece_size in (None, 3, 1):
+        model, made = mlp(), plan(noise_multiplier=0.0, sample_rate=0.1, steps=20)
+        loader = made.loader(data(), seeded(), collate_fn=collated)
+        step = Step(model, sgd(model), scaled, made, piece_size=piece_size)
+        sizes = []
+        for batch in loader:
+            step(*batch)
+            sizes.append(len(batch[0]))
+        assert sizes[0] != 4
+        assert 4 in sizes
+        ends.append(weights(model))
+    for end in ends[1:]:
+        torch.testing.assert_close(end, ends[0], rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
 def test_a_step_without_gradients_is_refused(block: Any) -> None:
     step, loader = run(plan())

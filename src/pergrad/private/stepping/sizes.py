@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pergrad.engine.looping.snapshots import Snapshot, undisturbed
 from pergrad.errors import PrivacyError
-from pergrad.private.stepping.pieces import rows_of
+from pergrad.private.stepping.pieces import NONE_SHARED, Shared, rows_of
 from pergrad.runtime.tolerances import tolerance_of_rule
 
 __all__ = ["check_sizes"]
@@ -19,7 +19,11 @@ _ROUGH = 0.05  # of numbers in half precision, which other kernels may round for
 
 
 def check_sizes(
-    module: nn.Module, losses: Callable[..., Tensor], piece: tuple[Any, ...], rows: int
+    module: nn.Module,
+    losses: Callable[..., Tensor],
+    piece: tuple[Any, ...],
+    rows: int,
+    shared: Shared = NONE_SHARED,
 ) -> None:
     """Compares the losses of some samples in the whole batch and in a smaller one.
 
@@ -39,7 +43,7 @@ def check_sizes(
                 whole, draws = _run(module, losses, piece, snapshot)
             if draws:
                 return  # it cannot be told
-            few, _ = _run(module, losses, rows_of(piece, rows, 0, kept), snapshot)
+            few, _ = _run(module, losses, rows_of(piece, rows, 0, kept, shared=shared), snapshot)
         finally:
             for m, was_training in modes:
                 m.training = was_training

@@ -33,6 +33,7 @@ from pergrad.private.stepping.guarding import guarded, updating
 from pergrad.private.stepping.hashing import hashed
 from pergrad.private.stepping.ledger import SEAL_DIFFERS, Ledger
 from pergrad.private.stepping.noise import Noise, local_of
+from pergrad.private.stepping.pieces import Shared
 from pergrad.private.stepping.saving import gathered, loaded, read, write
 from pergrad.private.stepping.summing import Backend, NotPrivate, Summation
 
@@ -400,6 +401,7 @@ class Step:
             "number": self._number,
             "renewed": self._renewed,
             "certified": self.is_certified,
+            "shared": sorted(self._summation.shared.places),
             "noise": self._noise.state_dict(),
             "bound": self._bound.state_dict(),
             "sampler": run.resumed if run.sampler is None else run.sampler.state_dict(),
@@ -410,7 +412,9 @@ class Step:
         """Goes on where a state was taken; refuses another plan and another data set."""
         if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
             raise PrivacyError("this is not the state of a private step")
-        if {*self.state_dict()} - {*state, "parameters"} or not isinstance(state["plan"], Mapping):
+        if {*self.state_dict()} - {*state, "parameters", "shared"} or not isinstance(
+            state["plan"], Mapping
+        ):
             raise PrivacyError("this state of a private step is not complete")
         mine = self._plan.state_dict()
         changed = [name for name in mine if _told(mine[name]) != _told(state["plan"].get(name))]
@@ -430,6 +434,7 @@ class Step:
         self._set_key(bytes.fromhex(state["key"]))
         self._number, self._renewed = int(state["number"]), int(state["renewed"])
         self._summation.is_certified = bool(state["certified"])
+        self._summation.shared = Shared(state.get("shared", ()))
         self._noise.load_state_dict(state["noise"], dict(self._model.named_parameters()))
         self._bound.load_state_dict(state["bound"])
         self._loaded = state.get("parameters")

@@ -19,7 +19,7 @@ from pergrad.errors import PergradError, PrivacyError
 from pergrad.private.drawing.ranks import Ranks
 from pergrad.private.drawing.streams import seeded
 from pergrad.private.stepping.checks import Written
-from pergrad.private.stepping.pieces import check_rows, chosen_of, pieces_of, rows_of
+from pergrad.private.stepping.pieces import Shared, check_rows, chosen_of, pieces_of, rows_of
 from pergrad.private.stepping.sizes import check_sizes
 from pergrad.quantities import ClippedSum
 from pergrad.runtime import wide
@@ -64,6 +64,7 @@ class Summation:
         self._model, self._loss_fn, self._clipped = model, loss_fn, clipped
         self._piece_size = _checked(piece_size, backend)
         self._views = views
+        self.shared = Shared()  # the parts of batches that are not cut
         self._public_buffers = tuple(public_buffers)
         self.is_certified = False
         self._certify = certify
@@ -89,6 +90,7 @@ class Summation:
         norms, losses = [], []
         if size:
             check_rows(batch, size)
+            self.shared.see(batch, size, is_cut=self._piece_size is not None)
         is_repeated = self._certify and not self.is_certified
         written = Written(
             self._model,
@@ -130,9 +132,12 @@ class Summation:
             pieces = -(-size // (self._piece_size or max(size, 1)))
             missing = Ranks().most(pieces, device) - pieces
         if size:
-            yield from pieces_of(batch, size, self._piece_size, padded=self._backend is not None)
+            is_padded = self._backend is not None
+            yield from pieces_of(
+                batch, size, self._piece_size, padded=is_padded, shared=self.shared
+            )
         for _ in range(missing):
-            yield 0, rows_of(batch, size, 0, 0)
+            yield 0, rows_of(batch, size, 0, 0, shared=self.shared)
 
     def _of_piece(self, piece: tuple[Any, ...], rows: int) -> tuple[Tensor, ClippedSum]:
         if self._backend is None:
@@ -191,11 +196,11 @@ class Summation:
             rows = int(is_finite.sum())
             if not rows:
                 return losses, clipped
-            proved = chosen_of(piece, is_finite)
+            proved = chosen_of(piece, is_finite, self.shared)
             with undisturbed(self._module):
                 again = [self._clipped()]
                 certified_run(self._module, losses_of, proved, again, Options())[1].check()
-        check_sizes(self._module, losses_of, proved, rows)
+        check_sizes(self._module, losses_of, proved, rows, self.shared)
         self.is_certified = rows > 1  # of one sample alone, nothing can be told of mixing
         return losses, clipped
 
