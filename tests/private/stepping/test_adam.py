@@ -61,6 +61,9 @@ def test_it_is_saved_with_the_run(tmp_path: Any) -> None:
         ({"bands": 2}, {}, "needs independent noise"),
         ({"expected_batch_size": None}, {}, "expected_batch_size"),
         ({}, {"floor": 0.0}, "floor must be positive"),
+        ({}, {"lr": -0.1}, "must not be negative"),
+        ({}, {"weight_decay": -0.1}, "must not be negative"),
+        ({}, {"betas": (0.9, 1.0)}, "betas must be two numbers"),
     ],
 )
 def test_plans_without_one_noise_are_refused(changes: Any, options: Any, reason: str) -> None:

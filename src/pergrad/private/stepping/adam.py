@@ -50,6 +50,12 @@ class AdamBC(torch.optim.Optimizer):
             raise PrivacyError("AdamBC needs the plan's expected_batch_size")
         if not floor > 0:
             raise PrivacyError(f"floor must be positive, got {floor!r}")
+        if not lr >= 0 or not weight_decay >= 0:
+            raise PrivacyError(
+                f"lr and weight_decay must not be negative, got {lr!r} and {weight_decay!r}"
+            )
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise PrivacyError(f"betas must be two numbers in [0, 1), got {betas!r}")
         deviation = plan.gradient_noise_multiplier * plan.sensitivity / plan.expected_batch_size
         self._variance = deviation**2
         defaults = {"lr": lr, "betas": betas, "floor": floor, "weight_decay": weight_decay}
