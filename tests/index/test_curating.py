@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,7 +93,14 @@ def test_bad_counts_and_files_are_refused(tmp_path: Path) -> None:
             index.select(batch, 3, groups=groups)
     with pytest.raises(IndexingError, match="cosine must be"):
         index.deduplicate(0)
-    (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(IndexingError, match="holds no list"):
-        read_list(tmp_path / "bad.json")
+    for told in ("{", "", "3", '{"1": 2}', "[1.5]", "[-1]", "[true]", '["1"]', "[[1]]"):
+        (tmp_path / "bad.json").write_text(told)
+        with pytest.raises(IndexingError, match="holds no list"):
+            read_list(tmp_path / "bad.json")
+    wrong: Any
+    for wrong in ([1.5], [True], ["1"], torch.tensor([True, False]), [-1]):
+        with pytest.raises(IndexingError, match="holds integers"):
+            write_list(tmp_path / "bad.json", wrong)
+    numbers = write_list(tmp_path / "good.json", np.array([3, 1]))
+    assert read_list(numbers) == [3, 1]
     assert isinstance(index.indices, np.ndarray)

@@ -118,13 +118,22 @@ class _Rows:
 def write_list(path: str | Path, indices: Iterable[int]) -> Path:
     """Writes indices as JSON, which `read_list` reads; `torch.utils.data.Subset` takes them."""
     target = Path(path)
-    write_whole(target, (json.dumps([int(index) for index in indices]) + "\n").encode())
+    given = indices.tolist() if hasattr(indices, "tolist") else [*indices]
+    wrong = [index for index in given if not is_count(index) or index < 0]
+    if wrong:
+        raise IndexingError(f"a list of indices holds integers of at least 0, got {wrong[0]!r}")
+    write_whole(target, (json.dumps([int(index) for index in given]) + "\n").encode())
     return target
 
 
 def read_list(path: str | Path) -> list[int]:
     """Reads a list of indices."""
     try:
-        return [int(index) for index in json.loads(Path(path).read_text())]
-    except (OSError, ValueError, TypeError) as error:
+        found = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
         raise IndexingError(f"{path} holds no list of indices: {error}") from error
+    if not isinstance(found, list) or not all(is_count(index) and index >= 0 for index in found):
+        raise IndexingError(
+            f"{path} holds no list of indices: it must hold integers of at least 0 in brackets"
+        )
+    return found

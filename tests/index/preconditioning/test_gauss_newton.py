@@ -64,6 +64,13 @@ def test_a_singular_matrix_without_damping_is_refused() -> None:
         index.scores(data().tensors)
 
 
+def test_samples_that_are_not_finite_are_refused() -> None:
+    x, y = data().tensors
+    x[3] = float("nan")
+    with pytest.raises(IndexingError, match="the gradients of some samples are not finite"):
+        built(dataset=TensorDataset(x, y), preconditioner="gauss_newton")
+
+
 def test_a_model_that_is_too_large_is_refused() -> None:
     model = nn.Sequential(nn.Linear(6, 2000), nn.Linear(2000, 3)).double()
     with pytest.raises(IndexingError, match="ekfac"):

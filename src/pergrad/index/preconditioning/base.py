@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pergrad.errors import IndexingError
 
-__all__ = ["Damping", "OnGradients", "OnRows", "factorized"]
+__all__ = ["Damping", "OnGradients", "OnRows", "factorized", "refuse_unfinite"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,15 @@ class OnGradients(ABC):
 
     @abstractmethod
     def applied(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
+
+
+def refuse_unfinite(matrix: Tensor, kind: str) -> None:
+    """Refuses a matrix of all samples where some have no finite gradient."""
+    if not matrix.isfinite().all():
+        raise IndexingError(
+            f"the gradients of some samples are not finite, and preconditioner={kind!r} adds up those of "
+            "all: leave these samples out, or take 'second_moment', which does"
+        )
 
 
 def factorized(matrix: Tensor, damping: float, what: str) -> Tensor:

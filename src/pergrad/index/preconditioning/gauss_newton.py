@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pergrad.errors import IndexingError
-from pergrad.index.preconditioning.base import Damping, OnGradients, factorized
+from pergrad.index.preconditioning.base import Damping, OnGradients, factorized, refuse_unfinite
 from pergrad.index.preconditioning.fitting import FitData, Loss, output_of
 from pergrad.index.rows.computing import RowMaker
 from pergrad.quantities import Grads
@@ -35,6 +35,7 @@ def fit_gauss_newton(data: FitData, number: int) -> Tensor:
     for _, arguments, count in data.batches():
         total += _of_batch(data.maker, number, arguments, count, size)
         samples += count
+    refuse_unfinite(total, "gauss_newton")
     return (total / max(1, samples)).cpu()
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pergrad.errors import IndexingError
 from pergrad.factors import Convolution, Factor, OuterProduct, RowSum
-from pergrad.index.preconditioning.base import Damping, OnGradients
+from pergrad.index.preconditioning.base import Damping, OnGradients, refuse_unfinite
 from pergrad.index.preconditioning.fitting import FitData, Labels, sampled
 from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import SampleGradients
@@ -154,11 +154,7 @@ def fit_kronecker(data: FitData, number: int, labels: Labels) -> State:
 
 
 def _basis(matrix: Tensor) -> Tensor:
-    if not matrix.isfinite().all():
-        raise IndexingError(
-            "the gradients of some samples are not finite, and preconditioner='ekfac' adds up those of all: "
-            "leave these samples out, or take 'second_moment', which does"
-        )
+    refuse_unfinite(matrix, "ekfac")
     return torch.linalg.eigh(matrix / matrix.trace().clamp(min=1e-300)).eigenvectors
 
 
