@@ -102,6 +102,20 @@ def test_a_saved_run_goes_on_as_if_nothing_had_happened(
     assert step.number == step.spent == 6
 
 
+@pytest.mark.parametrize("certify", [True, False])
+def test_the_first_compiled_step_of_a_process_has_the_bits_of_later_ones(certify: bool) -> None:
+    """A resumed run has its first call, which is uncompiled and rounds in another way, at another step."""
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 64), torch.randint(3, (20,))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 64), torch.nn.Dropout(0.3), torch.nn.Tanh(), torch.nn.Linear(64, 3)
+    )
+    step, _ = run(plan(), model, backend="eager", piece_size=24, certify=certify)
+    first, *later = (step.clipped_sums(x, y) for _ in range(3))
+    for other in later:
+        assert all(torch.equal(total, other[name]) for name, total in first.items())
+
+
 def test_steps_after_the_checkpoint_are_repeated_and_not_counted_again(tmp_path: Path) -> None:
     trained(tmp_path, 2)
     first, _ = trained(tmp_path, None)

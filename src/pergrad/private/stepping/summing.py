@@ -161,11 +161,15 @@ class Summation:
         device = next(self._model.parameters()).device
         is_real = torch.arange(self._piece_size or rows, device=device) < rows
         # The first call is certified, and so is the first one of the graph.
-        before = Snapshot(self._module) if self._certify and not step.graphs else None
+        before = Snapshot(self._module) if not step.graphs else None
         try:
             losses = step(is_real, *piece)
+            if before is not None and not step.graphs:
+                # A first call is uncompiled and rounds in another way; a resumed run has it in another step.
+                before.restore()
+                losses = step(is_real, *piece)
         except PergradError:
-            if before is None:
+            if before is None or not self._certify:
                 raise
             before.restore()
             self._traced = None
