@@ -139,4 +139,11 @@ def test_logits_and_targets_of_another_shape_are_refused() -> None:
     with pytest.raises(AuditError, match=r"spec.logits raised ZeroDivisionError.*test_label_free"):
         checked_logits(lambda model, x, y: 1 / 0, network(), (x, y), 4)
     with pytest.raises(AuditError, match=r"whole numbers of shape \(4,\)"):
-        checked_target(lambda x, y: y.float(), (x, y), 4)
+        checked_target(lambda x, y: y.float(), (x, y), 4, 3)
+
+
+def test_classes_without_a_logit_are_refused_and_negative_ones_are_unknown() -> None:
+    y = torch.tensor([1, 3, -1])
+    with pytest.raises(AuditError, match=r"class 3, and spec.logits have the classes 0 to 2"):
+        checked_target(lambda y: y, (y,), 3, 3)
+    assert checked_target(lambda y: y, (y,), 3, 4).tolist() == [1, 3, -1]

@@ -544,3 +544,20 @@ def test_a_step_that_draws_otherwise_when_it_is_repeated_is_refused() -> None:
     model = Formula(drawn_by_count, a=nn.Linear(D, OUT)).double()
     with pytest.raises(pergrad.PergradError, match="the losses are others than those"):
         quietly(model, numbers(SIZE, D))
+
+
+class TiedInForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.second.weight = self.first.weight
+        return self.second(self.first(x).tanh())
+
+
+def test_a_weight_that_the_forward_ties_to_another_is_certified() -> None:
+    model, x = TiedInForward().double(), torch.randn(4, 3, dtype=torch.float64)
+    report = pergrad.certify(model, lambda m, x: m(x).square().sum(1), x, quiet=True)
+    assert report.ok
+    assert {row.name: row.verdict for row in report.rows}["second.weight"] == "untouched"

@@ -210,16 +210,15 @@ class Gradients:
     def _classes(
         self, logits: Tensor, arguments: tuple[Any, ...], count: int
     ) -> dict[str, np.ndarray]:
-        shares = class_shares(logits)
+        shares = class_shares(logits.detach())
         predicted = shares.argmax(1)
         found = {"predicted": predicted.cpu().numpy()}
         of_predicted = shares.gather(1, predicted[:, None])[:, 0]
         own = torch.full_like(of_predicted, torch.nan)
         if self._spec.target is not None:
-            target = checked_target(self._spec.target, arguments, count)
-            is_known = (target >= 0) & (target < shares.shape[1])
-            chosen = shares.gather(1, target.clamp(0, shares.shape[1] - 1)[:, None])[:, 0]
-            own = torch.where(is_known, chosen, own)
+            target = checked_target(self._spec.target, arguments, count, shares.shape[1])
+            chosen = shares.gather(1, target.clamp(min=0)[:, None])[:, 0]
+            own = torch.where(target >= 0, chosen, own)
             found["target"] = target.cpu().numpy()
         found["probability"] = torch.stack([own, of_predicted], dim=1).cpu().numpy()
         return found

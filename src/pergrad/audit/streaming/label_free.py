@@ -92,8 +92,8 @@ def checked_logits(
     return found
 
 
-def checked_target(target: Any, arguments: tuple[Any, ...], count: int) -> Tensor:
-    """Returns the classes of the labels, (count,) int64; refuses any other result."""
+def checked_target(target: Any, arguments: tuple[Any, ...], count: int, classes: int) -> Tensor:
+    """Returns the classes of the labels, (count,) int64, negative where unknown; refuses any other result."""
     try:
         found = target(*arguments)
     except Exception as error:
@@ -106,6 +106,11 @@ def checked_target(target: Any, arguments: tuple[Any, ...], count: int) -> Tenso
         )
         raise AuditError(
             f"spec.target must return whole numbers of shape ({count},), the classes, got {what}"
+        )
+    if int(found.max()) >= classes:
+        raise AuditError(
+            f"spec.target returned the class {int(found.max())}, and spec.logits have the classes 0 to "
+            f"{classes - 1}: return classes that start at 0, and a negative number for an unknown label"
         )
     return found.long()
 

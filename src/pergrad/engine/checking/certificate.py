@@ -77,8 +77,9 @@ class Certificate:
         self._options = options
         self._how = how
         self._names = list(attribution.result)
-        own = dict(replay.module.named_parameters())
-        self._parameters = {name: own[name] for name in self._names}
+        own = dict(replay.module.named_parameters())  # a forward may have tied one to another
+        recorded = attribution.parameters
+        self._parameters = {name: own.get(name, recorded[name]) for name in self._names}
         self._problems: list[str] = []
         self._notes: list[str] = []
         if attribution.units.how == "mean":
