@@ -92,7 +92,7 @@ $(OUTSIDE)/.installed: constraints-outside.txt tests/outside/requirements.txt py
 	rm -f $(OUTSIDE)/lib/python3*/site-packages/torchaudio/lib/*.so
 	@touch $@
 
-outside: $(STAMP) $(OUTSIDE)/.installed ## check models of 70 other libraries and write their table (installs several GB)
+outside: $(STAMP) $(OUTSIDE)/.installed ## check models of 71 other libraries and write their table (installs several GB)
 	$(ONE_THREAD) HF_HUB_OFFLINE=1 $(OUTSIDE)/bin/python -m tests.outside.table --write $(ARGS)
 	$(BIN)/python -m tests.support --write docs/support.md
 
