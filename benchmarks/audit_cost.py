@@ -202,7 +202,7 @@ def markdown() -> str:
     for path in sorted((RESULTS / "audit_cost").glob("*.jsonl")):
         found = read(path)
         newest[found[0].model_title] = found
-    lines = ["| | pass | audit | audit, by epochs before it |", "|---|---|---|---|"]
+    lines = ["| | pass | audit | audit, in a fresh process |", "|---|---|---|---|"]
     for title in sorted(newest):
         seconds = {row.method: row.fastest or 0.0 for row in newest[title]}
         parts = [seconds["pass"] / seconds["plain"], seconds["audit"] / seconds["plain"]]
