@@ -43,7 +43,7 @@ class UnseenUseError(PergradError):
 
 
 class UntoldLossError(PergradError):
-    """Raised when a scalar loss cannot be told to be a sum or a mean over the samples, or has a factor."""
+    """Raised when a scalar loss is not clearly a sum or a mean over the samples, or has a factor."""
 
 
 class AuditError(PergradError):

@@ -74,7 +74,7 @@ def test_it_tells_what_a_run_has_spent(command: Command, tmp_path: Path) -> None
         (["--noise", "1", *USUAL, "--sampling", "fixed"], "sampling must be one of"),
         (
             ["--noise", "1", *USUAL[:2], "--sample-rate", "2", "--epochs", "1"],
-            "no number of steps",
+            "must be positive",
         ),
         (["--ledger", "nothing.jsonl"], "No such file"),
         (["--ledger", "nothing.jsonl", "--epsilon", "3"], "leave out --epsilon"),

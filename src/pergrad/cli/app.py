@@ -143,7 +143,7 @@ def audit(
     ] = None,
     download: Annotated[bool, typer.Option(help="Let hf: references use the network.")] = False,
     keep_index: Annotated[
-        bool, typer.Option(help="Leave the sketches as an index, for `pergrad index query`.")
+        bool, typer.Option(help="Keep the sketches as an index, for `pergrad index query`.")
     ] = False,
 ) -> None:
     """Audit a data set by every sample's gradient: suspicious samples, near-duplicates, noise scale.

@@ -28,7 +28,7 @@ __all__ = ["index"]
 index = typer.Typer(
     name="index",
     no_args_is_help=True,
-    help="Store every sample's gradient, and find the samples that made a model do what it does.",
+    help="Store every sample's gradient, and find the training samples behind a prediction.",
 )
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the index.")]
@@ -66,7 +66,8 @@ def build(
         str, typer.Option(help="count, rademacher, normal, two_sided or none.")
     ] = "count",
     dim: Annotated[
-        int | None, typer.Option(help="Numbers of a row; of each parameter if two_sided.", min=1)
+        int | None,
+        typer.Option(help="Length of a stored row; of each parameter's part if two_sided.", min=1),
     ] = None,
     preconditioner: Annotated[
         str, typer.Option(help="second_moment, ekfac, gauss_newton or none.")
@@ -86,9 +87,13 @@ def build(
     ] = "float16",
     norms: Annotated[
         str | None,
-        typer.Option(help="exact, or estimated by the rows; default: exact on a CPU."),
+        typer.Option(
+            help="Norms of gradients: exact, or estimated from the rows (default on a GPU)."
+        ),
     ] = None,
-    per: Annotated[str, typer.Option(help="A row for each sample, or each token.")] = "sample",
+    per: Annotated[
+        str, typer.Option(help="sample or token: what has a row of its own.")
+    ] = "sample",
     subset: Annotated[
         str | None,
         typer.Option(help="Samples: a number, drawn at random, or a range such as 100:600."),

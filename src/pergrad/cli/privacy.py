@@ -26,7 +26,7 @@ def privacy(
         float | None, typer.Option(help="Target: find the noise that gives it.")
     ] = None,
     noise: Annotated[
-        float | None, typer.Option(help="Noise multiplier: tell the epsilon that it gives.")
+        float | None, typer.Option(help="Noise multiplier: print the epsilon that it gives.")
     ] = None,
     delta: Annotated[float | None, typer.Option(help="Delta; below 1 / population.")] = None,
     sample_rate: Annotated[
@@ -38,7 +38,8 @@ def privacy(
     population: Annotated[int | None, typer.Option(help="Public number of records.")] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="Number of steps, as a multiple of 1 / sample rate.")
+        float | None,
+        typer.Option(help="Epochs, instead of --steps: each is 1 / sample rate steps."),
     ] = None,
     neighbours: Annotated[
         str | None, typer.Option(help="add-remove, replace-one or replace-special.")
@@ -47,11 +48,11 @@ def privacy(
     bands: Annotated[int, typer.Option(help="Bands of correlated noise.", min=1)] = 1,
     accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
     ledger: Annotated[
-        Path | None, typer.Option(help="Ledger of a run: tell what it has spent.")
+        Path | None, typer.Option(help="Ledger of a run: print the epsilon that it has spent.")
     ] = None,
     run_selftest: Annotated[
         bool,
-        typer.Option("--selftest", help="Plant known bugs and see that the audit finds them."),
+        typer.Option("--selftest", help="Plant known bugs and check that the audits find them."),
     ] = False,
     seed: Annotated[int, typer.Option(help="Random seed of --selftest.")] = 0,
 ) -> None:
@@ -103,7 +104,7 @@ def privacy(
     options["sample_rate"] = _rate(sample_rate, batch_size, population)
     options["steps"] = _steps(steps, epochs, options["sample_rate"])
     if delta is None:
-        raise PrivacyError("pass --delta: epsilon is stated at one, below 1 / population")
+        raise PrivacyError("pass --delta: an epsilon holds for one delta, below 1 / population")
     if (epsilon is None) == (noise is None):
         raise PrivacyError("pass --epsilon to find the noise, or --noise to find epsilon")
     if epsilon is not None:
@@ -144,7 +145,9 @@ def _steps(steps: int | None, epochs: float | None, rate: float) -> int:
         return steps
     assert epochs is not None
     if not 0 < rate <= 1 or not epochs > 0:
-        raise PrivacyError(f"--epochs {epochs:g} at sample rate {rate:g} is no number of steps")
+        raise PrivacyError(
+            f"--epochs must be positive and the sample rate in (0, 1], got {epochs:g} and {rate:g}"
+        )
     return math.ceil(epochs / rate)
 
 

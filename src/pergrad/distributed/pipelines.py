@@ -52,8 +52,8 @@ class Pipeline:
                 "parameters of other stages" if name is None else f"parameter {name!r} of a stage"
             )
             raise PergradError(
-                f"{what} tells parameters apart by their names, and {which} of {PIPELINES} has the name of "
-                "one of another stage: name the modules of each stage as in the whole model"
+                f"{what} tells parameters apart by their names, but {which} of {PIPELINES} has the same name "
+                "as a parameter of another stage: name the modules of each stage as in the whole model"
             )
 
     def check_units(self, scales: Sequence[float]) -> None:
@@ -62,8 +62,8 @@ class Pipeline:
         highest, lowest = Group(self.group).bounds(own)
         if not torch.equal(highest, lowest):
             raise PergradError(
-                f"the loss of {PIPELINES} is no plain sum over the samples of a microbatch, which the last "
-                'stage alone can see: pass loss_reduction="mean" or "sum", and loss_scale= if there is a '
+                f"the loss of {PIPELINES} is not a plain sum over the samples of a microbatch, and only the "
+                'last stage can see this: pass loss_reduction="mean" or "sum", and loss_scale= if there is a '
                 "factor, to record on every stage"
             )
 
@@ -114,8 +114,8 @@ def _refuse_split_backwards(frame: Any) -> None:
     name = "" if frame is None else type(frame.f_locals.get("self")).__name__
     if name in _SPLIT:
         raise PergradError(
-            f"{name} of {PIPELINES} computes gradients of inputs and of weights apart, and weights have none "
-            "while they are recorded: use ScheduleGPipe, Schedule1F1B or ScheduleInterleaved1F1B"
+            f"{name} of {PIPELINES} computes weight gradients in a backward pass of their own, which cannot "
+            "be recorded: use ScheduleGPipe, Schedule1F1B or ScheduleInterleaved1F1B"
         )
 
 

@@ -122,9 +122,9 @@ class Spread:
             self.wrapper = _wrapper_around(None if self.module is None else self.module())
         if self.wrapper is not None:
             raise PergradError(
-                f"{what} holds the samples of one rank only, but {self.wrapper} keeps the parameters of "
-                "all ranks equal, and they would go apart: call assign(reduce=True), or all_reduce() "
-                "before assign()"
+                f"{what} is over the samples of one rank only, but {self.wrapper} keeps the parameters of "
+                "all ranks equal, and this step would make them differ: call assign(reduce=True), or "
+                "all_reduce() before assign()"
             )
 
 

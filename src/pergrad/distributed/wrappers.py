@@ -143,7 +143,7 @@ def _refuse_flat_parameters(module: nn.Module) -> None:
     for m in module.modules():
         if isinstance(m, fsdp.FullyShardedDataParallel):
             raise PergradError(
-                "FullyShardedDataParallel (FSDP1) joins parameters to flat ones, where those of a layer "
-                "cannot be told apart: shard the module with torch.distributed.fsdp.fully_shard (FSDP2) "
+                "FullyShardedDataParallel (FSDP1) flattens the parameters of several layers into one, so "
+                "layers cannot be recorded: shard the module with torch.distributed.fsdp.fully_shard (FSDP2) "
                 "instead"
             )

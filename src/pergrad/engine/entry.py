@@ -59,10 +59,10 @@ def record(
         quantities: what to compute: `Grads`, `Norms`, `Sum`, `ClippedSum`, `SecondMoment`, `Variance`,
             `Dots`, `Gram`, `Projection`, `NoiseScale`, or one of your own.
         batch_size: the number of samples; by default inferred from the module's first call.
-        loss_reduction: whether the loss is the "sum" or the "mean" of the samples' losses. "auto" sees which
-            one it is: all terms must be sums over the samples, or all of them means, and a mean is undone. A
-            factor on one term is part of the loss, one on the whole loss is an error. So is a loss that
-            cannot be told, such as a mean over valid positions of which the samples have different numbers.
+        loss_reduction: whether the loss is the "sum" or the "mean" of the samples' losses. "auto" detects
+            which: all terms must be sums over the samples, or all of them means, and a mean is undone. A
+            factor on one term is part of the loss; a factor on the whole loss is an error. So is a loss that
+            is neither, such as a mean over valid positions if samples have different numbers of them.
         batch_first: whether the samples are in the first dimension of the inputs or in the second.
         params: the parameters to record: a pattern of names such as "head.*", a parameter, or several of
             either. The others are treated as frozen within the block.
@@ -114,11 +114,17 @@ def record(
     )
     is_again = check_quantities(quantities)
     if verify and certify:
-        raise PergradError("certify=True proves all that verify=True compares: pass one of them")
+        raise PergradError(
+            "verify=True and certify=True: pass only certify=True, which checks more"
+        )
     if calls is not None and (verify or certify):
-        raise PergradError("verify=True and certify=True check one batch: leave out calls=")
+        raise PergradError(
+            "verify=True and certify=True check one batch, and calls= records several: pass only one of them"
+        )
     if verify and owners is not None:
-        raise PergradError("verify=True cuts single rows, which owners= groups: pass certify=True")
+        raise PergradError(
+            "verify=True runs single rows, but with owners= a sample may have several: pass certify=True"
+        )
     recording = certified if certify else recorded
     if calls == "more":
         recording = partial(recorded, kind=MicroBatches)

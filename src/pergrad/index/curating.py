@@ -85,7 +85,10 @@ def deduplicated(store: Store, cosine: float) -> tuple[list[int], list[list[int]
         raise IndexingError(f"cosine must be above 0 and at most 1, got {cosine!r}")
     facts = store.facts
     if facts.token is not None:
-        raise IndexingError("duplicates are found among samples: this is an index of tokens")
+        raise IndexingError(
+            "this index has a row for each token, but duplicates are found among samples: build an index "
+            "with per='sample'"
+        )
     found = near_duplicates(facts.index, _Rows(store), threshold=cosine)
     groups: dict[int, list[int]] = {}
     for index, group in zip(facts.index.tolist(), found.group.tolist(), strict=True):

@@ -44,7 +44,9 @@ def index_of_audit(
     """
     spans = kept_spans(folder / "chunks")
     if not spans:
-        raise IndexingError(f"the rows of the audit {folder} were removed: audit again with force")
+        raise IndexingError(
+            f"the rows of the audit {folder} were removed: audit again with force=True (--force)"
+        )
     chosen = IndexOptions(
         dim=options.sketch_dim,
         seed=options.seed,
@@ -112,8 +114,8 @@ def _refuse_training_mode(
     before = torch.from_numpy(audited.rows.sketch[:count]).to(rows)
     if not torch.allclose(rows, before, rtol=1e-2, atol=1e-2 * float(before.abs().max())):
         raise IndexingError(
-            "an index needs gradients in eval mode, and those of the audit are not: call model.eval() before "
-            "it"
+            "an index needs gradients in eval mode, but the audit's are not: call model.eval() and audit "
+            "again"
         )
 
 

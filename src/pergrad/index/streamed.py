@@ -81,7 +81,8 @@ def scores_without_store(
     chosen = Preconditioning(preconditioner or "none", damping, ridge, labels)
     if chosen.kind == "second_moment":
         raise IndexingError(
-            "the second moment of rows needs rows: build an index, or take preconditioner='ekfac'"
+            "preconditioner='second_moment' needs rows, and none are stored here: build an index, or take "
+            "preconditioner='ekfac'"
         )
     subject = made_subject(model, dataset, loss, checkpoints=checkpoints, say=say, **spec)
     placed = subject.placed(IndexOptions(device=device, seed=seed))

@@ -542,7 +542,7 @@ def test_a_step_that_draws_otherwise_when_it_is_repeated_is_refused() -> None:
         return m.a(x) * (1 + len(calls))
 
     model = Formula(drawn_by_count, a=nn.Linear(D, OUT)).double()
-    with pytest.raises(pergrad.PergradError, match="the losses are others than those"):
+    with pytest.raises(pergrad.PergradError, match="the losses differ from those"):
         quietly(model, numbers(SIZE, D))
 
 

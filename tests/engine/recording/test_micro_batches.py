@@ -169,7 +169,7 @@ def test_misuse_is_refused_and_the_model_trains_on(name: str) -> None:
 )
 def test_options_of_one_batch_are_refused(options: dict[str, Any]) -> None:
     with (
-        pytest.raises(PergradError, match="many batches"),
+        pytest.raises(PergradError, match="several batches"),
         pergrad.record(net(), pergrad.Norms(), calls="more", **options),
     ):
         pass

@@ -129,9 +129,9 @@ class Certificate:
             )
         if not self._replay.is_repeated_by(outputs):
             raise PergradError(
-                "the step cannot be repeated: with the same random state, the losses are others than those "
-                "that were recorded. The model draws random numbers in another order there: certify it in "
-                "eval mode, or without dropout"
+                "the step cannot be repeated: with the same random state, the losses differ from those that "
+                "were recorded. The model draws random numbers in another order, or counts its calls: "
+                "certify it in eval mode, or without dropout"
             )
         sizes: dict[str, float] = {}
         wanted = self._replay.ordinary(
@@ -274,15 +274,16 @@ class Certificate:
             raise
         except Exception as error:
             raise PergradError(
-                f"the step cannot be repeated in {dtype}, so a wrong sample cannot be told from rounding: "
+                f"the step cannot be repeated in {dtype}, so rounding could hide a wrong sample: "
                 f"{type(error).__name__}: {error}. Cast inside the model by `.to(x.dtype)`, not to a "
                 "fixed dtype, or certify the model in float32"
             ) from error
         seen = coarsest(map(_real, [dtype, *again.precision.values()]))
         if seen not in _PRECISE:
             raise PergradError(
-                f"the model computes in {seen} although it was cast to {dtype} and autocast is off, so a "
-                "wrong sample cannot be told from rounding: certify it without its own casts"
+                f"the model computes in {seen} although it was cast to {dtype} and autocast is off, so "
+                "rounding could hide a wrong sample: cast inside the model by `.to(x.dtype)`, not to a fixed "
+                "dtype"
             )
         return _Sums(again.result, wanted, seen, outputs)
 

@@ -63,8 +63,8 @@ def meeting(replay: Replay, notes: list[str]) -> list[str]:
             moved, draws_as_before = _moved(replay, batch, sources)
             if moved and not draws_as_before:
                 raise PergradError(
-                    "whether samples mix cannot be tried: even in eval mode, the random numbers that the "
-                    "model draws depend on the samples"
+                    "cannot test whether samples mix: even in eval mode, the random numbers that the model "
+                    "draws depend on the samples, so such a model cannot be certified"
                 )
     if not moved:
         return []

@@ -176,7 +176,8 @@ class _ShardedProof:
         apart, sizes = group.bounds(torch.tensor(own, dtype=torch.float64))[0].unbind(1)
         if not bool(sizes.isfinite().all()):
             raise PergradError(
-                "the ordinary gradients are not finite: nothing is compared with them"
+                "the ordinary gradients are not finite, so nothing can be compared with them: look for "
+                "losses or inputs that are NaN or infinite"
             )
         zeros = dict.fromkeys(wanted, torch.zeros(1, dtype=torch.float64))
         offs = {name: off.reshape(1) for name, off in zip(wanted, apart, strict=True)}

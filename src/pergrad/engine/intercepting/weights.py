@@ -363,11 +363,11 @@ def _refuse_derived(
 ) -> None:
     if beside and not is_allowed():
         raise UnseenUseError(
-            f"{beside} beside parameter {name!r}, and its samples are unknown: what is made out of sight of "
-            "the recorder (`tolist`, numpy, sparse tensors, `unique`) counts as the same for all samples, "
-            "so that only an ordinary gradient, summed over the batch, is left; pass it to the module as an "
-            "argument, compute it from the inputs by other functions of torch, or call pergrad.grads or "
-            "pergrad.norms with the loss function"
+            f"{beside} beside parameter {name!r}, and its samples are unknown: the recorder cannot follow "
+            "samples through `tolist`, numpy, sparse tensors or `unique`, so the parameter got one gradient, "
+            "summed over the batch; pass this tensor to the module as an argument, compute it from the "
+            "inputs by other functions of torch, or call pergrad.grads or pergrad.norms with the loss "
+            "function"
         )
     _refuse(name, is_allowed, None, gradient)
 

@@ -124,7 +124,7 @@ class LossReader:
 def untold_error(reason: str, hint: str = "") -> UntoldLossError:
     """Returns the error for a loss of which it is not known how it sums over the samples."""
     return UntoldLossError(
-        f"the loss cannot be told to be a sum or a mean over the samples{hint}, because {reason}: "
+        f"cannot tell whether the loss is a sum or a mean over the samples{hint}, because {reason}: "
         'pass loss_reduction="sum" or loss_reduction="mean", or backpropagate losses of shape (B,)'
     )
 

@@ -105,7 +105,8 @@ class MicroBatches(Recording):
         for name in ("sample_weights", "owners"):
             if getattr(options, name) is not None:
                 raise PergradError(
-                    f'calls="more" has many batches, and {name} is for one: use a block for each'
+                    f'calls="more" records several batches, but {name} is for one batch: use a `record` '
+                    "block for each batch"
                 )
         super().__init__(module, quantities, options, journal, is_block=is_block, batch=batch)
         self._journal = journal
@@ -176,9 +177,9 @@ class MicroBatches(Recording):
         for quantity in self._quantities:
             if not quantity.spans_stages:
                 raise PergradError(
-                    f"{type(quantity).__name__} needs the gradients of all parameters, and no stage of "
-                    f"{PIPELINES} has those of the others: set spans_stages = True in a class that is right "
-                    "for the parameters of one stage, or adds up its results by batch.spread.over_stages"
+                    f"{type(quantity).__name__} needs the gradients of all parameters, but a stage of "
+                    f"{PIPELINES} has only its own: set spans_stages = True in the class if its result is "
+                    "right for the parameters of one stage, or is summed by batch.spread.over_stages"
                 )
         self._pipeline = pipeline
         self._dispatcher.merges = True

@@ -49,7 +49,8 @@ def output_of(model: nn.Module, loss: Loss, batch: tuple[Any, ...]) -> Tensor:
         handle.remove()
     if len(kept) != 1:
         raise IndexingError(
-            f"the loss calls the model {len(kept)} times: this preconditioner needs one output of it"
+            f"the loss calls the model {len(kept)} times, but this preconditioner needs a loss that calls it "
+            "once: take another one"
         )
     output = kept[0]
     output = output if isinstance(output, Tensor) else getattr(output, "logits", None)

@@ -97,9 +97,8 @@ def prepared(query: Any, subject: Subject, maker: RowMaker) -> tuple[Any, ...]:
     )
     if not is_class:
         raise IndexingError(
-            "the query has no target, and that of the data is no class which the model could predict: pass "
-            "the "
-            "batch as the loss takes it, such as (x, y)"
+            "the query has no target, and the model cannot predict one, because the targets of the data are "
+            "not classes: pass the batch as the loss takes it, such as (x, y)"
         )
     model = maker.models[-1]
     with refuse_other_query(), torch.no_grad(), in_eval_mode([model]):

@@ -190,7 +190,8 @@ class PlanSampler(Sampler[list[int]]):
             )
         if state["cryptographic"] != self._cryptographic:
             raise PrivacyError(
-                f"the run began with cryptographic={state['cryptographic']} batches: make its loader so"
+                f"the run began with cryptographic={state['cryptographic']} batches: make its loader with "
+                "the same value"
             )
         self._set_key(bytes.fromhex(state["key"]))
         self.done = int(state["done"])

@@ -41,7 +41,10 @@ class AdamBC(torch.optim.Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         if isinstance(plan.clipping, Adaptive):
-            raise PrivacyError("AdamBC needs noise of one size, and an adaptive bound changes it")
+            raise PrivacyError(
+                "AdamBC needs the same noise in all steps, but an adaptive bound changes it: use a fixed "
+                "max_norm, or torch.optim.Adam"
+            )
         if plan.bands > 1:
             raise PrivacyError(
                 "AdamBC needs independent noise: correlated noise has no one variance"

@@ -71,8 +71,9 @@ def check_trained(optimizer: torch.optim.Optimizer, model: nn.Module, names: Seq
     if trained != names:
         changed = sorted({*trained} ^ {*names}) or ["their order"]
         raise PrivacyError(
-            f"the trained parameters have changed since the step was made ({', '.join(changed)}), and noise "
-            "is for those: make a new Step, which takes the state of this one, or freeze before the run"
+            f"the trained parameters have changed since the Step was made ({', '.join(changed)}), but noise "
+            "is added only to those of that time: freeze parameters before the run, or make a new Step and "
+            "load the state of this one"
         )
     _check_groups(optimizer, model)
 

@@ -65,7 +65,8 @@ class Bound:
         self._adaptive = plan.clipping if isinstance(plan.clipping, Adaptive) else None
         if self._adaptive is not None and is_fixed:
             raise PrivacyError(
-                "an adaptive bound moves at each step, and a compiled step keeps its own: use backend=None"
+                "an adaptive bound moves at each step, but a compiled step keeps the bound that it was "
+                "traced with: use backend=None"
             )
         found = bounds_for(plan, names)
         self._bounds = (

@@ -105,7 +105,10 @@ class Noise:
             if not kept.keys() <= like.keys() or any(
                 z.shape != _real(like[name]).shape for name, z in kept.items()
             ):
-                raise PrivacyError("the noise of this state belongs to other parameters")
+                raise PrivacyError(
+                    "the noise of this state belongs to other parameters: load it into a Step of the model "
+                    "that it was saved with"
+                )
         self._past = self._next = [
             {name: z.to(like[name].device) for name, z in kept.items()} for kept in past
         ]

@@ -426,7 +426,8 @@ class Step:
             )
         if state["cryptographic"] != self._cryptographic:
             raise PrivacyError(
-                f"the run began with cryptographic={state['cryptographic']} noise: make the step so"
+                f"the run began with cryptographic={state['cryptographic']} noise: make the Step with the "
+                "same value"
             )
         if state["sampler"] is not None:
             self._plan.run.resume(state["sampler"])
