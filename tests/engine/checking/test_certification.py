@@ -280,7 +280,7 @@ def test_the_error_of_the_caller_is_not_replaced() -> None:
 
 
 def test_verify_and_certify_together_are_refused() -> None:
-    with pytest.raises(PergradError, match="pass one of them"):
+    with pytest.raises(PergradError, match="pass only certify=True"):
         recorded(linear(), step, numbers(SIZE, D), verify=True)
 
 
