@@ -27,9 +27,8 @@ __all__ = [
 
 NoiseKind: TypeAlias = Literal["gaussian", "discrete"]
 _NAMED_CLIPPING = ("flat", "per-layer", "automatic")
-LEAST_BOUND = (
-    1e-8  # squares of float32 vanish below 1e-38: smaller norms are not known to a part in 1e6
-)
+# Squares of float32 vanish below 1e-38: smaller norms are not known to a part in a million.
+LEAST_BOUND = 1e-8
 
 
 def check_positive(name: str, value: Any, *, or_zero: bool = False) -> None:
