@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ import pergrad
 from benchmarks import rows
 from benchmarks.hugging_face.subjects import SUBJECTS
 from benchmarks.rows import Row
+from benchmarks.turns import Turns
 
 RESULTS = rows.RESULTS / "index_build"
 _WARM = 8  # batches of the build before its time counts: the first are not compiled
@@ -80,15 +82,18 @@ def losses(model: nn.Module, words: Tensor) -> Tensor:
 
 
 class Clock:
-    """Notes when each batch of a build reaches the store."""
+    """Notes when each batch of a build reaches the store; calls `when_warm` once the step is compiled."""
 
-    def __init__(self) -> None:
+    def __init__(self, when_warm: Callable[[], None]) -> None:
         self.times: list[float] = []
         self.notes: list[str] = []
+        self.when_warm = when_warm
 
     def begin(self, samples: int, done: int) -> None: ...
 
     def advance(self, samples: int) -> None:
+        if len(self.times) == _WARM:
+            self.when_warm()
         self.times.append(time.perf_counter())
 
     def say(self, message: str) -> None:
@@ -120,9 +125,16 @@ def measure(
     rounds: int,
     made: Any,
     size: str,
+    turns: Turns,
 ) -> list[Row]:
     """Times training, norms and the build with options of the index; returns a row of each."""
     began = time.perf_counter()
+    turn = ExitStack()  # of preparing, and from the warm build on of timing
+    turn.enter_context(turns.preparing())
+
+    def take_turn() -> None:
+        turn.close()
+        turn.enter_context(turns.timing())
 
     def tell(what: str) -> None:
         print(f"{time.perf_counter() - began:6.1f} s  {what}", flush=True)
@@ -155,7 +167,7 @@ def measure(
             peaks[name] = torch.cuda.max_memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
         tell(f"{name}: {times[name] * 1e3:.1f} ms")
-    clock = Clock()
+    clock = Clock(take_turn)
     with tempfile.TemporaryDirectory() as folder:
         index = pergrad.Index.build(
             *(model, TensorDataset(words), Path(folder) / "index", losses),
@@ -176,6 +188,7 @@ def measure(
         again = timed(step, rounds, device)
         tell(f"{name}, after the build: {again * 1e3:.1f} ms")
         times[name] = min(times[name], again)
+    turn.close()
     tokens = setting.samples * setting.tokens
     for name, seconds in times.items():
         tell(
@@ -227,12 +240,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", action="store_true", help="keep the rows")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--commit", help="the commit to store, where there is no checkout")
+    parser.add_argument("--turns", type=Path, help="lock file shared with other benchmarks")
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if options.size == "gpu" else "cpu")
     setting = SETTINGS[options.size]
     made = rows.provenance(device, of_commit=options.commit, rounds=options.rounds, steps=2, seed=0)
     chosen = {"projection": options.projection, "norms": options.norms}
-    found = measure(setting, device, chosen, options.rounds, made, options.size)
+    turns = Turns(options.turns)
+    found = measure(setting, device, chosen, options.rounds, made, options.size, turns)
     if options.store:
         precision = str(setting.dtype).removeprefix("torch.")
         path = options.results / rows.file_name(

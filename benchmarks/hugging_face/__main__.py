@@ -26,6 +26,7 @@ from benchmarks.hugging_face.together import measured
 from benchmarks.plot import ASSETS
 from benchmarks.rows import Provenance, Row
 from benchmarks.table import settle
+from benchmarks.turns import Turns
 
 
 def _rows(
@@ -39,7 +40,10 @@ def _rows(
         return
     for start in range(0, len(options.models), options.together):
         names = options.models[start : start + options.together]
-        yield from measured(names, options.size, options.rounds, made, plan, options.kernels)
+        yield from measured(
+            *(names, options.size, options.rounds, made, plan, options.kernels),
+            turns=Turns(options.turns),
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--compiled", action="store_true", help="compiled steps too: minutes each")
     parser.add_argument(
         "--together", type=int, default=1, help="on a GPU: how many models are compiled at a time"
+    )
+    parser.add_argument(
+        "--turns", type=Path, help="with --together: lock file shared with other benchmarks"
     )
     parser.add_argument(
         "--budget",

@@ -23,6 +23,7 @@ from benchmarks.timing import orders
 __all__ = ["Prepared", "check", "prepare", "timed"]
 
 WARM_UP = 4  # recorded, compiled, and warm
+PAUSE = 2.0  # seconds
 QUANTITIES: dict[str, Callable[[], pergrad.Quantity]] = {
     "norms": pergrad.Norms,
     "clipped": lambda: pergrad.ClippedSum(1.0),
@@ -114,6 +115,8 @@ class Prepared:
                 warnings.simplefilter("always")
                 for _ in range(WARM_UP):
                     step()
+                    if self.device.type == "cuda":
+                        torch.cuda.empty_cache()  # other models are prepared beside this one
             failed = [str(w.message) for w in told if "pergrad.compiled" in str(w.message)]
             self.notes[method] = failed[0] if failed else ""
             self.first[method] = time.perf_counter() - started
@@ -130,9 +133,18 @@ class Prepared:
 
 
 def prepare(
-    name: str, size: str, device: torch.device, *, is_compiled: bool, budget: float = float("inf")
+    name: str,
+    size: str,
+    device: torch.device,
+    *,
+    is_compiled: bool,
+    budget: float = float("inf"),
+    tries: int = 1,
 ) -> Prepared:
-    """Builds the model and runs the first steps of each method; none begins after `budget` seconds."""
+    """Builds the model and runs the first steps of each method; none begins after `budget` seconds.
+
+    A method that runs out of memory is tried again, `tries` times in all.
+    """
     started = time.monotonic()
     subject = SUBJECTS[name]
     model = subject.build(size)
@@ -146,12 +158,16 @@ def prepare(
     steps = steps_of(model, batch, is_compiled=is_compiled, context=context)
     made = Prepared(name, size, device, wrong, steps)
     for method in steps:
-        if time.monotonic() - started > budget:
-            made.notes[method] = f"not tried: the others took {budget:.0f} seconds"
-            continue
-        made.warm_up(method)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        for _ in range(tries):
+            if time.monotonic() - started > budget:
+                made.notes[method] = f"not tried: the others took {budget:.0f} seconds"
+                break
+            made.warm_up(method)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            if method not in made.lacked_memory:
+                break
+            time.sleep(PAUSE)  # until another model's step has returned its memory
     return made
 
 

@@ -17,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch.utils.data import TensorDataset
 
 from benchmarks.models import MODELS, Size, Task
 from benchmarks.private.results import write
+from benchmarks.turns import Turns
 from pergrad.private import Plan, Step
 
 __all__ = ["main"]
@@ -241,6 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--methods", nargs="+", choices=[*METHODS], default=[*METHODS])
     parser.add_argument("--output", default=None, help="file in benchmarks/results/private")
+    parser.add_argument("--turns", type=Path, help="lock file shared with other benchmarks")
+    parser.add_argument("--commit", help="the commit to store, where there is no checkout")
     chosen = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     device = torch.device(chosen.device)
@@ -250,24 +254,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setting = Setting(case.build(), chosen.pieces, device)
     steps: dict[str, Logical] = {}
     failed: dict[str, str] = {}
-    for name in chosen.methods:
-        if "CUDA" in name and device.type != "cuda":
-            continue
-        try:
-            steps[name] = METHODS[name](setting)
-            for _ in range(3):  # compile, and warm up
-                steps[name]()
-        except Exception as error:  # a row of the table, not the end of it
-            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-            steps.pop(name, None)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(chosen.rounds):
-        for name, step in steps.items():
-            _wait(device)
+    turns = Turns(chosen.turns)
+    with turns.preparing():
+        for name in chosen.methods:
+            if "CUDA" in name and device.type != "cuda":
+                continue
             begun = time.perf_counter()
-            samples = step()
-            _wait(device)
-            times[name].append((time.perf_counter() - begun) / max(samples, 1))
+            try:
+                steps[name] = METHODS[name](setting)
+                for _ in range(3):  # compile, and warm up
+                    steps[name]()
+            except Exception as error:  # a row of the table, not the end of it
+                failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+                steps.pop(name, None)
+            seconds = time.perf_counter() - begun
+            print(f"{name}: prepared in {seconds:.0f} s", file=sys.stderr, flush=True)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    with turns.timing():
+        for _ in range(chosen.rounds):
+            for name, step in steps.items():
+                _wait(device)
+                begun = time.perf_counter()
+                samples = step()
+                _wait(device)
+                times[name].append((time.perf_counter() - begun) / max(samples, 1))
     rows = [
         {
             "method": name,
@@ -294,6 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "rows": rows,
             "failed": failed,
         },
+        of_commit=chosen.commit,
     )
     return 0
 

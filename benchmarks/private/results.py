@@ -35,9 +35,11 @@ def in_processes(work: Callable[[J], R], jobs: Sequence[J], workers: int) -> lis
     return found
 
 
-def write(name: str, device: torch.device, results: dict[str, Any]) -> None:
+def write(
+    name: str, device: torch.device, results: dict[str, Any], *, of_commit: str | None = None
+) -> None:
     """Writes a result to benchmarks/results/private, with what it was measured on."""
-    commit, is_dirty = rows.commit()
+    commit, is_dirty = (of_commit, False) if of_commit is not None else rows.commit()
     where = {
         "machine": rows.machine(device),
         "versions": rows.versions(),
