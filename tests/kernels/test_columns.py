@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton.language as tl
 from torch import Tensor
 
+from pergrad.kernels import columns
 from pergrad.kernels.columns import column_squared_norms, column_sums
 
 
@@ -140,3 +142,17 @@ def test_each_tensor_may_lie_its_own_way(device: torch.device, dtype: torch.dtyp
     torch.testing.assert_close(column_squared_norms(gs, xs, [], []), exact, rtol=1e-5, atol=0)
     alone = torch.stack([_exact(g) for g in gs])
     torch.testing.assert_close(column_squared_norms(gs, [], [], []), alone, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(("strides", "offsets"), [((0, 8, 1), "int32"), ((0, 1, 2**26), "int64")])
+def test_far_columns_are_reached_by_64_bits(strides: tuple[int, ...], offsets: str) -> None:
+    place = (0, torch.Size([1, 8, 8]), strides)
+    plan = columns._plan((place,), (), (), ())
+    assert [settings["OFFSETS"] for *_, settings in plan.launches] == [getattr(tl, offsets)]
+
+
+def test_positions_that_lie_side_by_side_are_read_wide() -> None:
+    shape, strides = torch.Size([2, 64, 5]), (320, 1, 64)
+    for address, alignment in ((32, 8), (8, 1)):
+        plan = columns._plan(((address, shape, strides),), (), (), ())
+        assert [settings["ALIGNMENT"] for *_, settings in plan.launches] == [alignment]

@@ -27,8 +27,9 @@ __all__ = ["column_squared_norms", "column_sums"]
 _FIELDS = tl.constexpr(19)
 _Neighbours = Literal["columns", "positions", "neither"]
 _Statistics = Literal["positions", "columns"]  # what each has its own
-# Layout of a problem: of g, of x, whether wide loads can read both, and the statistics of x.
-_MemoryLayout = tuple[_Neighbours, _Neighbours | None, bool, _Statistics | None]
+# Layout of a problem: of g, of x, whether wide loads can read both, the statistics of x, and whether offsets
+# within a sample need 64 bits.
+_MemoryLayout = tuple[_Neighbours, _Neighbours | None, bool, _Statistics | None, bool]
 
 
 @Kernel
@@ -47,25 +48,39 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     X_NEIGHBOURS: tl.constexpr,  # None: there is no x
     POSITIONS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    ALIGNMENT: tl.constexpr,  # numbers that sizes and strides are multiples of
+    ALIGNMENT: tl.constexpr,  # that strides and the size of the adjacent dimension are multiples of
     BYTES: tl.constexpr,  # that addresses are multiples of
     STATISTICS: tl.constexpr,  # what each has its own: "positions", "columns" in groups, None
     SUMS_ALONE: tl.constexpr,  # whether there is a g to be summed up without its x too
     KEEPS_SUMS: tl.constexpr,
+    OFFSETS: tl.constexpr,  # the type of offsets within a block
+    STAGES: tl.constexpr,  # blocks that are loaded ahead
 ):
     program = tl.program_id(0)
     row = problems + problem_of(program, problems, count, _FIELDS) * _FIELDS
     g = tl.multiple_of(tl.load(row).to(tl.pointer_type(G_TYPE)), BYTES)
     x = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(X_TYPE)), BYTES)
     T = tl.load(row + 2).to(tl.int32)
-    D = tl.multiple_of(tl.load(row + 3).to(tl.int32), ALIGNMENT)
+    D = tl.load(row + 3).to(tl.int32)
+    if G_NEIGHBOURS == "positions":
+        T = tl.multiple_of(T, ALIGNMENT)
+    else:
+        D = tl.multiple_of(D, ALIGNMENT)
     # Adjacent threads read adjacent memory: the compiler must know which dimension that is.
     g_n = tl.multiple_of(tl.load(row + 4), ALIGNMENT)
     x_n = tl.multiple_of(tl.load(row + 7), ALIGNMENT)
-    g_t = 1 if G_NEIGHBOURS == "positions" else tl.multiple_of(tl.load(row + 5), ALIGNMENT)
-    x_t = 1 if X_NEIGHBOURS == "positions" else tl.multiple_of(tl.load(row + 8), ALIGNMENT)
-    g_d = 1 if G_NEIGHBOURS == "columns" else tl.load(row + 6)
-    x_d = 1 if X_NEIGHBOURS == "columns" else tl.load(row + 9)
+    g_t = 1
+    if G_NEIGHBOURS != "positions":
+        g_t = tl.multiple_of(tl.load(row + 5).to(OFFSETS), ALIGNMENT)
+    x_t = 1
+    if X_NEIGHBOURS != "positions":
+        x_t = tl.multiple_of(tl.load(row + 8).to(OFFSETS), ALIGNMENT)
+    g_d = 1
+    if G_NEIGHBOURS != "columns":
+        g_d = tl.multiple_of(tl.load(row + 6).to(OFFSETS), ALIGNMENT)
+    x_d = 1
+    if X_NEIGHBOURS != "columns":
+        x_d = tl.multiple_of(tl.load(row + 9).to(OFFSETS), ALIGNMENT)
     place = tl.load(row + 10)
     place_of_sum = tl.load(row + 11)
     column = tl.load(row + 12)
@@ -79,21 +94,24 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     tile = (program - first) % tiles
     d = tile * COLUMNS + tl.arange(0, COLUMNS)
     t = tl.arange(0, POSITIONS)
-    g_at = g + n * g_n + t[:, None] * g_t + d[None, :] * g_d
-    x_at = x + n * x_n + t[:, None] * x_t + d[None, :] * x_d
+    # Pointers move by a scalar: a tensor of 64-bit addresses that moves would take most of the registers.
+    g_at = t[:, None] * g_t + d[None, :] * g_d
+    x_at = t[:, None] * x_t + d[None, :] * x_d
+    g += n * g_n
+    x += n * x_n
     found = tl.zeros((POSITIONS, COLUMNS), dtype=tl.float32)
     alone = tl.zeros((POSITIONS, COLUMNS), dtype=tl.float32)
     if STATISTICS == "columns":
         of_column = n * groups + d // (D // groups)
         center = tl.load(mean + of_column, mask=d < D, other=0.0)[None, :]
         factor = tl.load(inverse + of_column, mask=d < D, other=0.0)[None, :]
-    for start in range(0, T, POSITIONS):
+    for start in tl.range(0, T, POSITIONS, num_stages=STAGES):
         is_inside = (t < T - start)[:, None] & (d < D)[None, :]
-        term = tl.load(g_at, mask=is_inside, other=0.0).to(tl.float32)
+        term = tl.load(g + g_at, mask=is_inside, other=0.0).to(tl.float32)
         if SUMS_ALONE:
             alone += term
         if X_NEIGHBOURS is not None:
-            other = tl.load(x_at, mask=is_inside, other=0.0).to(tl.float32)
+            other = tl.load(x + x_at, mask=is_inside, other=0.0).to(tl.float32)
             if STATISTICS == "positions":
                 at = n * T + start + t
                 is_position = t < T - start
@@ -102,9 +120,9 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
             if STATISTICS is not None:
                 other = (other - center) * factor
             term *= other
-            x_at += POSITIONS * x_t
+            x += POSITIONS * x_t
         found += term
-        g_at += POSITIONS * g_t
+        g += POSITIONS * g_t
     total = tl.sum(found, axis=0)
     tl.store(parts + (place * N + n) * PARTS + tile, tl.sum(total * total, axis=0))
     if SUMS_ALONE:
@@ -215,10 +233,11 @@ def _plan(
         addresses, numbers = (at_g, at_x), (k, place_of_sum.get(k, -1))
         before = [columns_before[number] for number in numbers]  # not read if there is no sum
         in_g, in_x = _neighbours_in(d, of_g), _neighbours_in(d, of_x) if xs else None
-        is_aligned = _is_aligned(in_g, in_x, addresses, (d, *of_g[:2], *of_x[:2]))
+        is_aligned = _is_aligned(in_g, in_x, addresses, (t, d), (of_g, of_x))
         of_x_at, kind, groups = _statistics_of(statistics[k :: len(gs)])
         problem = (*addresses, t, d, *of_g, *of_x, *numbers, *before, *of_x_at, groups)
-        layouts[in_g, in_x, is_aligned, kind].append(problem)
+        is_far = any(_is_far(t, d, strides) for strides in (of_g, of_x))
+        layouts[in_g, in_x, is_aligned, kind, is_far].append(problem)
     launches, n = [], gs[0][1][0]
     for layout, problems in layouts.items():
         settings = _settings(*layout)
@@ -231,10 +250,20 @@ def _plan(
     return _Plan(launches, -(-max(widths) // _LEAST_COLUMNS), columns_before[-1])
 
 
+def _is_far(positions: int, columns: int, strides: tuple[int, ...]) -> bool:
+    """Whether an offset within a sample, and within the blocks that its end is in, needs 64 bits."""
+    _, of_position, of_column = strides
+    return (positions + _MOST) * of_position + (columns + _MOST) * of_column >= 2**31
+
+
 def _settings(
-    in_g: _Neighbours, in_x: _Neighbours | None, is_aligned: bool, kind: _Statistics | None
+    in_g: _Neighbours,
+    in_x: _Neighbours | None,
+    is_aligned: bool,
+    kind: _Statistics | None,
+    is_far: bool,
 ) -> dict[str, Any]:
-    positions, columns = _block(in_g, in_x)
+    positions, columns, warps, stages = _block(in_g, in_x, is_aligned)
     return {
         "G_NEIGHBOURS": in_g,
         "X_NEIGHBOURS": in_x,
@@ -243,6 +272,9 @@ def _settings(
         "ALIGNMENT": 8 if is_aligned else 1,
         "BYTES": 16 if is_aligned else 1,
         "STATISTICS": kind,
+        "OFFSETS": tl.int64 if is_far else tl.int32,
+        "STAGES": stages,
+        "num_warps": warps,
     }
 
 
@@ -263,20 +295,34 @@ def _neighbours_in(columns: int, strides: tuple[int, ...]) -> _Neighbours:
 
 
 def _is_aligned(
-    in_g: _Neighbours, in_x: _Neighbours | None, addresses: Sequence[int], sizes: Sequence[int]
+    in_g: _Neighbours,
+    in_x: _Neighbours | None,
+    addresses: Sequence[int],
+    shape: tuple[int, int],
+    strides: Sequence[tuple[int, ...]],
 ) -> bool:
-    """Whether wide loads can read adjacent columns."""
-    are_columns = in_g == "columns" and in_x in (None, "columns")
-    return are_columns and not any([at % 16 for at in addresses] + [size % 8 for size in sizes])
+    """Whether wide loads can read adjacent columns, or adjacent positions."""
+    if in_g == "neither" or in_x not in (None, in_g):
+        return False
+    size = shape[1] if in_g == "columns" else shape[0]
+    others = [s for each in strides for s in (each[0], each[1 if in_g == "columns" else 2])]
+    return not any([at % 16 for at in addresses] + [number % 8 for number in (size, *others)])
 
 
-_LEAST_COLUMNS = 32
+_LEAST_COLUMNS, _MOST = 32, 64  # columns of a block; positions or columns of one
 
 
-def _block(of_g: _Neighbours, of_x: _Neighbours | None) -> tuple[int, int]:
-    """Returns the positions and columns of one step; measured as the fastest on an H200."""
+def _block(
+    of_g: _Neighbours, of_x: _Neighbours | None, is_aligned: bool
+) -> tuple[int, int, int, int]:
+    """Returns positions and columns of a block, warps and stages; measured as the fastest on an H200.
+
+    Loading ahead takes seven times as long where wide loads are impossible.
+    """
     if of_g != (of_x or of_g):
-        return 64, 64
-    if of_g == "columns":
-        return (16, 512) if of_x is None else (32, 256)
-    return 256, _LEAST_COLUMNS
+        return 32, 32, 4, 1
+    if of_g != "columns":
+        return 64, _LEAST_COLUMNS, 4, 1
+    if of_x is None:
+        return 64, 64, 4, 3 if is_aligned else 1
+    return 32, 64, 4, 1
