@@ -178,13 +178,13 @@ def _peak(step: Step, device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device)
 
 
-def _kernels(step: Step, device: torch.device) -> dict[str, float]:
-    """Returns the seconds that each kernel of one step takes on the GPU, the longest first."""
+def _kernels(step: Step, device: torch.device) -> dict[str, tuple[float, int]]:
+    """Returns the seconds that each kernel of one step takes on the GPU, and its calls, the longest first."""
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         step()
         torch.cuda.synchronize(device)
-    taken = {e.key: e.self_device_time_total / 1e6 for e in profiler.key_averages()}
-    return dict(sorted(taken.items(), key=lambda item: -item[1]))
+    taken = {e.key: (e.self_device_time_total / 1e6, e.count) for e in profiler.key_averages()}
+    return dict(sorted(taken.items(), key=lambda item: -item[1][0]))
 
 
 def timed(made: Prepared, rounds: int, provenance: Provenance, shown: int = 0) -> list[Row]:
@@ -212,8 +212,11 @@ def timed(made: Prepared, rounds: int, provenance: Provenance, shown: int = 0) -
             made.wait()
             taken[method].append((clock() - start) / repeated)
     for method, each in kernels.items():
-        for kernel, seconds in [*each.items()][:shown]:
-            print(f"{made.name} {method} {seconds * 1e3:8.3f} ms {kernel[:110]}", flush=True)
+        total, calls = (sum(column) for column in zip(*each.values(), strict=True))
+        print(f"{made.name} {method} {total * 1e3:8.3f} ms {calls:4} calls", flush=True)
+        for kernel, (seconds, calls) in [*each.items()][:shown]:
+            shown_as = f"{seconds * 1e3:8.3f} ms {calls:4}x {kernel[:110]}"
+            print(f"{made.name} {method} {shown_as}", flush=True)
     found = []
     for method, (quantity, _) in made.steps.items():
         times = taken.get(method)
@@ -242,7 +245,9 @@ def timed(made: Prepared, rounds: int, provenance: Provenance, shown: int = 0) -
                 else None,
                 provenance=provenance,
                 first_seconds=made.first.get(method),
-                device_seconds=sum(kernels[method].values()) if method in kernels else None,
+                device_seconds=sum(s for s, _ in kernels[method].values())
+                if method in kernels
+                else None,
             )
         )
     return found
