@@ -45,6 +45,7 @@ def test_every_launcher_leaves_its_operation_in_a_trace(device: torch.device) ->
         "mend_weighted_outer_products": ([torch.zeros(4, 3, device=device)], [g], [x], weights),
         "convolution_by_tiles": (images, images, one, one, none, one, 1),
         "convolution_by_gram": (images, images, one, one, none, one, 1),
+        "depthwise_gradients": (images, images, one, one, none, one, 4),
     }
     launches = {name for name in launchers.__all__ if callable(getattr(launchers, name))}
     costs = {

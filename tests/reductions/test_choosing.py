@@ -370,6 +370,20 @@ def test_kernels_of_convolutions_have_up_to_two_dimensions() -> None:
         assert ways[2] == "torch"
 
 
+def test_a_depthwise_kernel_gives_gradients_and_their_norms() -> None:
+    for mode in ("eager", "traced", "compiled"):
+        machine = MACHINES["cuda", mode]
+        sizes = (1, 49, 10**6, 96)
+        assert (
+            factor_choosing.CHOOSERS[machine].pick("gradient of a kernel", (*sizes, True))
+            == "kernel"
+        )
+        of_norms = (3136, 1, 49, 2)
+        chooser = chooser_for(machine, True)
+        assert chooser.pick("norms of a convolution", (*of_norms, True)) == "gradients"
+        assert chooser.pick("norms of a convolution", (*of_norms, False)) != "gradients"
+
+
 def test_windows_meet_in_pairs_where_positions_are_few() -> None:
     chooser = chooser_for(CPU, False)
     # outputs · columns against positions · (outputs + columns)

@@ -40,22 +40,27 @@ def _lanes_transposed(o: int, i: int) -> float:
     return 0.5 if transposed_is_cheaper(o, i) else NEVER
 
 
-# -- the gradient of a convolution's kernel: `channels` and `taps` of one output, `positions` of one row
+# -- the gradient of a convolution's kernel: `channels` and `taps` of one output, `positions` of one row;
+# `has_kernel`: a Triton kernel takes it
 
 
-def _by_windows(channels: int, taps: int, positions: int, groups: int) -> float:
+def _by_windows(
+    channels: int, taps: int, positions: int, groups: int, has_kernel: bool = False
+) -> float:
     """Counts the positions whose windows are copied, at k·c reads each; the product runs at full speed."""
     return float(positions)
 
 
-def _samples_as_groups(rate: int) -> Callable[[int, int, int, int], float]:
+def _samples_as_groups(rate: int) -> Callable[..., float]:
     """Builds the cost of a grouped convolution, in positions whose windows could be copied meanwhile.
 
     It copies nothing, but is slow if the kernel is large compared with the number of positions. The rates are
     from `benchmarks/conv_ways.py`, on a CPU and on an H200.
     """
 
-    def cost(channels: int, taps: int, positions: int, groups: int) -> float:
+    def cost(
+        channels: int, taps: int, positions: int, groups: int, has_kernel: bool = False
+    ) -> float:
         if taps == 1:
             return NEVER
         if channels == 1:
@@ -63,6 +68,13 @@ def _samples_as_groups(rate: int) -> Callable[[int, int, int, int], float]:
         return float(rate * channels) if channels >= 16 else NEVER
 
     return cost
+
+
+def _by_kernel(
+    channels: int, taps: int, positions: int, groups: int, has_kernel: bool = False
+) -> float:
+    """Returns less than all others: torch's kernel takes tens of times as long (H200)."""
+    return -2.0 if has_kernel else NEVER
 
 
 # -- copies of windows, by the length of their contiguous pieces
@@ -112,6 +124,7 @@ _ON: dict[str, Table] = {
     },
     "cuda": {
         "gradient of a kernel": {
+            "kernel": _by_kernel,
             "samples as groups": _samples_as_groups(8),
             "windows": _by_windows,
         },

@@ -13,6 +13,7 @@ from torch import Tensor
 from pergrad.factors.base import ALL, Dense, Factor
 from pergrad.factors.choosing import chooser_of
 from pergrad.factors.products import OuterProduct
+from pergrad.kernels import all_launchers, have_kernels
 from pergrad.runtime.precision import wide
 
 __all__ = ["Convolution"]
@@ -53,20 +54,24 @@ class Convolution(Factor):
 
     @property
     def scratch(self) -> int:
-        if self._samples_as_groups_is_cheaper():
+        if self._way() != "windows":
             return 0
         return self.groups * prod(self.kernel[1:]) * self.positions
 
     @property
     def channels_last_is_cheaper(self) -> bool:
         """Whether windows copied in the order of `channels_last` have fewer and longer pieces."""
-        if self._samples_as_groups_is_cheaper():
+        if self._way() != "windows":
             return False
         sizes = self.kernel[1], self._out_shape[-1]
         return chooser_of(self.input).pick("order of windows", sizes) == "channels last"
 
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
-        if self._samples_as_groups_is_cheaper():
+        way = self._way()
+        if way == "kernel":
+            found: Tensor = all_launchers().depthwise_gradients(*self.in_two_dimensions())
+            return found.view(self.shape).to(dtype or self.dtype)
+        if way == "samples as groups":
             return self.by_samples_as_groups(dtype)
         return self.by_windows(dtype)
 
@@ -89,11 +94,18 @@ class Convolution(Factor):
         g = self.grad_output[:, :, rows]
         return replace(self, grad_output=g, kernel=(g.shape[2], *self.kernel[1:]), groups=groups)
 
-    def _samples_as_groups_is_cheaper(self) -> bool:
-        """Whether one grouped convolution beats copying the windows."""
+    def _way(self) -> str:
+        """Returns the cheapest way to the gradients."""
         channels, taps, positions = self.kernel[1], prod(self.kernel[2:]), prod(self._out_shape)
-        sizes = channels, taps, positions, self.groups
-        return chooser_of(self.input).pick("gradient of a kernel", sizes) == "samples as groups"
+        sizes = channels, taps, positions, self.groups, self.has_depthwise_kernel
+        return chooser_of(self.input).pick("gradient of a kernel", sizes)
+
+    @property
+    def has_depthwise_kernel(self) -> bool:
+        """Whether each output reads one channel of its own, and a Triton kernel computes the gradients."""
+        if self.kernel[1] != 1 or self.groups == 1 or len(self.stride) > 2:
+            return False
+        return have_kernels((self.grad_output, self.input))
 
     @property
     def _out_shape(self) -> tuple[int, ...]:

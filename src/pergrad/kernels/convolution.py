@@ -28,11 +28,13 @@ from pergrad.kernels.pairs import inner_products, pair_of, sum_of_parts
 from pergrad.runtime import least_trusted, operation
 
 __all__ = [
+    "channels_last",
     "convolution_by_gram",
     "convolution_by_tiles",
     "convolution_gram_is_cheaper",
     "convolution_gram_microseconds",
     "convolution_tile_microseconds",
+    "geometry_of",
 ]
 
 
@@ -325,10 +327,10 @@ def convolution_by_tiles(
 ) -> Tensor:
     """Computes |G_n|² from g (n, r, o, h', w') and x (n, r, c, h, w); `padding` is the leading one."""
     samples = len(g)
-    g, x, sizes = _channels_last(g, x, groups)
+    g, x, sizes = channels_last(g, x, groups)
     (tiles_o, tiles_j), settings = _tiling(sizes, taps, g.dtype)
     parts = torch.empty(samples, groups * tiles_o * tiles_j, device=g.device, dtype=torch.float64)
-    geometry = _geometry(taps, stride, padding, dilation)
+    geometry = geometry_of(taps, stride, padding, dilation)
     _tile_kernel(
         parts.numel(), g, x, parts, *sizes, groups, tiles_o, tiles_j, **geometry, **settings
     )
@@ -369,12 +371,12 @@ def convolution_by_gram(
 ) -> Tensor:
     """Computes |G_n|² as `convolution_by_tiles` does, from pairs of positions."""
     samples = len(g)
-    g, x, sizes = _channels_last(g, x, groups)
+    g, x, sizes = channels_last(g, x, groups)
     channels = sizes[2]
     is_half = g.dtype != torch.float32
     block = power_of_two(sizes[0], 16, 64)
     pairs = pair_count(sizes[0], block)
-    geometry = _geometry(taps, stride, padding, dilation)
+    geometry = geometry_of(taps, stride, padding, dilation)
     # For each block, its sum and the sum of its diagonal.
     parts = torch.empty(2, samples, groups * pairs, device=g.device, dtype=torch.float64)
     _gram_kernel(
@@ -436,7 +438,7 @@ _PAIR_RATES = {16: 1.7e7, 32: 6.0e7, 64: 1.26e8}
 _TILE_RATE = 5.8e7
 
 
-def _channels_last(g: Tensor, x: Tensor, groups: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+def channels_last(g: Tensor, x: Tensor, groups: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     """Returns g and x, (n·r, ...), channels last, and the sizes and strides that the kernels take."""
     _, rows, o, oh, ow = g.shape
     c, h, w = x.shape[2:]
@@ -447,7 +449,7 @@ def _channels_last(g: Tensor, x: Tensor, groups: int) -> tuple[Tensor, Tensor, t
     return g, x, (*in_order, *strides)
 
 
-def _geometry(
+def geometry_of(
     taps: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> dict[str, int]:
     return {

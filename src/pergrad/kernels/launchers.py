@@ -10,6 +10,7 @@ from pergrad.kernels.convolution import (
     convolution_gram_microseconds,
     convolution_tile_microseconds,
 )
+from pergrad.kernels.depthwise import depthwise_gradients
 from pergrad.kernels.gram import (
     gram_microseconds,
     gram_squared_norms,
@@ -31,6 +32,7 @@ __all__ = [
     "convolution_gram_is_cheaper",
     "convolution_gram_microseconds",
     "convolution_tile_microseconds",
+    "depthwise_gradients",
     "float32_precision",
     "gram_microseconds",
     "gram_squared_norms",

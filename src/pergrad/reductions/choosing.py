@@ -158,29 +158,46 @@ def _best_alone(g: Shape, x: Shape, g_dtype: Dtype, *_: object) -> float:
 # Units: multiplications per sample and position by torch; microseconds of an H200 by kernels.
 
 
-def _kernel_gradients(positions: int, outputs: int, columns: int, dims: int) -> float:
+def _kernel_gradients(
+    positions: int, outputs: int, columns: int, dims: int, is_depthwise: bool = False
+) -> float:
     return float(outputs * columns)
 
 
-def _pairs_of_windows(positions: int, outputs: int, columns: int, dims: int) -> float:
+def _pairs_of_windows(
+    positions: int, outputs: int, columns: int, dims: int, is_depthwise: bool = False
+) -> float:
     return float(positions * (outputs + columns))
 
 
-def _kernel_by_tiles(positions: int, outputs: int, columns: int, dims: int) -> float:
+def _depthwise_gradients(
+    positions: int, outputs: int, columns: int, dims: int, is_depthwise: bool = False
+) -> float:
+    """Returns less than all others: matrix products of one output and a few taps are mostly padding."""
+    return -1.0 if is_depthwise else NEVER
+
+
+def _kernel_by_tiles(
+    positions: int, outputs: int, columns: int, dims: int, is_depthwise: bool = False
+) -> float:
     if dims > 2:
         return NEVER
     found: float = all_launchers().convolution_tile_microseconds(positions, outputs, columns)
     return found
 
 
-def _kernel_by_pairs(positions: int, outputs: int, columns: int, dims: int) -> float:
+def _kernel_by_pairs(
+    positions: int, outputs: int, columns: int, dims: int, is_depthwise: bool = False
+) -> float:
     if dims > 2:
         return NEVER
     found: float = all_launchers().convolution_gram_microseconds(positions, outputs, columns)
     return found
 
 
-def _kernel_by_torch(positions: int, outputs: int, columns: int, dims: int) -> float:
+def _kernel_by_torch(
+    positions: int, outputs: int, columns: int, dims: int, is_depthwise: bool = False
+) -> float:
     """Never chosen, except for three dimensions, which no kernel supports."""
     return NEVER if dims <= 2 else 0.0
 
@@ -375,6 +392,7 @@ _BY_KERNELS: Table = {
     "launch of an outer product": {"shared": _shared_gram_kernel, "alone": _best_alone},
     "norms of a table": "kernel",
     "norms of a convolution": {
+        "gradients": _depthwise_gradients,
         "tile kernel": _kernel_by_tiles,
         "pair kernel": _kernel_by_pairs,
         "torch": _kernel_by_torch,

@@ -154,10 +154,13 @@ def _(factor: Convolution, bound: int) -> Tensor:
     return CONVOLUTION_WAYS[way](factor, bound)
 
 
-def _sizes(factor: Convolution) -> tuple[int, int, int, int]:
-    """Returns positions, outputs and columns of each group, and the number of spatial dimensions."""
+def _sizes(factor: Convolution) -> tuple[int, int, int, int, bool]:
+    """Returns positions, outputs and columns of each group, spatial dimensions, and whether it is depthwise.
+
+    Depthwise means here that a kernel computes its gradients.
+    """
     outputs, columns = factor.kernel[0] // factor.groups, prod(factor.kernel[1:])
-    return factor.positions, outputs, columns, len(factor.stride)
+    return factor.positions, outputs, columns, len(factor.stride), factor.has_depthwise_kernel
 
 
 def small_gradients(factors: Sequence[Factor], bound: int) -> Tensor | None:
