@@ -80,6 +80,11 @@ def plain(setting: Setting, *, is_compiled: bool = False, mode: str | None = Non
     model = setting.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     run = torch.compile(model, mode=mode) if is_compiled else model
+    if (
+        mode is not None
+    ):  # a CUDA graph writes over the gradients of its last run: add them to others
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
 
     def step() -> int:
         for x, y in setting.pieces():
@@ -87,7 +92,7 @@ def plain(setting: Setting, *, is_compiled: bool = False, mode: str | None = Non
                 loss = losses(run, x, y).sum()
             loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=mode is None)
         return setting.expected
 
     return step
