@@ -21,6 +21,7 @@ from pergrad.runtime.caches import cached
 __all__ = ["KEY_BYTES", "Stream", "Streams", "new_key", "seeded"]
 
 KEY_BYTES = 32
+_CPU = torch.device("cpu")
 _WORDS = 624  # of the state of torch's Mersenne Twister
 _STATE = slice(24, 24 + 8 * _WORDS)  # where the words lie in the bytes of a generator's state
 _AVERAGED = 4  # normal numbers that make one of the cryptographic stream
@@ -156,22 +157,30 @@ class _ChaCha:
         self._cipher = cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def uniforms(self, count: int) -> Tensor:
-        bits = self.integers(count) & ((1 << 53) - 1)
+        return self._uniforms(count, _CPU)
+
+    def _uniforms(self, count: int, device: torch.device) -> Tensor:
+        bits = self._drawn(count, device) & ((1 << 53) - 1)
         return bits.double() * 2.0**-53
 
     def integers(self, count: int) -> Tensor:
+        return self._drawn(count, _CPU) & ((1 << 62) - 1)
+
+    def _drawn(self, count: int, device: torch.device) -> Tensor:
+        """Returns integers of 64 random bits each."""
         if not count:
-            return torch.zeros(0, dtype=torch.int64)
+            return torch.zeros(0, dtype=torch.int64, device=device)
         drawn = bytearray(self._cipher.update(bytes(8 * count)))
-        return torch.frombuffer(drawn, dtype=torch.int64) & ((1 << 62) - 1)
+        return torch.frombuffer(drawn, dtype=torch.int64).to(device)
 
     def normals(self, like: Tensor) -> Tensor:
         """Averages four normal numbers of 53 bits each, after Holohan and Braghin (2021)."""
-        total = torch.zeros(like.numel(), dtype=torch.float64)
+        device = like.device if like.device.type == "cuda" else _CPU  # others may lack float64
+        total = torch.zeros(like.numel(), dtype=torch.float64, device=device)
         half = (like.numel() + 1) // 2
         for _ in range(_AVERAGED):
-            radius = (-2 * torch.log1p(-self.uniforms(half))).sqrt()
-            angle = 2 * math.pi * self.uniforms(half)
+            radius = (-2 * torch.log1p(-self._uniforms(half, device))).sqrt()
+            angle = 2 * math.pi * self._uniforms(half, device)
             pairs = torch.cat([radius * angle.cos(), radius * angle.sin()])
             total += pairs[: like.numel()]
         total /= math.sqrt(_AVERAGED)
