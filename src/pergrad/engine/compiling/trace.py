@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from pergrad.engine.compiling.guarding.draws import refusing_draws
 from pergrad.engine.compiling.guarding.guards import Guards
-from pergrad.engine.compiling.guarding.reads import Reads
+from pergrad.engine.compiling.guarding.reads import Reads, on_one_stack_chunk
 from pergrad.engine.compiling.results import Template, take_apart
 from pergrad.engine.compiling.state import graph_inputs
 from pergrad.engine.compiling.surroundings import Surroundings, UnrepeatableError
@@ -90,7 +90,7 @@ def trace_step(
 
     draws = refusing_draws(surroundings.generators)
     with quiet(), _no_autocast_cache(), traceable_callables(), draws:
-        graph: GraphModule = internals.trace(traced)(*graph_inputs(state, flat))
+        graph: GraphModule = on_one_stack_chunk(internals.trace(traced), *graph_inputs(state, flat))
     constants = _constants(graph)
     if any(map(is_traced, constants)):
         raise UnrepeatableError("the step computes in another thread, which a trace does not see")

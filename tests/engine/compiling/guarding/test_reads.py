@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import sys
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pergrad.engine.compiling.guarding.reads import Reads
+from pergrad.engine.compiling.guarding.reads import Reads, on_one_stack_chunk
 
 
 class Own(nn.Linear):
@@ -69,3 +70,20 @@ def test_functions_that_a_collection_of_garbage_calls_are_not_of_the_step() -> N
         gc.callbacks.remove(notice)
     assert "name_of_a_collection" not in reads.names
     assert gc.isenabled()
+
+
+def test_no_depth_of_calls_makes_reads_map_their_stack_anew() -> None:
+    resource = pytest.importorskip("resource")
+
+    def faults_of_many_events() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        with Reads():
+            for _ in range(1000):
+                len(())
+        return int(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+    def faults_at(depth: int) -> int:
+        return faults_at(depth - 1) if depth else faults_of_many_events()
+
+    faults = [on_one_stack_chunk(faults_at, depth) for depth in range(0, 200, 2)]
+    assert max(faults) < 500  # a chunk for every event has thousands, in one depth of twenty or so

@@ -7,12 +7,16 @@ import inspect
 import os
 import sys
 import sysconfig
+from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["Reads"]
+__all__ = ["Reads", "on_one_stack_chunk"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _TORCH = os.path.dirname(inspect.getfile(torch)) + os.sep
 _OWN = __file__.removesuffix(os.path.join("engine", "compiling", "guarding", "reads.py"))
@@ -90,6 +94,20 @@ class Reads:
             for part in value if isinstance(value, tuple) else (value,):
                 if isinstance(part, str):
                     self.names.add(part)
+
+
+def on_one_stack_chunk(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Calls `function` where the frames of all that it calls lie in one chunk of Python's stack.
+
+    A chunk is mapped when a frame does not fit the one before, and unmapped when that frame ends. `Reads`
+    gets a frame of its own for every event, several million in a trace: from any frame at the end of a chunk,
+    each would map 16 KiB anew, which took up to half of the trace.
+    """
+    return function(*args, **kwargs)
+
+
+# A frame asks for room for the operands of its code. A large one gets a chunk of the next power of two.
+on_one_stack_chunk.__code__ = on_one_stack_chunk.__code__.replace(co_stacksize=2**16)
 
 
 def _is_of_library(file: str) -> bool:
