@@ -52,16 +52,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[Any]:
-    """Keep what is there by then out of collections of garbage, each of which takes a second else."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
-        # When hypothesis is first imported, it looks for referrers, which are not seen once frozen.
-        if "hypothesis" in sys.modules:
-            gc.collect()
-            gc.freeze()
+        _exclude_all_from_collections()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Excludes what a module has imported, too, and what it has taken back into collections."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        _exclude_all_from_collections()
+
+
+def _exclude_all_from_collections() -> None:
+    """Keeps what is there by now out of collections of garbage, each of which takes a second else."""
+    # When hypothesis is first imported, it looks for referrers, which are not seen once frozen.
+    if "hypothesis" in sys.modules:
+        gc.collect()
+        gc.freeze()
 
 
 _SELECT, _INDEX_SELECT = torch.select, torch.index_select

@@ -27,12 +27,14 @@ from benchmarks.methods import Step
 @contextmanager
 def settled_heap() -> Iterator[None]:
     """Excludes existing objects from garbage collection within the block: torch's own take 0.1 s."""
+    is_settled = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not is_settled:
+            gc.unfreeze()
 
 
 def orders(methods: Sequence[str], *, rounds: int, seed: int) -> Iterator[list[str]]:

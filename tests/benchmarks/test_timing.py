@@ -42,10 +42,22 @@ def test_middle_is_not_moved_by_one_outlier() -> None:
 
 
 def test_heap_is_as_it_was_after_a_run() -> None:
+    gc.unfreeze()
     before = gc.get_freeze_count()
     with settled_heap():
         assert gc.get_freeze_count() > before
     assert gc.get_freeze_count() == 0
+
+
+def test_a_heap_that_was_settled_before_stays_so() -> None:
+    gc.unfreeze()
+    gc.freeze()
+    try:
+        with settled_heap():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.gpu
