@@ -10,8 +10,6 @@ import io
 import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from contextlib import redirect_stdout
 from functools import cache
@@ -19,6 +17,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from pergrad.cli import main
+from tests.starting import Started
 
 __all__ = ["failure_of", "problem_of"]
 
@@ -86,13 +85,10 @@ def is_about_here(command: str) -> bool:
 
 def failure_of(command: str) -> str | None:
     """Runs a command of pergrad; what went wrong, or None."""
-    done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command, comments=True)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )
-    return f"{command}: {done.stdout}{done.stderr}" if done.returncode else None
+    module, *words = shlex.split(command, comments=True)
+    process = Started(module, *words, cwd=Path.cwd())
+    out, err = process.communicate()
+    return f"{command}: {out}{err}" if process.returncode else None
 
 
 @cache
