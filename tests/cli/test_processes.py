@@ -110,7 +110,8 @@ def test_twenty_thousand_samples_killed_twice_give_the_same_tables_bit_for_bit(t
 
 def torchrun(count, *arguments, cwd):
     run = ("torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "--no-python")
-    return start(*run, sys.executable, "-m", "pergrad", *arguments, cwd=cwd)
+    command = (sys.executable, "-m", "pergrad", *arguments)
+    return Started(*run, *command, cwd=cwd, PYTHONPATH=environment()["PYTHONPATH"])
 
 
 def test_two_processes_give_the_rows_of_one(tmp_path):
