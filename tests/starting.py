@@ -17,7 +17,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     """
     torch.distributed.fsdp torch.distributed.tensor.parallel torch.distributed.pipelining pytest
-    pergrad pergrad.private pergrad.cli.app
+    pergrad pergrad.private pergrad.cli.app pandas
     """.split()
 )
 
