@@ -184,12 +184,7 @@ class Convolution(Factor):
         groups: int,
         dtype: torch.dtype,
     ) -> Tensor:
-        if all(before == after for before, after in self.padding) and not self._sees_less():
-            x, padding = self.input, [before for before, _ in self.padding]
-        else:
-            x, padding = self.padded_input(), [0] * len(self.padding)
-            for dim, size in enumerate(self._seen, 3):
-                x = x.narrow(dim, 0, size)
+        x, padding = self._input_and_padding()
         g = grad_output.to(dtype)
         _, gradient, _ = torch.ops.aten.convolution_backward(
             g,
@@ -205,6 +200,31 @@ class Convolution(Factor):
             [False, True, False],
         )
         return gradient
+
+    def _input_and_padding(self) -> tuple[Tensor, list[int]]:
+        """Returns what an ordinary convolution with as many positions as the gradient reads."""
+        if all(before == after for before, after in self.padding) and not self._sees_less():
+            return self.input, [before for before, _ in self.padding]
+        x = self.padded_input()
+        for dim, size in enumerate(self._seen, 3):
+            x = x.narrow(dim, 0, size)
+        return x, [0] * len(self.padding)
+
+    def windows_times(self, matrix: Tensor) -> Tensor:  # (c·k, b) -> (n, b, r·p)
+        """Multiplies all windows by a matrix: one convolution with b kernels. Needs groups of 1."""
+        x, padding = self._input_and_padding()
+        products = torch.convolution(
+            x.flatten(0, 1).to(matrix.dtype),
+            matrix.T.reshape(-1, *self.kernel[1:]),
+            None,
+            self.stride,
+            padding,
+            self.dilation,
+            False,
+            [0] * len(padding),
+            1,
+        )
+        return products.unflatten(0, x.shape[:2]).transpose(1, 2).flatten(2)
 
     def by_windows(self, dtype: torch.dtype | None = None) -> Tensor:
         """Copies every window that the kernel reads and multiplies it with the output gradient."""
@@ -241,18 +261,19 @@ class Convolution(Factor):
 
     def as_outer_product(self) -> OuterProduct:
         """Rewrites the factor with windows as input: n · groups samples, r·p positions, o / groups by c·k."""
-        n, rows, out = self.grad_output.shape[0], self.grad_output.shape[1], self._out_shape
-        taps = self.kernel[2:]
+        n, positions = self.grad_output.shape[0], self.positions
+        columns = self.columns().reshape(n * self.groups, prod(self.kernel[1:]), positions)
+        return OuterProduct(self.by_position(), columns.mT)
+
+    def columns(self) -> Tensor:
+        """Returns what each entry of a kernel's row meets as a view, (n, g, c, *taps, r, *out)."""
+        out, taps = self._out_shape, self.kernel[2:]
         x = self.padded_input().unflatten(2, (self.groups, -1))  # (n, r, g, c, *space)
         strides = x.stride()
         steps = [s * step for s, step in zip(strides[4:], self.stride, strict=True)]
         reach = [s * step for s, step in zip(strides[4:], self.dilation, strict=True)]
         windows = x.as_strided((*x.shape[:4], *taps, *out), (*strides[:4], *reach, *steps))
-        # (n, r, g, c, *k, *p) -> (n, g, c·k, r·p), and the gradient -> (n, g, o, r·p)
-        columns = windows.movedim(1, 3 + len(taps)).reshape(
-            n * self.groups, prod(self.kernel[1:]), rows * prod(out)
-        )
-        return OuterProduct(self.by_position(), columns.mT)
+        return windows.movedim(1, 3 + len(taps))
 
     def by_position(self) -> Tensor:
         """Returns the output gradient as (n · groups, r·p, o / groups)."""

@@ -6,12 +6,18 @@ from torch import nn
 
 import pergrad
 from pergrad.audit.streaming import norms_and_sketch
+from pergrad.audit.streaming.narrowing import as_matrix
 from pergrad.audit.streaming.norms_and_sketch import NormsAndSketch
 from pergrad.factors import Convolution, Dense, OuterProduct
 from pergrad.quantities import Batch
 from pergrad.reductions import CountSketch, SampleGradients
 from pergrad.testing import assert_near
 from tests.reductions.factor_cases import CASES, cast, data, dense_of, factors_of
+
+
+def map_of(shape, dim):
+    """The sketch of a parameter "w"; a kernel is a matrix, in the order of its memory."""
+    return CountSketch.of("w", as_matrix(shape), dim, 3)
 
 
 def consumed(factors, dim=7, **options):
@@ -39,8 +45,7 @@ def test_every_kind_of_factor_has_the_norms_and_the_sketch_of_its_gradients(
     # Of a sum in low precision, the rounding of its terms stays.
     close = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2}[dtype]
     torch.testing.assert_close(quantity.squares["w"], expected, rtol=close, atol=close)
-    sketch = CountSketch.of("w", exact.shape[1:], 7, 3)
-    apart = SampleGradients([Dense(exact)], bound=2**20).sketch(sketch)
+    apart = SampleGradients([Dense(exact)], bound=2**20).sketch(map_of(exact.shape[1:], 7))
     torch.testing.assert_close(quantity.sketch.double(), apart, rtol=close, atol=10 * close)
 
 
@@ -54,17 +59,25 @@ def test_sketches_without_norms_are_those_with_them(name, few, monkeypatch):
     torch.testing.assert_close(found.sketch, consumed(factors).sketch, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("side", [4, 8, 12])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("side", [4, 8])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_kernels_by_windows_and_by_samples_as_groups_have_the_same_sketch(side, groups):
-    g, x = data(3, 1, 16, side, side), data(3, 1, 16 * groups, side, side)
-    ones = (1, 1)
-    factor = Convolution(g, x, (16, 16, 3, 3), ones, (ones, ones), ones, groups)
-    assert norms_and_sketch._goes_by_windows(factor) == (groups == 1 and side < 12)
+@pytest.mark.parametrize("taps", [1, 3])
+def test_kernels_by_windows_and_by_samples_as_groups_have_the_same_sketch(
+    taps, groups, side, dtype
+):
+    g, x = data(3, 1, 16, side, side).to(dtype), data(3, 1, 16 * groups, side, side).to(dtype)
+    ones, around = (1, 1), ((taps // 2, taps // 2),) * 2
+    factor = Convolution(g, x, (16, 16, taps, taps), ones, around, ones, groups)
+    by_groups = norms_and_sketch._goes_by_samples_as_groups(factor)
+    assert by_groups == (dtype == torch.float32 and side == 8 and taps == 3)
     found = consumed([factor], dim=64)
-    exact = SampleGradients([Dense(factor.materialize())], bound=2**20)
-    assert_near(found.squares["w"], exact.squared_norms())
-    assert_near(found.sketch, exact.sketch(CountSketch.of("w", factor.kernel, 64, 3)))
+    (exact,) = cast([factor], torch.float64)
+    exact = SampleGradients([Dense(exact.materialize())], bound=2**20)
+    close = {torch.float64: 1e-9, torch.float32: 1e-4}[dtype]
+    expected = exact.squared_norms(), exact.sketch(map_of(factor.kernel, 64))
+    for one, other in zip((found.squares["w"], found.sketch), expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=close, atol=10 * close)
 
 
 def test_a_batch_of_kernels_leaves_nothing_to_the_next_one():
@@ -79,7 +92,7 @@ def test_a_batch_of_kernels_leaves_nothing_to_the_next_one():
         if value == 1:
             exact = SampleGradients([Dense(factor.materialize())], bound=2**20)
             assert_near(quantity.squares["w"], exact.squared_norms())
-            assert_near(quantity.sketch, exact.sketch(CountSketch.of("w", kernel, 64, 3)))
+            assert_near(quantity.sketch, exact.sketch(map_of(kernel, 64)))
         else:
             assert not quantity.squares["w"].isfinite().any()
 
@@ -96,7 +109,7 @@ def test_more_threads_give_the_same():
         torch.set_num_threads(threads)
     assert torch.equal(found[0].sketch, found[1].sketch)
     exact = SampleGradients([Dense(data(300, 40, 60))], bound=2**20)
-    assert_near(found[1].sketch, exact.sketch(CountSketch.of("w", (40, 60), 64, 3)))
+    assert_near(found[1].sketch, exact.sketch(map_of((40, 60), 64)))
 
 
 def test_memory_that_pieces_share_is_not_in_the_results():
@@ -112,7 +125,7 @@ def test_memory_that_pieces_share_is_not_in_the_results():
     for squares, sketch, factor in found:
         exact = SampleGradients([Dense(factor.materialize())], bound=2**20)
         assert_near(squares, exact.squared_norms())
-        assert_near(sketch, exact.sketch(CountSketch.of("w", shape, 64, 3)))
+        assert_near(sketch, exact.sketch(map_of(shape, 64)))
 
 
 class Mixed(nn.Module):
@@ -141,16 +154,20 @@ def test_a_model_has_the_norms_and_the_sketch_that_the_two_quantities_give(dim, 
     torch.manual_seed(0)
     model = Mixed().double()
     words = torch.randint(0, 11, (6, 4))
-    norms, sketch, both = pergrad.Norms(), pergrad.Projection(dim, 3), NormsAndSketch(dim, 3)
+    norms, grads, both = pergrad.Norms(), pergrad.Grads(), NormsAndSketch(dim, 3)
     for _ in range(2):  # the second time by the tables of the first
-        for quantity in (norms, sketch, both):
+        for quantity in (norms, grads, both):
             quantity.reset()
-        with pergrad.record(model, norms, sketch, both):
+        with pergrad.record(model, norms, grads, both):
             model(words).square().sum().backward()
         assert list(both.squares) == [name for name, _ in model.named_parameters()]
         for name, found in norms.per_param.items():
             assert_near(both.squares[name].sqrt(), found)
-        assert_near(both.sketch, sketch.result)
+        sketch = torch.zeros_like(both.sketch)
+        for name, rows in grads.result.items():
+            own = CountSketch.of(name, as_matrix(rows.shape[1:]), dim, 3)
+            sketch += SampleGradients([Dense(rows)], bound=2**20).sketch(own)
+        assert_near(both.sketch, sketch)
 
 
 @pytest.mark.parametrize("few", [0, 256])

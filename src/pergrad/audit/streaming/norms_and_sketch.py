@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
 from torch import Tensor
 
+from pergrad.audit.streaming.narrowing import as_matrix, narrowed, narrowings
 from pergrad.factors import ByOwner, Convolution, Dense, Factor, OuterProduct, RowSum
 from pergrad.quantities import Batch, Quantity, SampleReport
 from pergrad.reductions import CountSketch, SampleGradients
@@ -16,34 +18,37 @@ from pergrad.reductions.choosing import fourier_is_cheaper
 from pergrad.reductions.tiles import at_once
 from pergrad.runtime import wide
 
-__all__ = ["NormsAndSketch"]
+__all__ = ["SKETCHES", "NormsAndSketch"]
+
+SKETCHES = 2  # version of the random maps; those of 1 had a kernel's taps before its channels
 
 _PIECE = 4 * 2**20  # bytes; a piece stays in the cache until it is reduced
 _AT_ONCE = 256  # samples; larger pieces are no faster
 _MOST_KEPT = 64  # sets of small parameters; each has a table
 _FEW = 512  # entries; smaller gradients are sketched together
+_MANY_POSITIONS = 32  # of a convolution's output
 
 
 @dataclass(frozen=True)
 class _Map:
     """The sketch of one parameter, with columns grouped into runs of consecutive buckets."""
 
-    row_signs: Tensor  # (rows,)
-    column_signs: Tensor  # (columns,), or (*taps, channels)
+    row_signs: Tensor  # (rows, 1)
+    column_signs: Tensor  # (columns,)
     runs: list[tuple[slice, Tensor]]  # columns, and (rows,) their first bucket in each row
 
     @classmethod
-    def of(cls, sketch: CountSketch, shape: tuple[int, ...], dtype: torch.dtype) -> _Map:
-        def arranged(columns: Tensor) -> Tensor:
-            return columns.view(shape[1], -1).T.flatten() if len(shape) > 2 else columns
-
-        buckets = arranged(sketch.column_buckets)
+    def of(cls, sketch: CountSketch, dtype: torch.dtype) -> _Map:
+        buckets = sketch.column_buckets
         runs = []
         for start in range(0, len(buckets), sketch.size):
             columns = slice(start, min(start + sketch.size, len(buckets)))
             runs.append((columns, (sketch.row_buckets + buckets[start]) % sketch.size))
-        signs = arranged(sketch.column_signs).view(*shape[2:], -1)
-        return cls(sketch.row_signs.to(dtype), signs.to(dtype), runs)
+        return cls(sketch.row_signs.to(dtype)[:, None], sketch.column_signs.to(dtype), runs)
+
+    @cached_property
+    def signs(self) -> Tensor:  # (rows, columns)
+        return self.row_signs * self.column_signs
 
 
 class NormsAndSketch(Quantity):
@@ -51,7 +56,9 @@ class NormsAndSketch(Quantity):
 
     On the CPU it is faster than both: small gradients are computed once, in pieces. Large gradients,
     gradients on a GPU, and factors with faster reductions than over their entries, such as embeddings and
-    wide layers, use the reductions of the two. Without `has_norms` it computes sketches alone.
+    wide layers, use the reductions of the two. The columns of a kernel are in the order of its memory, where
+    those of `Projection` have taps before channels. Without `has_norms` it computes sketches alone, and
+    narrows large kernels first.
     """
 
     def __init__(self, dim: int, seed: int, *, has_norms: bool = True) -> None:
@@ -60,6 +67,7 @@ class NormsAndSketch(Quantity):
         self._has_norms = has_norms
         # Kept from batch to batch.
         self._sketches: dict[str, CountSketch] = {}
+        self._narrowings: dict[str, Tensor] = {}  # each (columns, b)
         self._maps: dict[tuple[str, torch.dtype], _Map] = {}
         self._joined: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}  # buckets and signs
         self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
@@ -79,11 +87,22 @@ class NormsAndSketch(Quantity):
         self.squares = dict.fromkeys(batch.parameters, zero) if self._has_norms else {}
         self.sketch = self._unfolded[:, : self._dim]
         if not self._sketches:
-            shapes = {name: p.shape for name, p in batch.parameters.items()}
-            made = CountSketch.of_all(shapes, self._dim, self._seed)
-            self._sketches = {name: sketch.to(device) for name, sketch in made.items()}
+            self._prepare({name: p.shape for name, p in batch.parameters.items()}, device)
+
+    def _prepare(self, shapes: Mapping[str, Sequence[int]], device: torch.device) -> None:
+        """Draws the random map of each parameter."""
+        matrices = {name: as_matrix(shape) for name, shape in shapes.items()}
+        if not self._has_norms:
+            for name, signs in narrowings(shapes, self._seed).items():
+                self._narrowings[name] = signs.to(device)
+                matrices[name] = (matrices[name][0], signs.shape[1])
+        made = CountSketch.of_all(matrices, self._dim, self._seed)
+        self._sketches = {name: sketch.to(device) for name, sketch in made.items()}
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
+        if name in self._narrowings:
+            self._by_narrowed(name, gradients)
+            return
         factor, *others = gradients.factors
         each = _bytes_each(factor)
         if others or each > _PIECE or not self._goes_by_entries(factor):
@@ -100,6 +119,8 @@ class NormsAndSketch(Quantity):
     def sample_report(self, number: int, gradient: Mapping[str, Tensor]) -> SampleReport:
         sketch = torch.zeros(1, self._dim, dtype=torch.float64, device=self.sketch.device)
         for name, g in gradient.items():
+            if name in self._narrowings:
+                g = g.double().flatten(1) @ self._narrowings[name].double()
             alone = SampleGradients([Dense(g[None])], bound=g.nbytes)
             sketch = sketch + alone.sketch(self._sketches[name])
         found, expected = [self.sketch[number].double()], [sketch[0]]
@@ -162,39 +183,54 @@ class NormsAndSketch(Quantity):
     def _by_pieces(self, name: str, factor: Factor, pieces: list[slice]) -> None:
         """Computes |G_n|, and adds the sketches to those of the other parameters."""
         dtype = wide(factor.dtype)
-        if (name, dtype) not in self._maps:
-            self._maps[name, dtype] = _Map.of(self._sketches[name], factor.shape[1:], dtype)
-        to = self._maps[name, dtype]
-        windows = [self._unfolded.unfold(1, c.stop - c.start, 1) for c, _ in to.runs]
+        to = self._map(name, dtype)
         norms = []
         for samples in pieces:
             entries = self._signed(factor.part(samples), to, dtype)
             if self._has_norms:
                 norms.append(torch.linalg.vector_norm(entries.flatten(1), dim=1))
-            for window, (columns, first) in zip(windows, to.runs, strict=True):
-                # The windows overlap, but index_add_ adds the rows one after the other.
-                run = entries[:, :, columns]
-                window[samples].index_add_(1, first, run.to(window.dtype))
+            self._add(samples, entries, to)
         if self._has_norms:
             self._norms[name] = torch.cat(norms)
 
+    def _by_narrowed(self, name: str, gradients: SampleGradients) -> None:
+        """Adds the sketches of G_n B, whose product is smaller than that of G_n."""
+        for factor in gradients.factors:
+            to = self._map(name, wide(factor.dtype))
+            for samples, product in narrowed(factor, self._narrowings[name], _PIECE):
+                if factor.device.type == "cpu":
+                    self._add(samples, product.mul_(to.signs), to)
+                else:
+                    alone = SampleGradients([Dense(product)], bound=product.nbytes)
+                    self.sketch[samples] += alone.sketch(self._sketches[name])
+
+    def _map(self, name: str, dtype: torch.dtype) -> _Map:
+        if (name, dtype) not in self._maps:
+            self._maps[name, dtype] = _Map.of(self._sketches[name], dtype)
+        return self._maps[name, dtype]
+
+    def _add(self, samples: slice, entries: Tensor, to: _Map) -> None:
+        """Adds signed gradients, (m, rows, columns), to the buckets of some samples, on a CPU."""
+        for columns, first in to.runs:
+            window = self._unfolded.unfold(1, columns.stop - columns.start, 1)
+            # The windows overlap, but index_add_ adds the rows one after the other.
+            window[samples].index_add_(1, first, entries[:, :, columns].to(window.dtype))
+
     def _signed(self, factor: Factor, to: _Map, dtype: torch.dtype) -> Tensor:
-        """Returns the gradients, (n, rows, columns), with the signs and the column order of the map."""
-        rows, columns = len(to.row_signs), to.column_signs.numel()
+        """Returns the gradients, (n, rows, columns), with the signs of the map."""
         if isinstance(factor, OuterProduct):
             signed = self._times(factor.input, to.column_signs, dtype)
             return self._product(factor.grad_output, signed, to, dtype)
-        if isinstance(factor, Convolution) and _goes_by_windows(factor):
-            signed = self._times(factor.windows(), to.column_signs, dtype)
-            signed = signed.view(len(signed), -1, columns)
-            return self._product(factor.by_position(), signed, to, dtype)
-        entries = factor.materialize(dtype)
-        entries = entries.flatten(3).mT if entries.dim() > 3 else entries.unsqueeze(-1)
-        entries = entries.reshape(len(entries), rows, -1, entries.shape[-1])
-        signs = to.row_signs[:, None, None] * to.column_signs.view(entries.shape[2:])
-        # Applies signs while reordering: one pass over all entries instead of three.
-        signed = torch.mul(entries, signs, out=self._held("entries", entries.shape, dtype))
-        return signed.view(-1, rows, columns)
+        if isinstance(factor, Convolution) and _goes_by_samples_as_groups(factor):
+            entries = factor.by_samples_as_groups(dtype)
+            return entries.view(-1, *to.signs.shape).mul_(to.signs)
+        if isinstance(factor, Convolution) and factor.groups == 1:
+            windows = factor.columns()  # (n, 1, c, *taps, r, *out)
+            signs = to.column_signs.view(*factor.kernel[1:], *[1] * len(factor.kernel[1:]))
+            signed = self._times(windows, signs, dtype).view(len(windows), len(to.column_signs), -1)
+            return self._product(factor.by_position(), signed.mT, to, dtype)
+        entries = factor.materialize(dtype).reshape(-1, *to.signs.shape)
+        return torch.mul(entries, to.signs, out=self._held("entries", entries.shape, dtype))
 
     def _times(self, x: Tensor, signs: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.mul(x, signs, out=self._held("input", x.shape, dtype))
@@ -203,7 +239,7 @@ class NormsAndSketch(Quantity):
         """Returns signed Σ_t g ⊗ x, from g (n, t, rows) and x (n, t, columns), which is already signed."""
         n, t, rows = g.shape
         # Writing to reused memory takes half as long as writing to fresh memory.
-        g = torch.mul(g.mT, to.row_signs[:, None], out=self._held("output", (n, rows, t), dtype))
+        g = torch.mul(g.mT, to.row_signs, out=self._held("output", (n, rows, t), dtype))
         entries = self._held("entries", (n, rows, x.shape[2]), dtype)
         return torch.mul(g, x, out=entries) if t == 1 else torch.bmm(g, x, out=entries)
 
@@ -216,14 +252,15 @@ class NormsAndSketch(Quantity):
         return memory[:size].view(shape)
 
 
-def _goes_by_windows(factor: Convolution) -> bool:
-    """Returns whether to copy windows in the order of the map, or else reorder the gradients afterwards.
+def _goes_by_samples_as_groups(factor: Convolution) -> bool:
+    """Whether one grouped convolution beats copying the windows and multiplying them.
 
-    The first copies positions x columns, the second rows x columns.
+    It copies nothing, and oneDNN runs it at full width. With few positions, reordering its result takes most
+    of the time.
     """
-    if factor.groups > 1 or factor.kernel[1] < factor.grad_output.shape[-1]:
+    if factor.dtype == torch.float64 or prod(factor.kernel[2:]) == 1:
         return False
-    return factor.channels_last_is_cheaper or factor.positions <= 4 * factor.kernel[0]
+    return factor.positions >= _MANY_POSITIONS
 
 
 def _pieces(samples: int, bytes_each: int) -> list[slice]:
@@ -235,6 +272,7 @@ def _pieces(samples: int, bytes_each: int) -> list[slice]:
 def _bytes_each(factor: Factor) -> int:
     """Returns the memory that computing the gradient of one sample takes."""
     scratch = factor.scratch
-    if isinstance(factor, Convolution) and _goes_by_windows(factor):
-        scratch = prod(factor.kernel[1:]) * factor.positions
+    if isinstance(factor, Convolution):
+        by_groups = _goes_by_samples_as_groups(factor)
+        scratch = 0 if by_groups else factor.groups * prod(factor.kernel[1:]) * factor.positions
     return (prod(factor.shape[1:]) + scratch) * wide(factor.dtype).itemsize

@@ -17,6 +17,7 @@ from pergrad.audit.streaming.fingerprint import (
     fingerprint_of_model,
 )
 from pergrad.audit.streaming.loading import item_of
+from pergrad.audit.streaming.norms_and_sketch import SKETCHES
 from pergrad.audit.streaming.ranks import Ranks
 from pergrad.audit.subject.checkpoints import loaded_checkpoints
 from pergrad.audit.subject.dtypes import own_dtype
@@ -64,6 +65,7 @@ class Task:
             "subset": self.options.subset,
             "seed": self.options.seed,
             "sketch_dim": self.options.sketch_dim,
+            "version_of_sketches": SKETCHES,
             **self._of_classifier,
             "dtype": dtype,
             "device": self.device.type,
