@@ -27,7 +27,7 @@ from pergrad.audit.streaming import gradients
 from pergrad.audit.streaming.chunks import kept_spans, read_chunk
 from pergrad.audit.streaming.fingerprint import fingerprint_of_model
 from pergrad.audit.streaming.memory import bytes_kept
-from pergrad.audit.streaming.norms_and_sketch import NormsAndSketch
+from pergrad.audit.streaming.sketching.norms_and_sketch import NormsAndSketch
 from pergrad.engine.recording.recording import is_recording
 from pergrad.errors import AuditError, IndexingError, InterruptedAuditError
 from tests.audit.cases import data, losses

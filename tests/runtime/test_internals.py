@@ -33,6 +33,7 @@ UNASKED |= {"compile_fx", "force_stride_order", "unsafe_view", "vmapped"}
 UNASKED |= {"join_config_of", "fsdp_state_of", "fsdp_groups_of", "begin_fsdp"}  # for many processes
 UNASKED |= {"is_managed_by_fsdp"}
 UNASKED |= {"add_mapped_dim", "outside_of_transform"}  # names for torch.vmap
+UNASKED |= {"replacing_operators"}  # of an audit
 
 
 # Where the names are

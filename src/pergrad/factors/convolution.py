@@ -189,7 +189,7 @@ class Convolution(Factor):
         _, gradient, _ = torch.ops.aten.convolution_backward(
             g,
             arranged(x.to(dtype)),
-            g.new_empty(()).expand(shape),  # only its shape is read
+            g.new_empty(shape),  # only its shape is read; an expanded number would be copied to it
             None,
             self.stride,
             padding,

@@ -22,7 +22,8 @@ from pergrad.audit.streaming.label_free import (
     class_shares,
 )
 from pergrad.audit.streaming.losses import checked_losses, loss_of_samples
-from pergrad.audit.streaming.norms_and_sketch import NormsAndSketch
+from pergrad.audit.streaming.pooling import pooling_in_pieces
+from pergrad.audit.streaming.sketching.norms_and_sketch import NormsAndSketch
 from pergrad.audit.subject.dtypes import moved, own_dtype
 from pergrad.audit.subject.losses import LossOfLogits
 from pergrad.audit.subject.sharding import device_of, is_sharded_model
@@ -113,7 +114,7 @@ class Gradients:
             None  # why batches are computed sample by sample, where they are
         )
         # Reused for every batch: it holds the tables of random buckets.
-        self._quantity = NormsAndSketch(sketch_dim, seed)
+        self._quantity = NormsAndSketch(sketch_dim, seed, order="memory")
 
     def arguments(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """Moves a batch to the model's device and dtype."""
@@ -176,7 +177,8 @@ class Gradients:
         options: dict[str, Any] = {"batch_size": count, "max_bytes": self._max_bytes}
         try:
             with record(self._model, both, loss_reduction="sum", **options):
-                logits = checked_logits(loss.logits, self._model, arguments, count)
+                with pooling_in_pieces(self._model):
+                    logits = checked_logits(loss.logits, self._model, arguments, count)
                 losses = checked_losses(loss.of_logits(logits, *arguments), count)
                 losses.sum().backward(retain_graph=True)
                 is_whole = both.turn()
@@ -200,10 +202,12 @@ class Gradients:
         assert logits_of is not None
 
         def contracted(model: nn.Module, *batch: Any) -> Tensor:
-            return self._free.of_logits(checked_logits(logits_of, model, batch, None))
+            with pooling_in_pieces(model):
+                logits = checked_logits(logits_of, model, batch, None)
+            return self._free.of_logits(logits)
 
         self._run(model, contracted, arguments, self._free.quantity, count)
-        with torch.no_grad():
+        with torch.no_grad(), pooling_in_pieces(model):
             logits = checked_logits(logits_of, model, arguments, count)
         return self._free.quantity.sketch, logits
 
@@ -246,7 +250,8 @@ class Gradients:
 
     def _losses(self, count: int) -> Callable[..., Tensor]:
         def losses(model: nn.Module, *arguments: Any) -> Tensor:
-            return loss_of_samples(self._loss, model, arguments, count, may_be_alone=True)
+            with pooling_in_pieces(model):
+                return loss_of_samples(self._loss, model, arguments, count, may_be_alone=True)
 
         return losses
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pergrad.audit.streaming.memory import is_out_of_memory
-from pergrad.audit.streaming.norms_and_sketch import NormsAndSketch
+from pergrad.audit.streaming.sketching.norms_and_sketch import NormsAndSketch
 from pergrad.audit.subject.places import told
 from pergrad.errors import AuditError, PergradError
 from pergrad.quantities import Batch, Quantity
@@ -21,7 +21,7 @@ class LabelFree:
     """Contracts logits with a random direction, and sketches the gradients of the result."""
 
     def __init__(self, dim: int, seed: int) -> None:
-        self.quantity = NormsAndSketch(dim, seed + 1, has_norms=False)
+        self.quantity = NormsAndSketch(dim, seed + 1, has_norms=False, order="memory")
         self._seed = seed
 
     def of_logits(self, logits: Tensor) -> Tensor:  # (n, classes) -> (n,)

@@ -17,8 +17,8 @@ from pergrad.audit.streaming.fingerprint import (
     fingerprint_of_model,
 )
 from pergrad.audit.streaming.loading import item_of
-from pergrad.audit.streaming.norms_and_sketch import SKETCHES
 from pergrad.audit.streaming.ranks import Ranks
+from pergrad.audit.streaming.sketching.norms_and_sketch import SKETCHES
 from pergrad.audit.subject.checkpoints import loaded_checkpoints
 from pergrad.audit.subject.dtypes import own_dtype
 from pergrad.audit.subject.lengths import by_bucket, length_of

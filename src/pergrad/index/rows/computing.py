@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pergrad.audit.streaming.losses import loss_of_samples
-from pergrad.audit.streaming.norms_and_sketch import NormsAndSketch
+from pergrad.audit.streaming.sketching.norms_and_sketch import NormsAndSketch
 from pergrad.audit.subject.dtypes import moved, own_dtype
 from pergrad.engine.checking.first_batch import certified_first
 from pergrad.engine.compiling.step import CompiledStep, compiled

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import pergrad
-from pergrad.audit.streaming import narrowing
-from pergrad.audit.streaming.narrowing import is_narrowed, narrowed, narrowings
-from pergrad.audit.streaming.norms_and_sketch import NormsAndSketch
+from pergrad.audit.streaming.sketching import narrowing
+from pergrad.audit.streaming.sketching.narrowing import is_narrowed, narrowed, narrowings
+from pergrad.audit.streaming.sketching.norms_and_sketch import NormsAndSketch
 from pergrad.factors import Convolution
 from pergrad.testing import assert_near
 from tests.reductions.factor_cases import CASES, data, dense_of, factors_of
@@ -82,7 +82,7 @@ def test_the_sketch_of_a_model_is_that_of_its_gradients(dtype):
     narrow = {n for n, p in model.named_parameters() if is_narrowed(p.shape)}
     assert narrow == {"large.weight", "grouped.weight", "back.weight"}
     x = data(5, 2, 6, 6).to(dtype)
-    quantity, grads = NormsAndSketch(64, 3, has_norms=False), pergrad.Grads()
+    quantity, grads = NormsAndSketch(64, 3, has_norms=False, order="memory"), pergrad.Grads()
     for _ in range(2):  # the second time by the maps of the first
         for one in (quantity, grads):
             one.reset()

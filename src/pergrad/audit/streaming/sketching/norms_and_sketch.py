@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from pergrad.audit.streaming.narrowing import as_matrix, narrowed, narrowings
+from pergrad.audit.streaming.sketching.narrowing import as_matrix, narrowed, narrowings
 from pergrad.factors import ByOwner, Convolution, Dense, Factor, OuterProduct, RowSum
 from pergrad.quantities import Batch, Quantity, SampleReport
 from pergrad.reductions import CountSketch, SampleGradients
@@ -20,7 +21,7 @@ from pergrad.runtime import wide
 
 __all__ = ["SKETCHES", "NormsAndSketch"]
 
-SKETCHES = 2  # version of the random maps; those of 1 had a kernel's taps before its channels
+SKETCHES = 2  # version of the maps of an audit; in 1 a kernel's taps were before its channels
 
 _PIECE = 4 * 2**20  # bytes; a piece stays in the cache until it is reduced
 _AT_ONCE = 256  # samples; larger pieces are no faster
@@ -38,13 +39,19 @@ class _Map:
     runs: list[tuple[slice, Tensor]]  # columns, and (rows,) their first bucket in each row
 
     @classmethod
-    def of(cls, sketch: CountSketch, dtype: torch.dtype) -> _Map:
-        buckets = sketch.column_buckets
+    def of(cls, sketch: CountSketch, channels: int | None, dtype: torch.dtype) -> _Map:
+        """Arranges columns by tap, then channel, if a number of channels is given."""
+
+        def arranged(columns: Tensor) -> Tensor:
+            return columns if channels is None else columns.view(channels, -1).T.flatten()
+
+        buckets = arranged(sketch.column_buckets)
         runs = []
         for start in range(0, len(buckets), sketch.size):
-            columns = slice(start, min(start + sketch.size, len(buckets)))
-            runs.append((columns, (sketch.row_buckets + buckets[start]) % sketch.size))
-        return cls(sketch.row_signs.to(dtype)[:, None], sketch.column_signs.to(dtype), runs)
+            run = slice(start, min(start + sketch.size, len(buckets)))
+            runs.append((run, (sketch.row_buckets + buckets[start]) % sketch.size))
+        columns = arranged(sketch.column_signs).to(dtype)
+        return cls(sketch.row_signs.to(dtype)[:, None], columns, runs)
 
     @cached_property
     def signs(self) -> Tensor:  # (rows, columns)
@@ -56,16 +63,26 @@ class NormsAndSketch(Quantity):
 
     On the CPU it is faster than both: small gradients are computed once, in pieces. Large gradients,
     gradients on a GPU, and factors with faster reductions than over their entries, such as embeddings and
-    wide layers, use the reductions of the two. The columns of a kernel are in the order of its memory, where
-    those of `Projection` have taps before channels. Without `has_norms` it computes sketches alone, and
-    narrows large kernels first.
+    wide layers, use the reductions of the two. Without `has_norms` it computes sketches alone.
+
+    The columns of kernels are in `order`: that of `Projection` has taps before channels, that of "memory" is
+    faster, and without norms it narrows large kernels.
     """
 
-    def __init__(self, dim: int, seed: int, *, has_norms: bool = True) -> None:
+    def __init__(
+        self,
+        dim: int,
+        seed: int,
+        *,
+        has_norms: bool = True,
+        order: Literal["projection", "memory"] = "projection",
+    ) -> None:
         self._dim = dim
         self._seed = seed
         self._has_norms = has_norms
+        self._order = order
         # Kept from batch to batch.
+        self._shapes: dict[str, Sequence[int]] = {}
         self._sketches: dict[str, CountSketch] = {}
         self._narrowings: dict[str, Tensor] = {}  # each (columns, b)
         self._maps: dict[tuple[str, torch.dtype], _Map] = {}
@@ -91,12 +108,14 @@ class NormsAndSketch(Quantity):
 
     def _prepare(self, shapes: Mapping[str, Sequence[int]], device: torch.device) -> None:
         """Draws the random map of each parameter."""
-        matrices = {name: as_matrix(shape) for name, shape in shapes.items()}
-        if not self._has_norms:
-            for name, signs in narrowings(shapes, self._seed).items():
-                self._narrowings[name] = signs.to(device)
-                matrices[name] = (matrices[name][0], signs.shape[1])
-        made = CountSketch.of_all(matrices, self._dim, self._seed)
+        self._shapes = dict(shapes)
+        if self._order == "memory":
+            self._shapes = {name: as_matrix(shape) for name, shape in shapes.items()}
+            some = {} if self._has_norms else narrowings(shapes, self._seed)
+            self._narrowings = {name: signs.to(device) for name, signs in some.items()}
+            for name, signs in some.items():
+                self._shapes[name] = (self._shapes[name][0], signs.shape[1])
+        made = CountSketch.of_all(self._shapes, self._dim, self._seed)
         self._sketches = {name: sketch.to(device) for name, sketch in made.items()}
 
     def consume(self, name: str, gradients: SampleGradients) -> None:
@@ -104,7 +123,7 @@ class NormsAndSketch(Quantity):
             self._by_narrowed(name, gradients)
             return
         factor, *others = gradients.factors
-        each = _bytes_each(factor)
+        each = self._bytes_each(factor)
         if others or each > _PIECE or not self._goes_by_entries(factor):
             if self._has_norms:
                 self.squares[name] = gradients.squared_norms()
@@ -146,6 +165,39 @@ class NormsAndSketch(Quantity):
             _, o, i = factor.shape
             return not fourier_is_cheaper(factor.positions, o, i, self._dim)
         return True
+
+    def _goes_by_samples_as_groups(self, factor: Convolution) -> bool:
+        """Whether one grouped convolution beats copying the windows and multiplying them.
+
+        It copies nothing, and oneDNN runs it at full width, but with few positions writing its result takes
+        most of the time. Another order of the columns takes a copy, and as long as the windows.
+        """
+        if self._order == "projection" or factor.dtype == torch.float64:
+            return False
+        return prod(factor.kernel[2:]) > 1 and factor.positions >= _MANY_POSITIONS
+
+    def _goes_by_windows(self, factor: Convolution) -> bool:
+        """Whether to copy windows in the order of the map, or else reorder the gradients afterwards.
+
+        The first copies positions x columns, the second rows x columns.
+        """
+        if factor.groups > 1:
+            return False
+        if self._order == "memory":  # which needs no reordering
+            return True
+        if factor.kernel[1] < factor.grad_output.shape[-1]:
+            return False
+        return factor.channels_last_is_cheaper or factor.positions <= 4 * factor.kernel[0]
+
+    def _bytes_each(self, factor: Factor) -> int:
+        """Returns the memory that computing the gradient of one sample takes."""
+        scratch = factor.scratch
+        if isinstance(factor, Convolution):
+            if self._goes_by_samples_as_groups(factor):
+                scratch = 0
+            elif self._goes_by_windows(factor):
+                scratch = prod(factor.kernel[1:]) * factor.positions
+        return (prod(factor.shape[1:]) + scratch) * wide(factor.dtype).itemsize
 
     def _defer(self, name: str, factor: Factor, pieces: list[slice]) -> None:
         """Defers the sketch of small gradients: one sketch costs as much as many together."""
@@ -206,7 +258,9 @@ class NormsAndSketch(Quantity):
 
     def _map(self, name: str, dtype: torch.dtype) -> _Map:
         if (name, dtype) not in self._maps:
-            self._maps[name, dtype] = _Map.of(self._sketches[name], dtype)
+            shape = self._shapes[name]
+            channels = shape[1] if len(shape) > 2 else None
+            self._maps[name, dtype] = _Map.of(self._sketches[name], channels, dtype)
         return self._maps[name, dtype]
 
     def _add(self, samples: slice, entries: Tensor, to: _Map) -> None:
@@ -221,16 +275,29 @@ class NormsAndSketch(Quantity):
         if isinstance(factor, OuterProduct):
             signed = self._times(factor.input, to.column_signs, dtype)
             return self._product(factor.grad_output, signed, to, dtype)
-        if isinstance(factor, Convolution) and _goes_by_samples_as_groups(factor):
+        if isinstance(factor, Convolution) and self._goes_by_samples_as_groups(factor):
             entries = factor.by_samples_as_groups(dtype)
             return entries.view(-1, *to.signs.shape).mul_(to.signs)
-        if isinstance(factor, Convolution) and factor.groups == 1:
-            windows = factor.columns()  # (n, 1, c, *taps, r, *out)
-            signs = to.column_signs.view(*factor.kernel[1:], *[1] * len(factor.kernel[1:]))
-            signed = self._times(windows, signs, dtype).view(len(windows), len(to.column_signs), -1)
-            return self._product(factor.by_position(), signed.mT, to, dtype)
-        entries = factor.materialize(dtype).reshape(-1, *to.signs.shape)
-        return torch.mul(entries, to.signs, out=self._held("entries", entries.shape, dtype))
+        if isinstance(factor, Convolution) and self._goes_by_windows(factor):
+            signed = self._signed_windows(factor, to.column_signs, dtype)
+            return self._product(factor.by_position(), signed, to, dtype)
+        entries = factor.materialize(dtype)
+        if self._order == "projection" and entries.dim() > 3:
+            entries = entries.flatten(3).mT
+        entries = entries.reshape(len(entries), len(to.row_signs), *entries.shape[2:])
+        # Applies signs while reordering: one pass over all entries instead of three.
+        signs = to.signs.view(entries.shape[1:])
+        signed = torch.mul(entries, signs, out=self._held("entries", entries.shape, dtype))
+        return signed.view(-1, *to.signs.shape)
+
+    def _signed_windows(self, factor: Convolution, signs: Tensor, dtype: torch.dtype) -> Tensor:
+        """Copies the windows with the signs of the columns, (n, t, columns), in the order of the map."""
+        n, columns, (channels, *taps) = factor.shape[0], len(signs), factor.kernel[1:]
+        if self._order == "projection":
+            signed = self._times(factor.windows(), signs.view(*taps, channels), dtype)
+            return signed.view(n, -1, columns)
+        signs = signs.view(channels, *taps, *[1] * (1 + len(taps)))
+        return self._times(factor.columns(), signs, dtype).view(n, columns, -1).mT
 
     def _times(self, x: Tensor, signs: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.mul(x, signs, out=self._held("input", x.shape, dtype))
@@ -252,27 +319,7 @@ class NormsAndSketch(Quantity):
         return memory[:size].view(shape)
 
 
-def _goes_by_samples_as_groups(factor: Convolution) -> bool:
-    """Whether one grouped convolution beats copying the windows and multiplying them.
-
-    It copies nothing, and oneDNN runs it at full width. With few positions, reordering its result takes most
-    of the time.
-    """
-    if factor.dtype == torch.float64 or prod(factor.kernel[2:]) == 1:
-        return False
-    return factor.positions >= _MANY_POSITIONS
-
-
 def _pieces(samples: int, bytes_each: int) -> list[slice]:
     """Splits the samples into pieces whose gradients are computed at once."""
     step = min(at_once(bytes_each, _PIECE), _AT_ONCE)
     return [slice(start, start + step) for start in range(0, samples, step)]
-
-
-def _bytes_each(factor: Factor) -> int:
-    """Returns the memory that computing the gradient of one sample takes."""
-    scratch = factor.scratch
-    if isinstance(factor, Convolution):
-        by_groups = _goes_by_samples_as_groups(factor)
-        scratch = 0 if by_groups else factor.groups * prod(factor.kernel[1:]) * factor.positions
-    return (prod(factor.shape[1:]) + scratch) * wide(factor.dtype).itemsize

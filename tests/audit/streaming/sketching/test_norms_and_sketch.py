@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import pergrad
-from pergrad.audit.streaming import norms_and_sketch
-from pergrad.audit.streaming.narrowing import as_matrix
-from pergrad.audit.streaming.norms_and_sketch import NormsAndSketch
+from pergrad.audit.streaming.sketching import norms_and_sketch
+from pergrad.audit.streaming.sketching.narrowing import as_matrix
+from pergrad.audit.streaming.sketching.norms_and_sketch import NormsAndSketch
 from pergrad.factors import Convolution, Dense, OuterProduct
 from pergrad.quantities import Batch
 from pergrad.reductions import CountSketch, SampleGradients
@@ -15,9 +15,10 @@ from pergrad.testing import assert_near
 from tests.reductions.factor_cases import CASES, cast, data, dense_of, factors_of
 
 
-def map_of(shape, dim):
-    """The sketch of a parameter "w"; a kernel is a matrix, in the order of its memory."""
-    return CountSketch.of("w", as_matrix(shape), dim, 3)
+def map_of(shape, dim, order="projection", name="w"):
+    """The sketch of a parameter; in the order of its memory a kernel is a matrix."""
+    shape = as_matrix(shape) if order == "memory" else shape
+    return CountSketch.of(name, shape, dim, 3)
 
 
 def consumed(factors, dim=7, **options):
@@ -29,23 +30,24 @@ def consumed(factors, dim=7, **options):
     return quantity
 
 
+@pytest.mark.parametrize("order", ["projection", "memory"])
 @pytest.mark.parametrize("few", [0, 256])
 @pytest.mark.parametrize("piece", [2**22, 400])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind_of_factor_has_the_norms_and_the_sketch_of_its_gradients(
-    name, dtype, piece, few, monkeypatch
+    name, dtype, piece, few, order, monkeypatch
 ):
     monkeypatch.setattr(norms_and_sketch, "_PIECE", piece)
     monkeypatch.setattr(norms_and_sketch, "_FEW", few)
     factors = cast(factors_of(name), dtype)
     exact = dense_of(factors)
-    quantity = consumed(factors)
+    quantity = consumed(factors, order=order)
     expected = exact.reshape(len(exact), -1).square().sum(1)
     # Of a sum in low precision, the rounding of its terms stays.
     close = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2}[dtype]
     torch.testing.assert_close(quantity.squares["w"], expected, rtol=close, atol=close)
-    apart = SampleGradients([Dense(exact)], bound=2**20).sketch(map_of(exact.shape[1:], 7))
+    apart = SampleGradients([Dense(exact)], bound=2**20).sketch(map_of(exact.shape[1:], 7, order))
     torch.testing.assert_close(quantity.sketch.double(), apart, rtol=close, atol=10 * close)
 
 
@@ -59,23 +61,28 @@ def test_sketches_without_norms_are_those_with_them(name, few, monkeypatch):
     torch.testing.assert_close(found.sketch, consumed(factors).sketch, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("order", ["projection", "memory"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("side", [4, 8])
+@pytest.mark.parametrize("side", [4, 8, 12])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("taps", [1, 3])
 def test_kernels_by_windows_and_by_samples_as_groups_have_the_same_sketch(
-    taps, groups, side, dtype
+    taps, groups, side, dtype, order
 ):
     g, x = data(3, 1, 16, side, side).to(dtype), data(3, 1, 16 * groups, side, side).to(dtype)
     ones, around = (1, 1), ((taps // 2, taps // 2),) * 2
     factor = Convolution(g, x, (16, 16, taps, taps), ones, around, ones, groups)
-    by_groups = norms_and_sketch._goes_by_samples_as_groups(factor)
-    assert by_groups == (dtype == torch.float32 and side == 8 and taps == 3)
-    found = consumed([factor], dim=64)
+    own = NormsAndSketch(64, 3, order=order)
+    in_memory = order == "memory"
+    by_groups = in_memory and dtype == torch.float32 and side >= 8 and taps == 3
+    assert own._goes_by_samples_as_groups(factor) == by_groups
+    by_windows = groups == 1 and (in_memory or side < 12 or taps == 1)
+    assert own._goes_by_windows(factor) == by_windows
+    found = consumed([factor], dim=64, order=order)
     (exact,) = cast([factor], torch.float64)
     exact = SampleGradients([Dense(exact.materialize())], bound=2**20)
     close = {torch.float64: 1e-9, torch.float32: 1e-4}[dtype]
-    expected = exact.squared_norms(), exact.sketch(map_of(factor.kernel, 64))
+    expected = exact.squared_norms(), exact.sketch(map_of(factor.kernel, 64, order))
     for one, other in zip((found.squares["w"], found.sketch), expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=close, atol=10 * close)
 
@@ -154,20 +161,23 @@ def test_a_model_has_the_norms_and_the_sketch_that_the_two_quantities_give(dim, 
     torch.manual_seed(0)
     model = Mixed().double()
     words = torch.randint(0, 11, (6, 4))
-    norms, grads, both = pergrad.Norms(), pergrad.Grads(), NormsAndSketch(dim, 3)
+    norms, sketch, grads = pergrad.Norms(), pergrad.Projection(dim, 3), pergrad.Grads()
+    both, in_memory = NormsAndSketch(dim, 3), NormsAndSketch(dim, 3, order="memory")
     for _ in range(2):  # the second time by the tables of the first
-        for quantity in (norms, grads, both):
+        for quantity in (norms, sketch, both, grads, in_memory):
             quantity.reset()
-        with pergrad.record(model, norms, grads, both):
+        with pergrad.record(model, norms, sketch, both, grads, in_memory):
             model(words).square().sum().backward()
         assert list(both.squares) == [name for name, _ in model.named_parameters()]
         for name, found in norms.per_param.items():
             assert_near(both.squares[name].sqrt(), found)
-        sketch = torch.zeros_like(both.sketch)
+            assert_near(in_memory.squares[name].sqrt(), found)
+        assert_near(both.sketch, sketch.result)
+        as_matrices = torch.zeros_like(both.sketch)
         for name, rows in grads.result.items():
-            own = CountSketch.of(name, as_matrix(rows.shape[1:]), dim, 3)
-            sketch += SampleGradients([Dense(rows)], bound=2**20).sketch(own)
-        assert_near(both.sketch, sketch)
+            own = map_of(rows.shape[1:], dim, "memory", name)
+            as_matrices += SampleGradients([Dense(rows)], bound=2**20).sketch(own)
+        assert_near(in_memory.sketch, as_matrices)
 
 
 @pytest.mark.parametrize("few", [0, 256])

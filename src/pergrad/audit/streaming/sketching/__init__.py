@@ -1,0 +1,1 @@
+"""Norms and random projections of gradients, computed together."""
