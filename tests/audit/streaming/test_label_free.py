@@ -11,6 +11,7 @@ from pergrad.audit.streaming.label_free import (
     checked_target,
     class_shares,
 )
+from pergrad.audit.streaming.sketching.narrowing import as_matrix
 from pergrad.audit.subject.losses import LossOfLogits
 from pergrad.audit.subject.spec import grouped_parameters
 from pergrad.errors import AuditError
@@ -53,7 +54,8 @@ def rows_of(spec, **options):
 
 def by_a_loop(model, x, v):
     """Sketch the gradient of logits · v of each sample alone."""
-    sketches = CountSketch.of_all({n: p.shape for n, p in model.named_parameters()}, DIM, 1)
+    shapes = {n: as_matrix(p.shape) for n, p in model.named_parameters()}
+    sketches = CountSketch.of_all(shapes, DIM, 1)
     rows = []
     for sample in x:
         found = torch.autograd.grad(

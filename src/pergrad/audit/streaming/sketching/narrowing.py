@@ -24,8 +24,11 @@ _AT_ONCE = 256  # samples; larger pieces are no faster
 
 
 def as_matrix(shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns (rows, columns) of a kernel, in the order of its memory; other shapes as they are."""
-    return tuple(shape) if len(shape) < 3 else (shape[0], prod(shape[1:]))
+    """Returns (rows, columns) of a parameter in the order of its memory; a vector is one row.
+
+    Columns that are adjacent are added to adjacent buckets, rows to random ones.
+    """
+    return (1, prod(shape)) if len(shape) < 2 else (shape[0], prod(shape[1:]))
 
 
 def is_narrowed(shape: Sequence[int]) -> bool:

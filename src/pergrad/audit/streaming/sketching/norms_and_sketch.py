@@ -65,8 +65,8 @@ class NormsAndSketch(Quantity):
     gradients on a GPU, and factors with faster reductions than over their entries, such as embeddings and
     wide layers, use the reductions of the two. Without `has_norms` it computes sketches alone.
 
-    The columns of kernels are in `order`: that of `Projection` has taps before channels, that of "memory" is
-    faster, and without norms it narrows large kernels.
+    The map is that of `Projection`, or by `order` "memory" a faster one: kernels have their columns as they
+    are in memory, vectors are a row, and without norms large kernels are narrowed.
     """
 
     def __init__(
@@ -127,10 +127,14 @@ class NormsAndSketch(Quantity):
         if others or each > _PIECE or not self._goes_by_entries(factor):
             if self._has_norms:
                 self.squares[name] = gradients.squared_norms()
-            self.sketch += gradients.sketch(self._sketches[name])
+            if len(self._shapes[name]) == len(gradients.shape):
+                self.sketch += gradients.sketch(self._sketches[name])
+            else:
+                self._add_reshaped(name, gradients.factors)
             return
         pieces = _pieces(factor.shape[0], each)
-        if prod(factor.shape[1:]) <= _FEW:
+        is_row = len(self._sketches[name].row_signs) == 1  # in adjacent buckets
+        if prod(factor.shape[1:]) <= _FEW and not is_row:
             self._defer(name, factor, pieces)
         else:
             self._by_pieces(name, factor, pieces)
@@ -140,7 +144,8 @@ class NormsAndSketch(Quantity):
         for name, g in gradient.items():
             if name in self._narrowings:
                 g = g.double().flatten(1) @ self._narrowings[name].double()
-            alone = SampleGradients([Dense(g[None])], bound=g.nbytes)
+            dense = Dense(g.reshape(1, *self._shapes[name]))
+            alone = SampleGradients([dense], bound=4 * g.nbytes)
             sketch = sketch + alone.sketch(self._sketches[name])
         found, expected = [self.sketch[number].double()], [sketch[0]]
         if self._has_norms:
@@ -157,6 +162,15 @@ class NormsAndSketch(Quantity):
         self.sketch = self.sketch.contiguous()
         self.sketch[:, :-1] += self._unfolded[:, self._dim :]
         self._unfolded, self._norms = torch.empty(0), {}
+
+    def _add_reshaped(self, name: str, factors: Sequence[Factor]) -> None:
+        """Adds the sketches of gradients of another shape than the map's."""
+        for factor in factors:
+            for samples in _pieces(factor.shape[0], self._bytes_each(factor)):
+                entries = factor.part(samples).materialize(wide(factor.dtype))
+                dense = Dense(entries.reshape(len(entries), *self._shapes[name]))
+                alone = SampleGradients([dense], bound=entries.nbytes)
+                self.sketch[samples] += alone.sketch(self._sketches[name])
 
     def _goes_by_entries(self, factor: Factor) -> bool:
         if factor.device.type != "cpu" or isinstance(factor, RowSum | ByOwner):
@@ -284,7 +298,6 @@ class NormsAndSketch(Quantity):
         entries = factor.materialize(dtype)
         if self._order == "projection" and entries.dim() > 3:
             entries = entries.flatten(3).mT
-        entries = entries.reshape(len(entries), len(to.row_signs), *entries.shape[2:])
         # Applies signs while reordering: one pass over all entries instead of three.
         signs = to.signs.view(entries.shape[1:])
         signed = torch.mul(entries, signs, out=self._held("entries", entries.shape, dtype))
