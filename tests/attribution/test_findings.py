@@ -1,7 +1,11 @@
+import threading
+
 import numpy as np
 import pytest
+import torch
 
 from pergrad.attribution import Samples, analyse, quantiles
+from pergrad.attribution.findings import _side_by_side
 from tests.attribution.gradient_cases import gradients, samples_of
 
 
@@ -76,3 +80,61 @@ def test_quantiles_are_of_the_finite_values() -> None:
     found = quantiles(values)
     assert (found["0"], found["0.05"], found["0.5"], found["1"]) == (0, 5, 50, 100)
     assert (found["mean"], found["not_finite"]) == (50, 1)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_both_results_come_in_order(threads):
+    assert _side_by_side(lambda: 1, lambda: "b", threads=threads) == (1, "b")
+
+
+def test_two_threads_run_both_at_the_same_time():
+    both = threading.Barrier(2, timeout=20)
+    _side_by_side(both.wait, both.wait, threads=2)
+
+
+def test_one_thread_is_that_of_the_caller():
+    found = _side_by_side(threading.get_ident, threading.get_ident, threads=1)
+    assert found == (threading.get_ident(),) * 2
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_of_either_is_raised(number, threads):
+    def wrong():
+        raise ValueError("of this part")
+
+    parts = [lambda: 1, lambda: 1]
+    parts[number] = wrong
+    with pytest.raises(ValueError, match="of this part"):
+        _side_by_side(*parts, threads=threads)
+
+
+def test_numpys_handling_of_errors_is_that_of_the_caller():
+    def overflows():
+        return np.float32(1e30) * np.float32(1e30)
+
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        _side_by_side(lambda: 1, overflows, threads=2)
+
+
+def test_findings_are_the_same_on_any_number_of_threads():
+    rows = gradients(300, 40)
+    plain = samples_of(rows)
+    free, target = gradients(300, 24)[:, None].astype(np.float32), np.arange(300) % 3
+    samples = Samples(
+        *(plain.index, plain.loss, plain.norm, plain.group_norms, plain.sketch),
+        *(free, target, target, np.full((300, 2), 0.5)),
+    )
+    before, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append(analyse(samples))
+    finally:
+        torch.set_num_threads(before)
+    one, two = found
+    assert one.evidence == two.evidence
+    np.testing.assert_array_equal(one.outlier, two.outlier)
+    np.testing.assert_array_equal(one.labels.doubt, two.labels.doubt)
+    np.testing.assert_array_equal(one.duplicates.cosine, two.duplicates.cosine)
+    np.testing.assert_array_equal(one.rank, two.rank)

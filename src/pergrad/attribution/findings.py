@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
+import torch
 from threadpoolctl import threadpool_limits
 
 from pergrad.attribution.alignment import alignment
@@ -15,13 +19,16 @@ from pergrad.attribution.evidence import evidence
 from pergrad.attribution.groups import dominant_groups
 from pergrad.attribution.influence import outlying, self_influence
 from pergrad.attribution.labels import LabelErrors, Memorised, label_errors, memorised
-from pergrad.attribution.matrices import Chosen
+from pergrad.attribution.matrices import Chosen, is_small
 from pergrad.attribution.noise import Noise, gradient_noise
 from pergrad.attribution.pushes import Pushes, pushes
 from pergrad.attribution.samples import Floats, Integers, Samples
 from pergrad.attribution.suspicion import ranks, suspicion
 
 __all__ = ["Findings", "analyse", "quantiles"]
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 # Cosines of near-duplicates, and the largest share of their distance in that to the fifth-nearest sample.
 # Chosen on the older cells of `benchmarks.ranking` (97% of the copies with 1% of noise are found, and hardly
@@ -101,7 +108,7 @@ def analyse(
 ) -> Findings:
     """Computes all findings of a report from losses, norms and sketches; needs neither model nor data.
 
-    Deterministic: equal arrays give equal findings.
+    Deterministic: equal arrays give equal findings, on any number of threads.
 
     Args:
         samples: the rows of the pass over the data set.
@@ -126,7 +133,12 @@ def analyse(
     influence = _spread(self_influence(rows, damping=damping), usable)
     scores = suspicion(np.where(usable, samples.loss, np.nan), influence)
     free = _directions_of_free(samples)
-    labels, outlier, of_model = _label_free(samples, free, damping)
+    is_held = samples.free is not None and is_small(samples.free)
+    (labels, outlier, of_model), duplicates = _side_by_side(
+        lambda: _label_free(samples, free, damping),
+        lambda: _duplicates(samples, pointing, free, duplicate_cosine),
+        threads=torch.get_num_threads() if is_held else 1,
+    )
     rank = ranks(scores if labels is None else np.where(usable, labels.doubt, np.inf))
     # Rows among the usable samples: pushes compare sketches, which must be finite.
     best = np.argsort(rank[usable], kind="stable")[:top]
@@ -142,10 +154,23 @@ def analyse(
         evidence(samples, aligned, influence, labels, outlier, names),
         gradient_noise(samples.norm[usable], rows),
         dominant_groups(samples.group_norms),
-        _duplicates(samples, pointing, free, duplicate_cosine),
+        duplicates,
         pushes(samples.index[usable], pointing, best),
         {"norm": quantiles(samples.norm), "loss": quantiles(samples.loss)},
     )
+
+
+def _side_by_side(one: Callable[[], A], other: Callable[[], B], *, threads: int) -> tuple[A, B]:
+    """Returns the results of both, which run at the same time if there are two threads.
+
+    A product of matrices rounds differently on several threads. This keeps each on one, and both busy.
+    """
+    if threads < 2:
+        return one(), other()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        # NumPy's handling of errors, for one, belongs to the context.
+        waiting = pool.submit(copy_context().run, other)
+        return one(), waiting.result()
 
 
 def _directions_of_free(samples: Samples) -> Directions | None:
