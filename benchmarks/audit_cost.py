@@ -1,12 +1,13 @@
 """Times an audit with label-free gradients against a plain training epoch, on scikit-learn's digits.
 
-Run as ``python -m benchmarks.audit_cost``; ``--store`` keeps the rows. ``--samples 10000`` audits shifted,
-turned and scaled digits. Models are the demo's convnet; one so narrow that the fixed costs of an audit
-dominate; one of twice the width; and an MLP. Epochs and audits alternate, so that a slow phase of the
-machine affects all of them; the fastest of each counts, in CPU time of this process. An epoch loads with a
-`DataLoader` and steps with Adam, at the audit's batch size and at 64, the demo's batch size. An audit is
-timed in three parts: the pass over the data, which computes two gradients of each sample, the pass with the
-analysis of its rows, and a whole audit with its proof, the labels, tables and pictures of the demo.
+Run as ``python -m benchmarks.audit_cost``; ``--store`` keeps the rows, and ``--write docs/howto/audit.md``
+writes the table of all stored rows. ``--samples 10000`` audits shifted, turned and scaled digits. Models are
+the demo's convnet; one so narrow that the fixed costs of an audit dominate; one of twice the width; and an
+MLP. Epochs and audits alternate, so that a slow phase of the machine affects all of them; the fastest of each
+counts, in CPU time of this process. An epoch loads with a `DataLoader` and steps with Adam, at the audit's
+batch size and at 64, the demo's batch size. An audit is timed in three parts: the pass over the data, which
+computes two gradients of each sample, the pass with the analysis of its rows, and a whole audit with its
+proof, the labels, tables and pictures of the demo.
 
 From the first audit on, a process keeps the memory that a batch frees, which speeds up epochs too, by a third
 at 1024 samples. So some epochs are timed before the first audit, as in training, and some alternate with
@@ -32,6 +33,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.fastest import fastest, fastest_rows
 from benchmarks.rows import RESULTS, Row, file_name, provenance, read, write
+from benchmarks.table import settle
 from pergrad.attribution import Samples, analyse
 from pergrad.audit import AuditOptions, Spec, run_audit
 from pergrad.audit.streaming.gradients import Gradients, joined_rows
@@ -43,6 +45,7 @@ from pergrad.cli.malloc import keep_freed_memory
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import mislabelled_digits as digits
 
+_MARKERS = "<!-- audit-cost:start -->", "<!-- audit-cost:end -->"
 _TRAINED_WITH = 64
 _TITLES = {
     "plain": "a plain training epoch",
@@ -245,7 +248,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", action="store_true", help="keep the rows")
+    parser.add_argument("--write", type=Path, help="write the stored costs into this page alone")
     options = parser.parse_args(arguments)
+    if options.write is not None:
+        settle(markdown(), options.write, None, markers=_MARKERS, module="benchmarks.audit_cost")
+        return
     torch.set_num_threads(options.threads)
     found = rows(
         *(options.batch_size, options.sketch_dim, options.rounds, options.seed),

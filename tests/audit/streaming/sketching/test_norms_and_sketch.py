@@ -81,7 +81,7 @@ def test_kernels_by_windows_and_by_samples_as_groups_have_the_same_sketch(
     factor = Convolution(g, x, (16, 16, taps, taps), ones, around, ones, groups)
     own = NormsAndSketch(64, 3, order=order)
     in_memory = order == "memory"
-    by_groups = in_memory and dtype == torch.float32 and side >= 8 and taps == 3
+    by_groups = in_memory and dtype == torch.float32 and taps == 3
     assert own._goes_by_samples_as_groups(factor) == by_groups
     by_windows = groups == 1 and (in_memory or side < 12 or taps == 1)
     assert own._goes_by_windows(factor) == by_windows
@@ -210,3 +210,16 @@ def test_the_report_of_a_sample_is_what_its_gradient_gives():
         assert_near(found, expected)
         own["0.weight"] = 2 * own["0.weight"]
         assert not torch.allclose(found, quantity.sample_report(n, own).expected)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2000,)])
+@pytest.mark.parametrize("bound", [1, 2**20])
+def test_vectors_that_are_used_twice_are_a_row_of_the_map(shape, bound):
+    factors = [Dense(data(6, *shape)), Dense(data(6, *shape, seed=1))]
+    quantity = NormsAndSketch(16, 3, order="memory")
+    quantity.begin(Batch(6, {"w": torch.zeros(shape, dtype=torch.float64)}))
+    quantity.consume("w", SampleGradients(factors, bound=bound))
+    quantity.end()
+    exact = dense_of(factors)
+    assert_near(quantity.squares["w"], exact.reshape(6, -1).square().sum(1))
+    assert_near(quantity.sketch, sketch_of(exact, map_of(shape, 16, "memory")))

@@ -20,7 +20,6 @@ from pergrad.runtime import bmm, wide
 __all__ = ["as_matrix", "is_narrowed", "narrowed", "narrowings"]
 
 _WIDTH = 32  # columns that are left
-_AT_ONCE = 256  # samples; larger pieces are no faster
 
 
 def as_matrix(shape: Sequence[int]) -> tuple[int, ...]:
@@ -64,7 +63,7 @@ def narrowed(factor: Factor, signs: Tensor, bound: int) -> Iterator[tuple[slice,
         each = (2 * factor.positions + shape[0]) * _WIDTH
     else:
         each = prod(shape) + factor.scratch
-    step = min(at_once(each * dtype.itemsize, bound), _AT_ONCE)
+    step = at_once(each * dtype.itemsize, bound)
     for start in range(0, samples, step):
         some = slice(start, min(start + step, samples))
         part = factor.part(some)

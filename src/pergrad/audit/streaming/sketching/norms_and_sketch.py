@@ -27,7 +27,6 @@ _PIECE = 4 * 2**20  # bytes; a piece stays in the cache until it is reduced
 _AT_ONCE = 256  # samples; larger pieces are no faster
 _MOST_KEPT = 64  # sets of small parameters; each has a table
 _FEW = 512  # entries; smaller gradients are sketched together
-_MANY_POSITIONS = 32  # of a convolution's output
 
 
 @dataclass(frozen=True)
@@ -127,10 +126,10 @@ class NormsAndSketch(Quantity):
         if others or each > _PIECE or not self._goes_by_entries(factor):
             if self._has_norms:
                 self.squares[name] = gradients.squared_norms()
-            if len(self._shapes[name]) == len(gradients.shape):
-                self.sketch += gradients.sketch(self._sketches[name])
+            if self._order == "memory" and len(gradients.shape) < 2:
+                self._add_row(name, gradients)
             else:
-                self._add_reshaped(name, gradients.factors)
+                self.sketch += gradients.sketch(self._sketches[name])
             return
         pieces = _pieces(factor.shape[0], each)
         is_row = len(self._sketches[name].row_signs) == 1  # in adjacent buckets
@@ -163,13 +162,15 @@ class NormsAndSketch(Quantity):
         self.sketch[:, :-1] += self._unfolded[:, self._dim :]
         self._unfolded, self._norms = torch.empty(0), {}
 
-    def _add_reshaped(self, name: str, factors: Sequence[Factor]) -> None:
-        """Adds the sketches of gradients of another shape than the map's."""
-        for factor in factors:
-            for samples in _pieces(factor.shape[0], self._bytes_each(factor)):
+    def _add_row(self, name: str, gradients: SampleGradients) -> None:
+        """Adds the sketches of a vector, which the map has as a row."""
+        for factor in gradients.factors:
+            step = at_once(self._bytes_each(factor), gradients.bound)
+            for start in range(0, factor.shape[0], step):
+                samples = slice(start, start + step)
                 entries = factor.part(samples).materialize(wide(factor.dtype))
-                dense = Dense(entries.reshape(len(entries), *self._shapes[name]))
-                alone = SampleGradients([dense], bound=entries.nbytes)
+                row = Dense(entries.reshape(len(entries), *self._shapes[name]))
+                alone = SampleGradients([row], bound=gradients.bound)
                 self.sketch[samples] += alone.sketch(self._sketches[name])
 
     def _goes_by_entries(self, factor: Factor) -> bool:
@@ -181,14 +182,14 @@ class NormsAndSketch(Quantity):
         return True
 
     def _goes_by_samples_as_groups(self, factor: Convolution) -> bool:
-        """Whether one grouped convolution beats copying the windows and multiplying them.
+        """Whether one grouped convolution beats copying windows in the order of memory.
 
-        It copies nothing, and oneDNN runs it at full width, but with few positions writing its result takes
-        most of the time. Another order of the columns takes a copy, and as long as the windows.
+        It copies nothing, and oneDNN, which has no float64, runs it at full width. Another order of the
+        columns takes a copy of all gradients, which is slower than windows in that order.
         """
-        if self._order == "projection" or factor.dtype == torch.float64:
+        if self._order == "projection" or wide(factor.dtype) != torch.float32:
             return False
-        return prod(factor.kernel[2:]) > 1 and factor.positions >= _MANY_POSITIONS
+        return prod(factor.kernel[2:]) > 1
 
     def _goes_by_windows(self, factor: Convolution) -> bool:
         """Whether to copy windows in the order of the map, or else reorder the gradients afterwards.
@@ -261,13 +262,15 @@ class NormsAndSketch(Quantity):
 
     def _by_narrowed(self, name: str, gradients: SampleGradients) -> None:
         """Adds the sketches of G_n B, whose product is smaller than that of G_n."""
+        on_cpu = self.sketch.device.type == "cpu"
+        bound = _PIECE if on_cpu else gradients.bound
         for factor in gradients.factors:
             to = self._map(name, wide(factor.dtype))
-            for samples, product in narrowed(factor, self._narrowings[name], _PIECE):
-                if factor.device.type == "cpu":
+            for samples, product in narrowed(factor, self._narrowings[name], bound):
+                if on_cpu:
                     self._add(samples, product.mul_(to.signs), to)
                 else:
-                    alone = SampleGradients([Dense(product)], bound=product.nbytes)
+                    alone = SampleGradients([Dense(product)], bound=bound)
                     self.sketch[samples] += alone.sketch(self._sketches[name])
 
     def _map(self, name: str, dtype: torch.dtype) -> _Map:
