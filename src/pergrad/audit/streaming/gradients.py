@@ -113,8 +113,9 @@ class Gradients:
         self.fallback: str | None = (
             None  # why batches are computed sample by sample, where they are
         )
-        # Reused for every batch: it holds the tables of random buckets.
-        self._quantity = NormsAndSketch(sketch_dim, seed, order="memory")
+        # Reused for every batch: it holds the tables of random buckets. The map is that of an index, which an
+        # audit may leave.
+        self._quantity = NormsAndSketch(sketch_dim, seed)
 
     def arguments(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """Moves a batch to the model's device and dtype."""

@@ -21,7 +21,7 @@ from pergrad.runtime import wide
 
 __all__ = ["SKETCHES", "NormsAndSketch"]
 
-SKETCHES = 2  # version of the maps of an audit; in 1 a kernel's taps were before its channels
+SKETCHES = 2  # version of the label-free maps; in 1 they were those of `Projection`
 
 _PIECE = 4 * 2**20  # bytes; a piece stays in the cache until it is reduced
 _AT_ONCE = 256  # samples; larger pieces are no faster
