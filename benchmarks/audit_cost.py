@@ -229,12 +229,15 @@ def markdown() -> str:
     ]
     for title in sorted(newest):
         seconds = {row.method: row.fastest or 0.0 for row in newest[title]}
-        parts = [seconds["pass"] / seconds["plain"]]
-        parts += [
-            seconds["audit"] / seconds[name] for name in ("plain", "plain-before", "plain-64")
+        pairs = [
+            ("pass", "plain"),
+            *(("audit", name) for name in ("plain", "plain-before", "plain-64")),
         ]
-        parts.append(seconds["audit-clock"] / seconds["plain-clock"])
-        lines.append(f"| {title} | {' | '.join(f'{part:.2f}' for part in parts)} |")
+        parts = [f"{seconds[one] / seconds[other]:.2f}" for one, other in pairs]
+        # Rows of earlier commits were not timed by the clock.
+        has_clock = "audit-clock" in seconds
+        parts.append(f"{seconds['audit-clock'] / seconds['plain-clock']:.2f}" if has_clock else "–")
+        lines.append(f"| {title} | {' | '.join(parts)} |")
     return "\n".join(lines)
 
 
