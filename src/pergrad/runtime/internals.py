@@ -22,6 +22,7 @@ from pergrad.runtime.boundary import Entry, find, resolver
 
 __all__ = [
     "ALPHA",
+    "CONTROL_FLOW",
     "DIMS",
     "ENGINE",
     "ENTRIES",
@@ -52,6 +53,10 @@ ENGINE = "_engine_run_backward"
 # Modules of torch's own operators, such as `torch.ops.aten.sin`. An operator of another module is treated as
 # a function of the user, which takes longer.
 OWN_OPERATORS = frozenset(["torch._ops.aten", "torch._ops.prims"])
+
+# The module of torch's operators that are given functions, such as `torch.cond`. One of another module is
+# not looked into: what its functions close over has no gradient.
+CONTROL_FLOW = "torch.ops.higher_order"
 
 
 # -- objects that callers use in place of the named ones

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._higher_order_ops.hints_wrap import hints_wrapper
+from torch._higher_order_ops.map import map as torch_map
+from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 import pergrad
@@ -49,6 +52,32 @@ PROGRAMS: dict[str, tuple[Program, Program]] = {
         )[1],
         lambda m, x: m.b(m.b(m.a(x)).sin()).sin(),
     ),
+    "map over samples": (
+        lambda m, x: m.b(x) + torch_map(lambda row: m.a(row).sin(), x),
+        lambda m, x: m.b(x) + m.a(x).sin(),
+    ),
+    "map over columns": (
+        lambda m, x: (
+            torch_map(lambda c, w: {"c": c[0] * c[1] * w}, (m.a(x).T, x.T), m.w[0, 0])["c"].T
+        ),
+        lambda m, x: m.a(x) * x * m.w[0, 0],
+    ),
+    "scan over columns": (
+        lambda m, x: scan(
+            lambda c, column: (c + m.w[0, 0] * column, 2 * c), m.a(x)[:, 0], x, dim=1
+        )[1],
+        lambda m, x: (
+            2 * torch.stack([m.a(x)[:, 0] + m.w[0, 0] * x[:, :t].sum(1) for t in (0, 1, 2)], 1)
+        ),
+    ),
+    "scan with two carries": (
+        lambda m, x: scan(
+            lambda c, column: ((c[0] + column, c[1] * column), c[0]),
+            (m.a(x)[:, 0], m.b(x)[:, 0]),
+            x.T,
+        )[0][1][:, None],
+        lambda m, x: (m.b(x)[:, 0] * x.prod(1))[:, None],
+    ),
 }
 
 
@@ -69,4 +98,33 @@ def test_a_branch_that_mixes_samples_is_refused() -> None:
 
     model, batch = Case(centred, "refused").made()
     with pytest.raises(pergrad.PergradError, match="mean"):
+        pergrad.norms(model, squares, *batch)
+
+
+def test_a_function_that_mixes_in_a_map_is_refused() -> None:
+    def centred(m: Any, x: Tensor) -> Tensor:
+        return torch_map(lambda row, mean: row - mean, m.a(x), m.a(x).mean(0))
+
+    model, batch = Case(centred, "refused").made()
+    with pytest.raises(pergrad.PergradError, match="mean"):
+        pergrad.norms(model, squares, *batch)
+
+
+@pytest.mark.parametrize(
+    ("program", "named"),
+    [
+        (lambda m, x: m.b(x) + hints_wrapper(lambda t: m.a(t), (x,), {}, hints={}), "'a.weight'"),
+        (
+            lambda m, x: (lambda h: h + hints_wrapper(lambda t: t * h, (x,), {}, hints={}))(m.a(x)),
+            "a tensor of shape",
+        ),
+    ],
+    ids=["a parameter", "an activation"],
+)
+def test_an_operator_of_a_function_that_closes_over_recorded_tensors_is_refused(
+    program: Program, named: str
+) -> None:
+    """Such operators drop the gradients of what they are not given."""
+    model, batch = Case(program, "refused").made()
+    with pytest.raises(pergrad.PergradError, match=f"hints_wrapper.*{named}"):
         pergrad.norms(model, squares, *batch)

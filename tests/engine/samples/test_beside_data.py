@@ -76,6 +76,27 @@ WITH_WEIGHTS: dict[str, Program] = {
     "bias of one sample": lambda m, x: F.conv1d(x[:, None], m.k, m.a(x)[1]),
     "bias of a column": lambda m, x: F.conv1d(x[:, None], m.k, m.a(x)[:3, 0]),
 }
+# The samples are moved to another dimension of the same size, and data of all samples is beside them.
+ACROSS: dict[str, Program] = {
+    "sum": lambda m, x: x + m.a(x).mT,
+    "product": lambda m, x: m.a(x).transpose(0, 1) * x,
+    "stack": lambda m, x: torch.stack([x, m.a(x).T], -1),
+    "where": lambda m, x: torch.where(x > 0, m.a(x).T, x),
+    "mask": lambda m, x: m.a(x).T.masked_fill(x > 0, 0.0),
+    "loss": lambda m, x: F.smooth_l1_loss(m.a(x).T, x, reduction="none"),
+    "no handler": lambda m, x: torch.linalg.cross(m.a(x).T, x),
+    "addcmul of a weight": lambda m, x: torch.addcmul(m.a(x).T, x, m.s),
+    "derived weight": lambda m, x: torch.addcmul(m.a(x).T, x, m.s.exp()),
+    "triangle": lambda m, x: x + m.a(x).triu().T,
+}
+# Data that all samples share, or that moves with them, is beside no other sample.
+ALONG: dict[str, Program] = {
+    "moved along": lambda m, x: (x.T + m.a(x).T).T,
+    "constant": lambda m, x: (m.a(x).T + torch.ones(3, 3, dtype=x.dtype).triu()).T,
+    "buffer": lambda m, x: (m.a(x).T * m.table).T,
+    "context": lambda m, x: m.a(x) + x.T,
+    "shared by all rows": lambda m, x: (x @ m.a(x).T).T,
+}
 # Data of other samples is the context of the rows that it is beside: row n is sample n's.
 CONTEXT: dict[str, Program] = {
     "bilinear": lambda m, x: F.bilinear(m.a(x), x.flip(0), m.pairs),
@@ -152,6 +173,29 @@ def test_data_of_other_samples_is_the_context_of_rows_in_order(name: str, count:
     for rows in found:
         for name_of_weight, grad in expected.items():
             assert_near(rows[name_of_weight], grad, name_of_weight)
+
+
+@pytest.mark.parametrize("quantity", [pergrad.Grads, pergrad.Norms])
+@pytest.mark.parametrize("name", ACROSS)
+def test_rows_across_data_of_all_samples_are_refused(name: str, quantity: Any) -> None:
+    own, x = model(ACROSS[name]), batch(3)
+    with pytest.raises(pergrad.PergradError, match="samples"), pergrad.record(own, quantity()):
+        own(x).square().sum().backward()
+    with pytest.raises(pergrad.PergradError):
+        pergrad.grads(own, losses, x)
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_data_that_goes_along_with_rows_in_another_dimension_is_exact(name: str) -> None:
+    own, x = model(ALONG[name]), batch(3)
+    own.register_buffer("table", torch.randn(3, 3, dtype=x.dtype))
+    _, expected = rows_of_losses(own, losses, x)
+    rows = pergrad.grads(own, losses, x)
+    with pergrad.record(own, pergrad.Grads()) as block:
+        own(x).square().sum().backward()
+    for name_of_weight, grad in expected.items():
+        assert_near(rows[name_of_weight], grad, name_of_weight)
+        assert_near(block.result[name_of_weight], grad, name_of_weight)
 
 
 @pytest.mark.parametrize("name", TOGETHER)

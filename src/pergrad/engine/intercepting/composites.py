@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pergrad.errors import UnsupportedFunctionError
 from pergrad.runtime import internals
 from pergrad.runtime.caches import cached
+from pergrad.runtime.containers import map_parts, parts_of, refilled
 
 __all__ = [
     "CONTROL_FLOW",
     "checks_overrides",
     "is_composite",
     "run_backward",
+    "watched",
     "without_override_check",
 ]
 
@@ -115,8 +120,84 @@ def _while_loop(
     return carried
 
 
-# Torch compiles the branches itself, and their backward; within a recording it must not.
+def _map(function: Callable[..., Any], xs: Sequence[Tensor], others: Sequence[Any] = ()) -> Any:
+    return _stacked([function(*row, *others) for row in zip(*map(torch.unbind, xs), strict=True)])
+
+
+def _scan(
+    combine: Callable[..., Any],
+    carried: Sequence[Any],
+    xs: Sequence[Tensor],
+    others: Sequence[Any] = (),
+) -> Any:
+    """Returns the last carry and the stacked outputs; one flat tuple if the function returns one."""
+    count = len(carried)
+    found: Any = ()
+    made: list[Any] = []
+    for row in zip(*map(torch.unbind, xs), strict=True):
+        found = combine(*carried, *row, *others)
+        is_pair = len(found) == 2 and len(parts_of(found[0])) == count
+        carried = parts_of(found[0]) if is_pair else found[:count]
+        made.append(found[1] if is_pair else tuple(found[count:]))
+    return (found[0], _stacked(made)) if is_pair else (*carried, *_stacked(made))
+
+
+def _stacked(found: Sequence[Any]) -> Any:
+    """Stacks the results of all steps, leaf by leaf."""
+    steps = zip(*map(parts_of, found), strict=True)
+    return refilled(found[0], [torch.stack(s) if isinstance(s[0], Tensor) else s[0] for s in steps])
+
+
+def watched(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    described: Callable[[Tensor], str | None],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Watches the functions that an operator is given: a recorded tensor that one closes over is an error.
+
+    Run eagerly, the operator would drop its gradient. `described` says what a recorded tensor is.
+    """
+    given = {id(t) for t in parts_of((args, kwargs)) if isinstance(t, Tensor)}
+    mode = _Watch(func, lambda t: None if id(t) in given else described(t))
+
+    def wrapped(part: Any) -> Any:
+        if not callable(part) or isinstance(part, Tensor | type | torch.fx.GraphModule):
+            return part
+
+        @functools.wraps(part)
+        def run(*inner_args: Any, **inner_kwargs: Any) -> Any:
+            with mode:
+                return part(*inner_args, **inner_kwargs)
+
+        return run
+
+    return map_parts(wrapped, (args, kwargs))
+
+
+class _Watch(TorchFunctionMode):
+    def __init__(self, func: Any, described: Callable[[Tensor], str | None]) -> None:
+        super().__init__()
+        self._func = func
+        self._described = described
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for t in parts_of((args, kwargs)):
+            found = self._described(t) if isinstance(t, Tensor) and t.requires_grad else None
+            if found is not None:
+                raise UnsupportedFunctionError(
+                    f"`{self._func.__module__}.{self._func.__name__}` runs a function that uses {found} "
+                    "without getting it as an argument, and would drop its gradient: pass it as an "
+                    "argument of the operator, or write the operator out in Python"
+                )
+        return func(*args, **(kwargs or {}))
+
+
+# Torch compiles the branches itself, and their backward; within a recording it must not. Run eagerly, it
+# drops the gradients of whatever the functions close over.
 CONTROL_FLOW: dict[Any, Callable[..., Any]] = {
     torch.ops.higher_order.cond: _cond,
+    torch.ops.higher_order.map_impl: _map,
+    torch.ops.higher_order.scan: _scan,
     torch.ops.higher_order.while_loop: _while_loop,
 }

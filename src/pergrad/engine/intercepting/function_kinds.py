@@ -13,6 +13,7 @@ from torch import Tensor
 from pergrad.engine.intercepting.composites import CONTROL_FLOW, checks_overrides
 from pergrad.engine.samples.propagation import is_own, name_of
 from pergrad.engine.samples.propagation.in_place import writes_in_place
+from pergrad.runtime import internals
 from pergrad.runtime.caches import cached
 
 __all__ = ["Kind", "kind_of"]
@@ -75,7 +76,7 @@ class Kind(Enum):
 
 @cached("what the recorder does with a function, by function")
 def kind_of(func: Callable[..., Any]) -> Kind:
-    if func in CONTROL_FLOW:
+    if func in CONTROL_FLOW or getattr(func, "__module__", None) == internals.CONTROL_FLOW:
         return Kind.CONTROL_FLOW
     name = name_of(func)
     if func.__name__ == "__get__":

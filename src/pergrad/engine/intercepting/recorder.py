@@ -21,7 +21,11 @@ from pergrad.engine.intercepting.backward_passes import (
     run_passes,
     run_passes_of_empty_batch,
 )
-from pergrad.engine.intercepting.composites import CONTROL_FLOW, without_override_check
+from pergrad.engine.intercepting.composites import (
+    CONTROL_FLOW,
+    watched,
+    without_override_check,
+)
 from pergrad.engine.intercepting.function_kinds import Kind, kind_of
 from pergrad.engine.intercepting.mapping import mapped_over_samples
 from pergrad.engine.intercepting.rule_calls import cached_plan, call_by_plan
@@ -225,8 +229,12 @@ class Recorder(WeightCalls):
             found = func(*args, **kwargs)
             return leaving_tags_out_of_files(found) if func is _REDUCE else found
         if kind is _CONTROL_FLOW:
-            with self:
-                return CONTROL_FLOW[func](*args, **kwargs)
+            known = CONTROL_FLOW.get(func)
+            if known is not None:
+                with self:
+                    return known(*args, **kwargs)
+            args, kwargs = watched(func, args, kwargs, self._described)
+            kind = _ORDINARY
         if not self._begun:
             return self._before(kind, func, args, kwargs)
         if kind is not _ORDINARY:
@@ -293,6 +301,15 @@ class Recorder(WeightCalls):
         if not tracker.recall(signature, output):
             tracker.propagate_from(func, args, kwargs, output, tensors, tags, signature)
         return output
+
+    def _described(self, t: Tensor) -> str | None:
+        """Says what a tensor that requires grad is; None if the recording does not know it."""
+        weight = self.tracker.weight_of(t) if self._begun and self.tracker.knows(t) else None
+        names = [name for name, p in self._parameters.items() if p is t]
+        if weight is not None or names:
+            return f"parameter {(names[0] if weight is None else weight.name)!r}"
+        is_known = self._begun and self.tracker.knows(t)
+        return f"a tensor of shape {tuple(t.shape)}" if is_known else None
 
     def _by_their_classes(
         self,

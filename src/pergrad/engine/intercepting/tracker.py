@@ -438,7 +438,9 @@ class Tracker:
     def _refuse_other_data(self, call: Call, found: list[Layout]) -> None:
         if call.flows and call.has_samples:
             for k, t in enumerate(call.outputs):
-                if call.leaves_data or is_beside_other_data(call, t, found[k], self.knows):
+                if call.leaves_data or is_beside_other_data(
+                    call, t, found[k], self.knows, self.batch_dim
+                ):
                     found[k] = call.mixed("combines rows of samples with data of others")
 
     def _mark_all(self, call: Call, found: list[Layout]) -> None:
@@ -451,7 +453,9 @@ class Tracker:
             if isinstance(layout, Lost) and layout.is_fatal and call.flows:
                 if not any(layout is own for own in call.layouts):
                     proved = proved_on_graph(t, self.scope)
-                    if proved is not None and not is_beside_other_data(call, t, proved, self.knows):
+                    if proved is not None and not is_beside_other_data(
+                        call, t, proved, self.knows, self.batch_dim
+                    ):
                         found[k] = proved
                     call.reads_values = True
                 refuse_lost(t, found[k])

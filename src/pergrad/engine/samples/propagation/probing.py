@@ -29,6 +29,7 @@ from pergrad.engine.samples.propagation.totals import origin_of
 from pergrad.engine.samples.proving import Source, proved, subsets
 from pergrad.engine.samples.signatures import Signature, describe_hashable, signature_of_call
 from pergrad.engine.samples.sizes import BatchSize
+from pergrad.errors import PergradError
 from pergrad.runtime import internals, is_traced
 from pergrad.runtime.caches import Cache
 from pergrad.runtime.containers import map_parts
@@ -66,10 +67,13 @@ def layouts_by_probe(call: Call) -> list[Layout]:
     if any(map(is_traced, call.tensors)):
         return _probed_in_trace(call)
     call.reads_values = True  # until it is clear that they do not matter
-    found = _proved_by_graph(call) if any(t.requires_grad for t in call.outputs) else None
-    if found is None:
-        found = _found_by_values(call)
-    layouts, is_certain = found
+    try:
+        found = _proved_by_graph(call) if any(t.requires_grad for t in call.outputs) else None
+        layouts, is_certain = found or _found_by_values(call)
+    except RuntimeError as error:  # a trace of the user's own has no values to compare
+        if isinstance(error, PergradError | torch.OutOfMemoryError):
+            raise
+        return _refused(call, f"{_UNKNOWN}: probing it raises {_first_line(error)}")
     answer = layouts if isinstance(layouts, str) else tuple(layout.key for layout in layouts)
     is_kept = is_certain and (
         answer == _MIXES or all(isinstance(layout, Samples) for layout in layouts)
