@@ -238,6 +238,36 @@ def test_two_threads_record_two_models_at_once() -> None:
     assert not failures, failures
 
 
+def test_two_threads_record_one_model_at_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    batches = [data(5, 4), data(3, 4)]
+    expected = [loop_grads(model, squares, x) for x in batches]
+    barrier = threading.Barrier(2, timeout=60)
+    failures: list[BaseException] = []
+
+    def work(k: int) -> None:
+        try:
+            for _ in range(10):
+                with pergrad.record(model, pergrad.Grads()) as grads:
+                    barrier.wait()
+                    output = model(batches[k])
+                    barrier.wait()
+                    (output**2).sum().backward()
+                    barrier.wait()
+                for name, rows in expected[k].items():
+                    assert_near(grads.result[name], rows, f"thread {k}, {name}")
+        except BaseException as error:
+            failures.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
 def test_one_thread_records_while_another_trains_the_same_way_as_ever() -> None:
     recorded, plain = nn.Linear(4, 3).double(), nn.Linear(4, 3).double()
     x = data(5, 4)

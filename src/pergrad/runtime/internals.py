@@ -278,6 +278,12 @@ ENTRIES: Mapping[str, Entry] = {
         "to handle an autograd.Function as a mode handles functions",
         _ERROR,
     ),
+    "pop_uppermost_mode": Entry(
+        "torch.overrides._pop_mode", "to record beneath modes that are active already", _ERROR
+    ),
+    "push_mode": Entry(
+        "torch.overrides._push_mode", "to record beneath modes that are active already", _ERROR
+    ),
     "FakeTensor": Entry(
         "torch._subclasses.fake_tensor.FakeTensor",
         "to tell tensors of a trace from those with values",

@@ -13,7 +13,7 @@ from transformers import BatchEncoding
 
 import pergrad
 from pergrad.errors import BatchSizeError, UnsupportedFunctionError
-from pergrad.testing import loop_grads
+from pergrad.testing import assert_near, loop_grads
 from tests.engine.exactness import Formula, assert_all_near, numbers
 
 D = 4
@@ -105,3 +105,17 @@ class Nests(nn.Linear):
 def test_nested_tensors_that_nothing_has_seen_being_made_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedFunctionError, match=r"gets a nested tensor.*owners="):
         pergrad.norms(Nests(3, 2), lambda m, x: m(x).sum((1, 2)), torch.randn(4, 5, 3))
+
+
+def test_an_inference_tensor_is_refused_as_an_argument_and_exact_as_a_constant() -> None:
+    model, x = nn.Linear(3, 2).double(), torch.randn(4, 3, dtype=torch.float64)
+    with torch.inference_mode():
+        rows, shift = x.clone(), torch.randn(2, dtype=torch.float64)
+    with pytest.raises(UnsupportedFunctionError, match="an inference tensor.*: clone it"):
+        pergrad.norms(model, lambda m, x: m(x).sum(1), rows)
+
+    def losses(m: nn.Module, x: Tensor) -> Tensor:
+        return (m(x) + shift).square().sum(1)
+
+    for name, grad in loop_grads(model, losses, x).items():
+        assert_near(pergrad.grads(model, losses, x)[name], grad, name)

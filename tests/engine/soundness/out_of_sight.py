@@ -204,7 +204,7 @@ def custom_operator(m: Any, x: Tensor) -> Tensor:
 @CASES.refused()
 def linearized_layer(m: Any, x: Tensor) -> Tensor:
     """Torch traces it, and a trace has no values to probe with."""
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of torch.jit
+    with warnings.catch_warnings(action="ignore"):  # of torch.jit and torch.fx
         _, tangent = torch.func.linearize(lambda t: m.a(t).tanh(), x)
     return m.b(tangent(torch.ones_like(x)))
 

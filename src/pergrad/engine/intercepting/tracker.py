@@ -323,6 +323,11 @@ class Tracker:
         layout = self.by_shape(t, dim)
         if is_known and layout is self.constant:
             return False
+        if t.is_inference():
+            raise UnsupportedFunctionError(
+                "an argument of the module is an inference tensor, which autograd cannot save: clone it "
+                "outside of torch.inference_mode(), or make it under torch.no_grad()"
+            )
         if not torch.is_grad_enabled():
             self.mark(t, layout)
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from pergrad.engine.recording.adopting import Adopter
 from pergrad.engine.recording.arguments import is_graph_batch
 from pergrad.engine.recording.inputs import batch_size_of, inputs_of, mark_inputs, mark_owned
 from pergrad.engine.recording.loss_units import LossReader
+from pergrad.engine.recording.modes import entered_beneath_modes
 from pergrad.engine.recording.modules import (
     hooks_of_parameters,
     refuse_new_parameters,
@@ -513,7 +515,13 @@ class Recording:
         try:
             hooked = guarding_modules(self._hooked) if self._hooked else _NOTHING
             spread = self._spreading() if self._is_spread else _NOTHING
-            with running_eagerly(), spread, hooked, intercepting_functions(), self._recorder:
+            with (
+                running_eagerly(),
+                spread,
+                hooked,
+                intercepting_functions(),
+                entered_beneath_modes(self._recorder),
+            ):
                 yield
         except PergradError:
             self._recorder.restore_buffers()
@@ -593,11 +601,16 @@ def recorded(
     kind = kind or Recording
     recording = kind(module, quantities, options, journal, is_block=True, batch=batch)
 
-    def before_forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        recording.enter_forward(args, kwargs)
+    thread = get_ident()  # another one may record the module, too
+
+    # Torch adds a hook before the note that it takes keywords: a call in another thread may be in between.
+    def before_forward(_: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> None:
+        if get_ident() == thread:
+            recording.enter_forward(args, kwargs)
 
     def after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        recording.leave_forward(output)
+        if get_ident() == thread:
+            recording.leave_forward(output)
 
     hooks: list[RemovableHandle] = []
     for called in (
