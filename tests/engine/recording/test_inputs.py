@@ -111,7 +111,7 @@ def test_an_inference_tensor_is_refused_as_an_argument_and_exact_as_a_constant()
     model, x = nn.Linear(3, 2).double(), torch.randn(4, 3, dtype=torch.float64)
     with torch.inference_mode():
         rows, shift = x.clone(), torch.randn(2, dtype=torch.float64)
-    with pytest.raises(UnsupportedFunctionError, match="an inference tensor.*: clone it"):
+    with pytest.raises(UnsupportedFunctionError, match=r"an inference tensor.*: clone it"):
         pergrad.norms(model, lambda m, x: m(x).sum(1), rows)
 
     def losses(m: nn.Module, x: Tensor) -> Tensor:

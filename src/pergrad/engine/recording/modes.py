@@ -20,12 +20,7 @@ def entered_beneath_modes(recorder: TorchFunctionMode) -> Iterator[None]:
 
     What they call instead of it is what the recorder sees, as if they had been entered within the block.
     """
-    foreign = foreign_modes()
-    if not foreign:
-        with recorder:
-            yield
-        return
-    modes = internals.function_modes()
+    modes, foreign = internals.function_modes(), foreign_modes()
     order = [*(mode for mode in modes if _is_known(mode)), recorder, *foreign]
     _exchange(len(modes), order)
     try:

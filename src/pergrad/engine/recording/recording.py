@@ -31,7 +31,7 @@ from pergrad.engine.recording.adopting import Adopter
 from pergrad.engine.recording.arguments import is_graph_batch
 from pergrad.engine.recording.inputs import batch_size_of, inputs_of, mark_inputs, mark_owned
 from pergrad.engine.recording.loss_units import LossReader
-from pergrad.engine.recording.modes import entered_beneath_modes
+from pergrad.engine.recording.modes import entered_beneath_modes, foreign_modes
 from pergrad.engine.recording.modules import (
     hooks_of_parameters,
     refuse_new_parameters,
@@ -515,13 +515,8 @@ class Recording:
         try:
             hooked = guarding_modules(self._hooked) if self._hooked else _NOTHING
             spread = self._spreading() if self._is_spread else _NOTHING
-            with (
-                running_eagerly(),
-                spread,
-                hooked,
-                intercepting_functions(),
-                entered_beneath_modes(self._recorder),
-            ):
+            recorder = entered_beneath_modes(self._recorder) if foreign_modes() else self._recorder
+            with running_eagerly(), spread, hooked, intercepting_functions(), recorder:
                 yield
         except PergradError:
             self._recorder.restore_buffers()
