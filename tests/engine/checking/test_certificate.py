@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.overrides import handle_torch_function, has_torch_function
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import pergrad
 from pergrad.engine.checking.certificate import Certificate
@@ -20,6 +21,7 @@ from pergrad.quantities import Quantity
 from pergrad.reductions import Directions
 from pergrad.rules import RULES
 from pergrad.runtime import internals
+from pergrad.testing import assert_near, loop_grads
 from tests.engine.exactness import Formula, numbers, state_of
 from tests.engine.wrong_rule import Scaled, doubled_rule, planted
 
@@ -544,6 +546,47 @@ def test_a_step_that_draws_otherwise_when_it_is_repeated_is_refused() -> None:
     model = Formula(drawn_by_count, a=nn.Linear(D, OUT)).double()
     with pytest.raises(pergrad.PergradError, match="the losses differ from those"):
         quietly(model, numbers(SIZE, D))
+
+
+class _Clamped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g.clamp(-0.1, 0.1)
+
+
+@pytest.mark.parametrize("way", ["function", "hook"])
+def test_right_gradients_of_a_nonlinear_backward_are_refused_and_not_called_wrong(way: str) -> None:
+    """The gradient of a weighted batch is no weighted sum there, so that it proves nothing."""
+    x = numbers(SIZE, D)
+    is_function = way == "function"
+    model = Formula(
+        lambda m, x: m.b(_Clamped.apply(m.a(x)) if is_function else m.a(x)),
+        a=nn.Linear(D, D),
+        b=nn.Linear(D, OUT),
+    ).double()
+    if not is_function:
+        model.a.weight.register_hook(lambda g: g / g.norm())
+    for name, rows in loop_grads(model, loss, x).items():
+        assert_near(pergrad.grads(model, loss, x)[name], rows, name)
+    with pytest.raises(pergrad.PergradError, match=r"'a\.weight'.* is not linear in the losses"):
+        quietly(model, x)
+
+
+def test_a_plain_step_that_cannot_be_repeated_is_refused() -> None:
+    contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
+    m = Formula(
+        lambda m, x: checkpoint(
+            lambda t: m.b(m.a(t).exp()), x, use_reentrant=False, context_fn=contexts
+        ),
+        a=nn.Linear(D, D),
+        b=nn.Linear(D, OUT),
+    ).double()
+    with pytest.raises(pergrad.PergradError, match=r"cannot be repeated.* an extra time"):
+        quietly(m, numbers(SIZE, D))
 
 
 class TiedInForward(nn.Module):

@@ -372,6 +372,9 @@ OUT_OF_SIGHT: dict[str, Callable[[Tensor], Tensor]] = {
 def test_data_made_out_of_sight_is_refused_by_the_function_that_got_it(way: str) -> None:
     layer = torch.nn.Linear(3, 2).double()
     model = Formula(lambda m, x: m.layer(OUT_OF_SIGHT[way](x)).exp(), layer=layer)
-    says = r"linear` got a tensor of shape \(4, 3\) beside parameter .*samples are unknown.*pass this tensor"
+    says = (
+        r"linear` got a tensor of shape \(4, 3\) beside parameters 'layer.weight' and 'layer.bias', "
+        r".*samples are unknown.*pass this tensor"
+    )
     with pytest.raises(PergradError, match=says), pergrad.record(model, pergrad.Norms()):
         model(numbers(4, 3)).sum().backward()

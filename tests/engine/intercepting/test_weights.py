@@ -394,7 +394,7 @@ def test_hooks_that_were_cleared_within_are_no_error() -> None:
 def test_an_ordinary_gradient_may_be_allowed_for_a_time() -> None:
     w, t = nn.Parameter(numbers(2)), numbers(2).requires_grad_()
     scope = Scope(N)
-    refuse_ordinary_gradients(t, "t", lambda: scope.is_pulling_back)
+    refuse_ordinary_gradients(t, ["t"], lambda: scope.is_pulling_back)
     with refusing_ordinary_gradients({"w": w}, lambda: scope.is_pulling_back):
         with scope.pulling_back():
             found = torch.autograd.grad((w * t).sum(), [w, t])
@@ -407,7 +407,7 @@ def test_an_ordinary_gradient_may_be_allowed_for_a_time() -> None:
 
 def test_a_derived_tensor_refuses_ordinary_gradients_for_good() -> None:
     t = numbers(2).requires_grad_()
-    refuse_ordinary_gradients(t, "w")
+    refuse_ordinary_gradients(t, ["w"])
     with pytest.raises(UnseenUseError, match="'w'"):
         t.sum().backward()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
@@ -32,6 +33,8 @@ _PRECISE = (torch.float32, torch.float64)
 _NOISY, _MOST_NOISE, _MOST_OF_LARGEST = 30, 1e-3, 1e-6
 # The same for a step in half precision, once its attribution is proved in float32.
 _NOISY_HALVES, _MOST_NOISE_OF_HALVES = 3, 0.5
+# A factor on the losses, and the error of the gradient's that shows that its backward is not linear.
+_FACTOR, _LEAST_NONLINEAR = -1.75, 1e-3
 _SAME_RUN = 0.1  # outputs in two precisions; those with other random numbers are further apart
 
 
@@ -88,7 +91,7 @@ class Certificate:
     def report(self, *, mixing: bool) -> CertifyReport:
         """Compares all that can be compared; the model and the random state are left as they were."""
         began, size = time.perf_counter(), self._replay.size
-        with undisturbed(self._replay.module):
+        with undisturbed(self._replay.module), _repeating():
             samples = self._drawn_samples()
             sums = self._of_the_step(retain_graph=bool(samples))
             dtype = sums.dtype
@@ -181,7 +184,32 @@ class Certificate:
             if not is_ok:
                 why = factor_off(own.found[name], own.wanted[name], self._replay.size)
                 self._problems += [f"{name}: the gradients are off by {why}"] if why else []
+        wrong = [row.name for row in rows if row.verdict == "wrong"]
+        if wrong:
+            self._refuse_nonlinear_backward(wrong)
         return rows
+
+    def _refuse_nonlinear_backward(self, names: Sequence[str]) -> None:
+        """Raises an error if plain autograd is not linear in the losses' weights: it proves nothing then."""
+        try:
+            with self._replay.precisely(torch.float64):
+                outputs = self._replay.outputs()
+                once, other = (
+                    self._replay.ordinary(outputs, weights, self._parameters, retain_graph=True)
+                    for weights in (self._weights, _FACTOR * self._weights)
+                )
+        except Exception:  # the model does not run in float64, and the verdict stays
+            return
+        scaled = {name: _FACTOR * once[name] for name in names}
+        errors = Judge(torch.float64).errors(other, scaled)
+        off = [name for name in names if errors[name] > _LEAST_NONLINEAR]
+        if off:
+            raise PergradError(
+                f"the gradient of parameter {' and '.join(map(repr, off))} is not linear in the losses, as "
+                "where a hook or an autograd.Function clips or normalises gradients, so that the weighted "
+                "sum of the samples' gradients is not the gradient of the weighted batch: certify the model "
+                "without it, or compare with pergrad.testing.loop_grads"
+            )
 
     def _whole(self, judge: Judge, errors: Mapping[str, float]) -> tuple[_Sums, dict[str, float]]:
         """Repeats both sides with all entries, where sums in directions leave a doubt."""
@@ -339,6 +367,20 @@ class Certificate:
             return meeting(self._replay, self._notes)
         with self._replay.precisely(torch.float32):
             return meeting(self._replay, self._notes)
+
+
+@contextmanager
+def _repeating() -> Iterator[None]:
+    """Raises a PergradError for an error of the plain step, which has run once: it cannot be repeated."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, PergradError | torch.OutOfMemoryError):
+            raise
+        raise PergradError(
+            f"the step cannot be repeated, as its certificate needs: {type(error).__name__}: {error}\n"
+            "Certify the model without what forbids a second backward pass, or use pergrad.verify"
+        ) from error
 
 
 def _reports_samples(quantity: Quantity) -> bool:

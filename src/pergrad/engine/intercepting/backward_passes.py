@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from pergrad.engine.collecting.ledger import Ledger
 from pergrad.engine.intercepting.composites import run_backward
 from pergrad.engine.intercepting.rule_calls import qualified_name
-from pergrad.engine.intercepting.weights import Weight
+from pergrad.engine.intercepting.weights import Weight, quoted
 from pergrad.engine.samples.layouts import Scope
 from pergrad.engine.samples.origins import SUM
 from pergrad.engine.samples.propagation import tensors_in
@@ -111,7 +111,7 @@ def refuse_gradients_of_weights(
         weight = weight_of(t)
         if weight is not None:
             raise UnsupportedFunctionError(
-                f"{qualified_name(func)} asks for the ordinary gradient of parameter {weight.name!r} "
+                f"{qualified_name(func)} asks for the ordinary gradient of {quoted(weight.roots)} "
                 "inside a recording, where it has none: an autograd.Function whose backward does so (an "
                 "adjoint method, for example) cannot be recorded; use the plain way through autograd, "
                 "or run this outside of the recording"

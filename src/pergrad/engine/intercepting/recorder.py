@@ -31,7 +31,7 @@ from pergrad.engine.intercepting.mapping import mapped_over_samples
 from pergrad.engine.intercepting.rule_calls import cached_plan, call_by_plan
 from pergrad.engine.intercepting.tracker import Tracker, is_same_view
 from pergrad.engine.intercepting.weight_calls import WeightCalls
-from pergrad.engine.intercepting.weights import Root
+from pergrad.engine.intercepting.weights import Root, quoted
 from pergrad.engine.samples.layouts import Owners, Samples
 from pergrad.engine.samples.propagation import name_of, tensors_in
 from pergrad.engine.samples.sizes import BatchSize
@@ -307,7 +307,7 @@ class Recorder(WeightCalls):
         weight = self.tracker.weight_of(t) if self._begun and self.tracker.knows(t) else None
         names = [name for name, p in self._parameters.items() if p is t]
         if weight is not None or names:
-            return f"parameter {(names[0] if weight is None else weight.name)!r}"
+            return quoted(names[:1] if weight is None else weight.roots)
         is_known = self._begun and self.tracker.knows(t)
         return f"a tensor of shape {tuple(t.shape)}" if is_known else None
 
@@ -386,16 +386,16 @@ class Recorder(WeightCalls):
         is_of_gradient = func is Tensor.register_hook
         if self._kept is not None and not is_of_gradient:
             return  # `.grad` is kept, and autograd runs the hook
-        name = next((name for name, p in self._parameters.items() if p is t), None)
-        if name is None and self._begun:
+        roots = tuple(name for name, p in self._parameters.items() if p is t)[:1]
+        if not roots and self._begun:
             weight = self.tracker.weight_of(t)
-            name = None if weight is None else weight.name
-        if name is not None:
+            roots = () if weight is None else weight.roots
+        if roots:
             next_step = (
                 "register it before" if is_of_gradient else "remove it, or freeze the parameter"
             )
             raise UnsupportedFunctionError(
-                f"a hook by `{func.__name__}` on parameter {name!r} is registered inside of the recording, "
+                f"a hook by `{func.__name__}` on {quoted(roots)} is registered inside of the recording, "
                 f"and would not run: {next_step}"
             )
 
@@ -408,7 +408,7 @@ class Recorder(WeightCalls):
         if name == "is_leaf":
             return False
         raise UnsupportedFunctionError(
-            f"`{name}` is asked of a tensor computed from parameter {tag.name!r}, which has no place in "
+            f"`{name}` is asked of a tensor computed from {quoted(tag.roots)}, which has no place in "
             "autograd's graph inside of a recording: ask before it, or freeze the parameter"
         )
 

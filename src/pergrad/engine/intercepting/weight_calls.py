@@ -318,7 +318,7 @@ class WeightCalls(TorchFunctionMode):
         if _is_differentiable(t):
             weight.beside = beside
             refuse_ordinary_gradients(
-                t.requires_grad_(), weight.name, self._may_reach_weights, beside
+                t.requires_grad_(), weight.roots, self._may_reach_weights, beside
             )
         self.tracker.mark(t, weight)
         return t

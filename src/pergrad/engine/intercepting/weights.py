@@ -35,6 +35,7 @@ __all__ = [
     "carriers_of",
     "graph_of_its_own",
     "quiet_vmap",
+    "quoted",
     "refuse_ordinary_gradients",
     "refusing_ordinary_gradients",
     "vjp_of_each",
@@ -350,33 +351,48 @@ def _refuse(
 ) -> None:
     if is_allowed() or (kept is not None and kept.has_made(name, gradient)):
         return
+    raise _unseen_use((name,))
+
+
+def _refuse_derived(
+    roots: Sequence[str], beside: str, is_allowed: Callable[[], bool], gradient: Tensor
+) -> None:
+    if is_allowed():
+        return
+    if not beside:
+        raise _unseen_use(roots)
     raise UnseenUseError(
-        f"an ordinary gradient, summed over the batch, reached parameter {name!r}: a function used it "
+        f"{beside} beside {quoted(roots)}, and its samples are unknown: the recorder cannot follow "
+        "samples through `tolist`, numpy, sparse tensors or `unique`, so that one gradient came, "
+        "summed over the batch; pass this tensor to the module as an argument, compute it from the "
+        "inputs by other functions of torch, or call pergrad.grads or pergrad.norms with the loss "
+        "function"
+    )
+
+
+def _unseen_use(roots: Sequence[str]) -> UnseenUseError:
+    return UnseenUseError(
+        f"an ordinary gradient, summed over the batch, reached {quoted(roots)}: a function used it "
         "out of sight of the recorder (C++ code, or a graph built before the recording began); freeze "
         "the parameter, or write the function in torch and register a rule for it with "
         "@pergrad.implements_per_sample_grads"
     )
 
 
-def _refuse_derived(
-    name: str, beside: str, is_allowed: Callable[[], bool], gradient: Tensor
-) -> None:
-    if beside and not is_allowed():
-        raise UnseenUseError(
-            f"{beside} beside parameter {name!r}, and its samples are unknown: the recorder cannot follow "
-            "samples through `tolist`, numpy, sparse tensors or `unique`, so the parameter got one gradient, "
-            "summed over the batch; pass this tensor to the module as an argument, compute it from the "
-            "inputs by other functions of torch, or call pergrad.grads or pergrad.norms with the loss "
-            "function"
-        )
-    _refuse(name, is_allowed, None, gradient)
+def quoted(roots: Sequence[str]) -> str:
+    """Writes "parameter 'a'", or "parameters 'a' and 'b'".
+
+    >>> quoted(["weight", "bias"])
+    "parameters 'weight' and 'bias'"
+    """
+    return f"parameter{'s' * (len(roots) > 1)} {' and '.join(map(repr, roots))}"
 
 
 def refuse_ordinary_gradients(
-    t: Tensor, name: str, is_allowed: Callable[[], bool] = _never, beside: str = ""
+    t: Tensor, roots: Sequence[str], is_allowed: Callable[[], bool] = _never, beside: str = ""
 ) -> None:
     """Makes an ordinary gradient for a recorded tensor an error, unless it is allowed just then."""
-    t.register_hook(functools.partial(_refuse_derived, name, beside, is_allowed))
+    t.register_hook(functools.partial(_refuse_derived, roots, beside, is_allowed))
 
 
 class refusing_ordinary_gradients:  # noqa: N801  # a context manager, as in contextlib
