@@ -80,6 +80,31 @@ def nothing_but_data(m: Any, x: Tensor) -> Tensor:
     return m.a(torch.vmap(lambda row: row.sin() * row.sum())(x))
 
 
+@CASES.exact()
+def stacked_weights(m: Any, x: Tensor) -> Tensor:
+    return torch.vmap(lambda w: x @ w)(torch.stack([m.w, 2 * m.b.weight])).sum(0)
+
+
+@CASES.exact()
+def an_ensemble(m: Any, x: Tensor) -> Tensor:
+    members = {"weight": torch.stack([m.w, m.w.T, m.a.weight]), "bias": m.w}
+
+    def run(member: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        return {"output": functional_call(m.b, member, (rows,)).tanh()}
+
+    return torch.vmap(run, in_dims=(0, None), out_dims=1)(members, m.a(x))["output"].flatten(1)
+
+
+@CASES.exact()
+def rows_of_a_weight_beside_columns(m: Any, x: Tensor) -> Tensor:
+    return torch.vmap(lambda w, column: column[:, None] * w, (0, 1), 1)(m.w, m.a(x)).sum(1)
+
+
+@CASES.refused()
+def a_member_that_mixes(m: Any, x: Tensor) -> Tensor:
+    return torch.vmap(lambda w: x @ w - (x @ w).mean(0))(m.w[None]).sum(0)
+
+
 @CASES.refused()
 def keys_of_all_samples(m: Any, x: Tensor) -> Tensor:
     keys = m.a(x)

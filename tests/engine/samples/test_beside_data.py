@@ -88,6 +88,12 @@ ACROSS: dict[str, Program] = {
     "addcmul of a weight": lambda m, x: torch.addcmul(m.a(x).T, x, m.s),
     "derived weight": lambda m, x: torch.addcmul(m.a(x).T, x, m.s.exp()),
     "triangle": lambda m, x: x + m.a(x).triu().T,
+    "flat": lambda m, x: (x.reshape(-1) * m.a(x).T.reshape(-1)).view(3, 3),
+    "targets": lambda m, x: F.cross_entropy(
+        m.a(x[:, None].expand(3, 3, 3)).transpose(0, 1).reshape(9, 3),
+        (x > 0).long().reshape(-1),
+        reduction="none",
+    ).view(3, 3),
 }
 # Data that all samples share, or that moves with them, is beside no other sample.
 ALONG: dict[str, Program] = {
@@ -95,6 +101,8 @@ ALONG: dict[str, Program] = {
     "constant": lambda m, x: (m.a(x).T + torch.ones(3, 3, dtype=x.dtype).triu()).T,
     "buffer": lambda m, x: (m.a(x).T * m.table).T,
     "context": lambda m, x: m.a(x) + x.T,
+    "flat along": lambda m, x: (x.T.reshape(-1) * m.a(x).T.reshape(-1)).view(3, 3).T,
+    "two views": lambda m, x: (m.a(x.repeat(2, 1)) * (2 * x).repeat(2, 1)).view(2, 3, 3).sum(0),
     "shared by all rows": lambda m, x: (x @ m.a(x).T).T,
 }
 # Data of other samples is the context of the rows that it is beside: row n is sample n's.

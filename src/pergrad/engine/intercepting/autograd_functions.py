@@ -244,6 +244,10 @@ def _vmap(
     mapped = getattr(recorder, "mapped", None)
     found = mapped(func, in_dims, args, kwargs) if mapped is not None else None
     if found is None:
+        unrolled = getattr(recorder, "unrolled", None) if randomness == "error" else None
+        loop = unrolled(func, in_dims, out_dims, args) if unrolled is not None else None
+        if loop is not None:
+            return loop(**kwargs)
         return plain(func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
     with _unseen_by(recorder):
         func, in_dims, given = found

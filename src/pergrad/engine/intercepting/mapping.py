@@ -21,8 +21,9 @@ from pergrad.engine.samples.layouts import Constant, Samples
 from pergrad.engine.samples.propagation import tensors_in
 from pergrad.engine.samples.tags import TAG
 from pergrad.runtime import internals
+from pergrad.runtime.containers import map_parts, parts_of, refilled
 
-__all__ = ["mapped_over_samples"]
+__all__ = ["mapped_over_samples", "mapped_over_weights"]
 
 
 def mapped_over_samples(
@@ -52,6 +53,39 @@ def mapped_over_samples(
                 return None
         given.append(value if dim is None else _own_rows(tracker, value, dim))
     return (_Mapped(func, tracker), tuple(dims), given) if has_samples else None
+
+
+def mapped_over_weights(
+    tracker: Tracker, func: Callable[..., Any], in_dims: Any, out_dims: Any, args: Sequence[Any]
+) -> Callable[..., Any] | None:
+    """Returns a loop that does what `torch.vmap` does over slices of a weight; None if it maps no weight.
+
+    Each slice is a weight of its own: an ensemble's members, for example.
+    """
+    dims = _dims_of(in_dims, len(args))
+    if dims is None or not isinstance(out_dims, int) or not torch.is_grad_enabled():
+        return None
+    mapped = [(t, d) for value, d in zip(args, dims, strict=True) for t in tensors_in(value)]
+    if any(internals.is_transformed(t) for t, _ in mapped):
+        return None
+    sizes = {t.shape[d] for t, d in mapped if d is not None}
+    if len(sizes) != 1 or not any(d is not None and tracker.weight_of(t) for t, d in mapped):
+        return None
+
+    def sliced(value: Any, dim: int | None, index: int) -> Any:
+        return map_parts(
+            lambda t: t if dim is None or not isinstance(t, Tensor) else t.select(dim, index), value
+        )
+
+    def loop(**kwargs: Any) -> Any:
+        found = [
+            func(*(sliced(value, dim, k) for value, dim in zip(args, dims, strict=True)), **kwargs)
+            for k in range(*sizes)
+        ]
+        steps = zip(*map(parts_of, found), strict=True)
+        return refilled(found[0], [torch.stack(parts, out_dims) for parts in steps])
+
+    return loop
 
 
 def _dims_of(in_dims: Any, count: int) -> list[int | None] | None:

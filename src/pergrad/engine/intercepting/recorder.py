@@ -27,7 +27,7 @@ from pergrad.engine.intercepting.composites import (
     without_override_check,
 )
 from pergrad.engine.intercepting.function_kinds import Kind, kind_of
-from pergrad.engine.intercepting.mapping import mapped_over_samples
+from pergrad.engine.intercepting.mapping import mapped_over_samples, mapped_over_weights
 from pergrad.engine.intercepting.rule_calls import cached_plan, call_by_plan
 from pergrad.engine.intercepting.tracker import Tracker, is_same_view
 from pergrad.engine.intercepting.weight_calls import WeightCalls
@@ -204,6 +204,15 @@ class Recorder(WeightCalls):
             return None
         with internals.DisableTorchFunction():
             return mapped_over_samples(self.tracker, func, in_dims, args, kwargs)
+
+    def unrolled(
+        self, func: Callable[..., Any], in_dims: Any, out_dims: Any, args: Sequence[Any]
+    ) -> Callable[..., Any] | None:
+        """Returns a loop that stands for `torch.vmap` if it maps over a weight; else None."""
+        if not self._begun:
+            return None
+        with internals.DisableTorchFunction():
+            return mapped_over_weights(self.tracker, func, in_dims, out_dims, args)
 
     def wants_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an autograd.Function with these arguments uses a weight.

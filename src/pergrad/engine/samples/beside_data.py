@@ -44,7 +44,8 @@ def is_beside_other_data(
     """
     if not isinstance(layout, Samples | Owners) or call.scope.known or is_traced(out):
         return False
-    if layout.dim != batch_dim and _is_across_data(call, out, layout, is_known, batch_dim):
+    is_inner = layout.dim != batch_dim or (isinstance(layout, Samples) and layout.pre > 1)
+    if is_inner and _is_across_data(call, out, layout, is_known, batch_dim):
         return True
     is_moved = isinstance(layout, Owners) and _has_moved(call)
     is_strict = call.is_of_weights and call.is_overruled
@@ -87,23 +88,25 @@ def _is_across_data(
 ) -> bool:
     """Whether rows were moved to another dimension, where data of all samples goes along with them.
 
-    In `x + h.transpose(0, 1)`, with as many positions as samples, position n of the data is beside row n.
-    Data that all samples share, as a mask, would be the same for all rows.
+    In `x + h.transpose(0, 1)`, with as many positions as samples, position n of the data is beside row n; so
+    it is once both are flat. Data that all samples share, as a mask, would be the same for all rows.
     """
     place = next(k for k, t in enumerate(call.outputs) if t is out)
     for t, own in call.with_samples:
-        if t.requires_grad or own.dim != batch_dim or not is_known(t):
+        is_in_order = isinstance(own, Samples) and own.dim == batch_dim and own.pre == 1
+        if t.requires_grad or not is_in_order or not is_known(t):
             continue
         for dim in range(t.dim()):
-            if dim != own.dim and t.shape[dim] == layout.size > 1:
-                at = layout.at(dim)
-                changes = [
-                    (before[place], after[place], mask)
-                    for before, after, mask in runs(call, {id(t): at})
-                    if after and not torch.equal(before[place], after[place])
-                ]
-                if changes and all(others_stay(a, b, layout, mask) for a, b, mask in changes):
-                    return True
+            at = layout.at(dim)
+            if at == own or t.shape[dim] != layout.size or layout.size < 2:
+                continue
+            changes = [
+                (before[place], after[place], mask)
+                for before, after, mask in runs(call, {id(t): at})
+                if after and not torch.equal(before[place], after[place])
+            ]
+            if changes and all(others_stay(a, b, layout, mask) for a, b, mask in changes):
+                return True
     return False
 
 
