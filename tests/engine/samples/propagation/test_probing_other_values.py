@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+import pergrad
 from pergrad.engine.samples.propagation import probing
 from pergrad.engine.samples.propagation.probing import with_other_values
+from pergrad.testing import assert_near
 from tests.engine.samples.propagation.calls import call_of, rows
 
 
@@ -62,3 +65,17 @@ def test_results_are_equal_where_numbers_or_both_nan() -> None:
     assert not probing._are_equal(x, torch.tensor([1.0, 2.0]))
     assert not probing._are_equal(x, torch.tensor([1.0 + 1e-6, torch.nan]))
     assert not probing._are_equal(torch.tensor([1]), torch.tensor([2]))
+
+
+def test_a_loss_of_a_batch_with_a_nan_is_a_sum_over_the_samples() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2).double(), torch.randn(4, 3, dtype=torch.float64)
+    x[1] = torch.nan
+
+    def loss(model: nn.Module, x: Tensor, reduction: str = "sum") -> Tensor:
+        return F.triplet_margin_loss(model(x), model(x + 1), model(-x), reduction=reduction)
+
+    found = pergrad.norms(model, loss, x)
+    expected = pergrad.norms(model, lambda m, x: loss(m, x, "none"), x)
+    assert found.isfinite().tolist() == [True, False, True, True]
+    assert_near(found[[0, 2, 3]], expected[[0, 2, 3]])
