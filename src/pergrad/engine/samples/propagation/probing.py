@@ -262,7 +262,7 @@ def _is_total_by_values(call: Call, place: int) -> bool:
             assert isinstance(layout, Samples | Owners)
             rows = ~mask.to(a.device)[layout.owner_of_each(a.device)]
             mine, again = (g.movedim(layout.dim, 0)[rows] for g in (a, b))
-            floor = 1e-9 * largest(a[a.isfinite()])  # a number that is not finite belongs to its row
+            floor = 1e-9 * largest(a[a.isfinite()])  # what is not finite belongs to its row
             if not torch.allclose(mine, again, rtol=1e-6, atol=floor, equal_nan=True):
                 return False
     return True
