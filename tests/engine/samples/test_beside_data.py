@@ -193,6 +193,19 @@ def test_rows_across_data_of_all_samples_are_refused(name: str, quantity: Any) -
         pergrad.grads(own, losses, x)
 
 
+def test_losses_of_each_sample_tell_whose_rows_are_beside_data_in_another_dimension() -> None:
+    """A mask that is given with positions first is read as (B, T) where there are as many of both."""
+    own = model(lambda m, x, mask: (m.a(x).transpose(0, 1) * mask[:, :, None]).transpose(0, 1))
+    x, mask = torch.stack([batch(3)] * 3, 1), (batch(3) > 0).double()
+    _, expected = rows_of_losses(own, squares, x, mask)
+    for _ in range(2):
+        for name, rows in pergrad.grads(own, squares, x, mask).items():
+            assert_near(rows, expected[name], name)
+    for _ in range(2):
+        with pytest.raises(pergrad.PergradError), pergrad.record(own, pergrad.Norms()):
+            squares(own, x, mask).sum().backward()
+
+
 @pytest.mark.parametrize("name", ALONG)
 def test_data_that_goes_along_with_rows_in_another_dimension_is_exact(name: str) -> None:
     own, x = model(ALONG[name]), batch(3)

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.intercepting.weights import LateView, Root, Weight
-from pergrad.engine.samples.beside_data import is_beside_other_data
+from pergrad.engine.samples.beside_data import (
+    is_across_data,
+    is_beside_other_data,
+    refuse_across_data,
+)
 from pergrad.engine.samples.layouts import (
     Constant,
     Key,
@@ -443,10 +447,18 @@ class Tracker:
     def _refuse_other_data(self, call: Call, found: list[Layout]) -> None:
         if call.flows and call.has_samples:
             for k, t in enumerate(call.outputs):
-                if call.leaves_data or is_beside_other_data(
-                    call, t, found[k], self.knows, self.batch_dim
-                ):
+                if call.leaves_data or self._is_beside(call, t, found[k]):
                     found[k] = call.mixed("combines rows of samples with data of others")
+
+    def _is_beside(self, call: Call, t: Tensor, layout: Layout | None) -> bool:
+        """Whether rows are combined with data of other samples."""
+        if is_beside_other_data(call, t, layout, self.knows):
+            return True
+        is_across = is_across_data(call, t, layout, self.knows, self.batch_dim)
+        if is_across and not call.is_of_weights:
+            refuse_across_data(call, t)
+            return False
+        return is_across
 
     def _mark_all(self, call: Call, found: list[Layout]) -> None:
         """Tags the outputs; a gradient through one that has lost its samples is an error.
@@ -458,9 +470,7 @@ class Tracker:
             if isinstance(layout, Lost) and layout.is_fatal and call.flows:
                 if not any(layout is own for own in call.layouts):
                     proved = proved_on_graph(t, self.scope)
-                    if proved is not None and not is_beside_other_data(
-                        call, t, proved, self.knows, self.batch_dim
-                    ):
+                    if proved is not None and not self._is_beside(call, t, proved):
                         found[k] = proved
                     call.reads_values = True
                 refuse_lost(t, found[k])

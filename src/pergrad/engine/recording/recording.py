@@ -345,6 +345,7 @@ class Recording:
                     "dimension by batch_first="
                 )
             self._check_rows(losses, scope.samples(0))
+            scope.has_losses = True
 
     def _check_size(self, count: int) -> None:
         if self._options.batch_size is not None or self.ownership is not None:

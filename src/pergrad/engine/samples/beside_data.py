@@ -6,18 +6,19 @@ that the graph does not tell. Other values in some samples of the data do: no ro
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from pergrad.engine.samples.layouts import Layout, Owners, Samples
+from pergrad.engine.samples.layouts import Layout, Owners, Samples, Scope
 from pergrad.engine.samples.propagation.elementwise import ELEMENTWISE
 from pergrad.engine.samples.propagation.probing import others_stay, results_for, runs
-from pergrad.engine.samples.propagation.table import Call
+from pergrad.engine.samples.propagation.table import Call, refuse_gradients, refuse_mixed_samples
 from pergrad.runtime import is_traced
 
-__all__ = ["is_beside_other_data"]
+__all__ = ["is_across_data", "is_beside_other_data", "refuse_across_data"]
 
 # Functions that pick elements of their first argument: by data, they pick rows of other samples, too.
 _PICKS = frozenset(
@@ -29,11 +30,7 @@ _PICKS = frozenset(
 
 
 def is_beside_other_data(
-    call: Call,
-    out: Tensor,
-    layout: Layout | None,
-    is_known: Callable[[Tensor], bool],
-    batch_dim: int = 0,
+    call: Call, out: Tensor, layout: Layout | None, is_known: Callable[[Tensor], bool]
 ) -> bool:
     """Whether rows are combined with data of other samples: moved ones, or those that a weight is used on.
 
@@ -44,9 +41,6 @@ def is_beside_other_data(
     """
     if not isinstance(layout, Samples | Owners) or call.scope.known or is_traced(out):
         return False
-    is_inner = layout.dim != batch_dim or (isinstance(layout, Samples) and layout.pre > 1)
-    if is_inner and _is_across_data(call, out, layout, is_known, batch_dim):
-        return True
     is_moved = isinstance(layout, Owners) and _has_moved(call)
     is_strict = call.is_of_weights and call.is_overruled
     if not is_moved and not is_strict:
@@ -79,18 +73,22 @@ def is_beside_other_data(
     )
 
 
-def _is_across_data(
+def is_across_data(
     call: Call,
     out: Tensor,
-    layout: Samples | Owners,
+    layout: Layout | None,
     is_known: Callable[[Tensor], bool],
     batch_dim: int,
 ) -> bool:
-    """Whether rows were moved to another dimension, where data of all samples goes along with them.
+    """Whether rows were moved to another dimension, and data of all samples beside them was not.
 
     In `x + h.transpose(0, 1)`, with as many positions as samples, position n of the data is beside row n; so
     it is once both are flat. Data that all samples share, as a mask, would be the same for all rows.
     """
+    if not isinstance(layout, Samples | Owners) or call.scope.known or is_traced(out):
+        return False
+    if layout.dim == batch_dim and (isinstance(layout, Owners) or layout.pre == 1):
+        return False
     place = next(k for k, t in enumerate(call.outputs) if t is out)
     for t, own in call.with_samples:
         is_in_order = isinstance(own, Samples) and own.dim == batch_dim and own.pre == 1
@@ -108,6 +106,18 @@ def _is_across_data(
             if changes and all(others_stay(a, b, layout, mask) for a, b, mask in changes):
                 return True
     return False
+
+
+def refuse_across_data(call: Call, out: Tensor) -> None:
+    """Makes a gradient an error, unless losses of each sample, (B,), tell whose the rows are."""
+    call.reads_values = True  # a cached answer would have no hook
+    refuse_gradients(out, functools.partial(_refuse_across, call.scope, call.name))
+
+
+def _refuse_across(scope: Scope, name: str, gradient: Tensor) -> None:
+    """Raises an error if a gradient arrives and no losses have told; a backward hook."""
+    if not scope.has_losses and not scope.is_pulling_back:
+        refuse_mixed_samples(f"`{name}` combines rows of samples with data of others", gradient)
 
 
 def _has_moved(call: Call) -> bool:

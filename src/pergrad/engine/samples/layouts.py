@@ -62,6 +62,7 @@ class Scope:
         default_factory=set
     )  # calls that the present backward pass has reached
     tells_reduction: bool = True  # whether somebody asks if a loss is a sum or a mean
+    has_losses: bool = False  # whether row n of the losses, (B,), is known to be that of sample n
     takes_losses: bool = False  # while losses that are given for each sample, (B,), are added up
     # Of means over valid positions: whether samples have different numbers of them. Traced steps look later.
     uneven: list[Tensor] = field(default_factory=list)
