@@ -35,7 +35,8 @@ def _trailing(x: Tensor, shape: torch.Size) -> Tensor | None:
     rank = len(shape)
     if x.dim() <= rank or x.shape[x.dim() - rank :] != shape:
         return None
-    return x.reshape(x.shape[0], -1, *shape)
+    positions = x.shape[1 : x.dim() - rank].numel()  # not -1: the weight may have no elements
+    return x.reshape(x.shape[0], positions, *shape)
 
 
 def _summed(grads: Tensor, shape: torch.Size) -> Dense:

@@ -52,18 +52,23 @@ def layer_norm(
 
     x̂ is written here, or reductions compute it from the statistics of the forward.
     """
-    shape = (grad_output.shape[0], -1, *normalized_shape)
-    rows = grad_output.reshape(shape)
+    rows = grad_output.reshape(_by_positions(grad_output, normalized_shape))
 
     def scale() -> ElementProduct | NormalizedProduct:
         is_left = chooser_of(rows).pick("normalised input") == "left to reductions"
         if is_left and mean is not None and inverse is not None:
-            of_rows = (t.reshape(shape[0], -1, 1) for t in (mean, inverse))
+            of_rows = (t.reshape(*rows.shape[:2], 1) for t in (mean, inverse))
             return NormalizedProduct(rows, input.reshape(rows.shape), *of_rows)
         normalized = F.layer_norm(input.to(grad_output.dtype), normalized_shape, eps=eps)
         return ElementProduct(rows, normalized.reshape(rows.shape))
 
     return {"weight": scale, "bias": lambda: PositionSum(rows)}
+
+
+def _by_positions(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...]:
+    """(n, ..., *normalized_shape) -> (n, t, *normalized_shape), which may have no elements."""
+    positions = x.shape[1 : x.dim() - len(normalized_shape)].numel()
+    return (x.shape[0], positions, *normalized_shape)
 
 
 @implements_per_sample_grads(
@@ -83,7 +88,7 @@ def rms_norm(
 
     def scale() -> ElementProduct:
         normalized = F.rms_norm(input, normalized_shape, eps=eps).to(grad_output.dtype)
-        shape = (len(input), -1, *normalized_shape)
+        shape = _by_positions(input, normalized_shape)
         return ElementProduct(grad_output.reshape(shape), normalized.reshape(shape))
 
     return {"weight": scale}

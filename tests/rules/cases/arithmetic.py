@@ -39,4 +39,5 @@ CASES = [
         for function in (torch.add, Tensor.add)
     ),
     Case(torch.add, (weight(4), data(2, 4)), {"alpha": 3.0}, samples=(1,)),
+    *(Case(function, (data(3, 2, 0), weight(0))) for function in (torch.add, torch.mul)),
 ]

@@ -30,6 +30,7 @@ def layer_norm() -> list[Case]:
     return [
         *cases,
         Case(F.layer_norm, (data(5, 4), (4,), w, b)),
+        Case(F.layer_norm, (data(3, 2, 0), (0,), weight(0), weight(0))),
         Case(F.layer_norm, (data(4, 4, 4), (4,), w, b)),
         Case(F.layer_norm, (data(4, 4, 4), (4, 4), weight(4, 4), weight(4, 4))),
         Case(F.layer_norm, (data(5, 4),), {"eps": 0.2, "bias": b, "normalized_shape": [4]}),
