@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -65,6 +67,23 @@ def test_a_compiled_step_is_exact_with_a_mode_and_without() -> None:
                 _, expected = rows_of_losses(model, squares, x)
         for name, grad in expected.items():
             assert_near(grads.result[name], grad, name)
+
+
+def test_a_compiled_step_has_a_graph_for_each_mode() -> None:
+    model, x = made()
+    norms = pergrad.Norms()
+    step = pergrad.compiled(model, squares, norms, backend="eager")
+    for factor in (1, 1, 2, 2, 1, 2):
+        with Changing(partial(torch.mul, torch.tensor(factor))) if factor > 1 else nullcontext():
+            step(x)
+    assert step.graphs == 1  # each mode has another function
+    double = partial(torch.mul, torch.tensor(2.0))
+    for _ in range(3):
+        with Changing(double):
+            step(x)
+    assert step.graphs == 2
+    with Changing(double):
+        assert_near(norms.result, pergrad.norms(model, squares, x))
 
 
 def test_modes_are_in_their_old_order_after_a_recording_and_after_an_error() -> None:

@@ -33,7 +33,7 @@ from pergrad.engine.looping.fallback import Fallback, Runner
 from pergrad.engine.looping.snapshots import Snapshot, undisturbed
 from pergrad.engine.recording.arguments import is_graph_batch
 from pergrad.engine.recording.loss_units import EvenSamples
-from pergrad.engine.recording.modes import foreign_modes
+from pergrad.engine.recording.modes import signature_of_modes
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.recording import check_module, check_quantities
 from pergrad.engine.recording.running import run_recorded
@@ -218,12 +218,11 @@ class CompiledStep:
             number = self._states.number(state)
         except RuntimeError:  # a lazy module has parameters without shapes: refused there, by name
             return self._run(self._filled, batch)
-        key = (spec, signature_of_leaves(flat), number, self._states.autocast(), training)
+        surroundings = self._states.autocast(), training, signature_of_modes()
+        key = (spec, signature_of_leaves(flat), number, *surroundings)
         if self._cuda_graphs and key not in self._graphs:  # a signature names the devices
             check_devices(graph_inputs(state, flat))
         if self._why_not is not None or self._runner.loops(key) or not self._wants_graph(key):
-            return self._uncompiled(key, batch)
-        if foreign_modes():  # a graph has what they make of functions, or not
             return self._uncompiled(key, batch)
         graph = self._holding(key)
         is_first = graph is None

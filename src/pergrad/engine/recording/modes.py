@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
 from pergrad.runtime import internals
 
-__all__ = ["entered_beneath_modes", "foreign_modes"]
+__all__ = ["entered_beneath_modes", "foreign_modes", "signature_of_modes"]
 
 _PACKAGES = frozenset(["torch", "pergrad"])
 
@@ -32,6 +33,20 @@ def entered_beneath_modes(recorder: TorchFunctionMode) -> Iterator[None]:
 def foreign_modes() -> list[TorchFunctionMode]:
     """Lists the active modes of the user."""
     return [mode for mode in internals.function_modes() if not _is_known(mode)]
+
+
+def signature_of_modes() -> Hashable:
+    """Returns what a cached answer may depend on: kinds of the user's modes, and their attributes."""
+    return tuple((type(mode), *map(_signature, vars(mode).items())) for mode in foreign_modes())
+
+
+def _signature(attribute: tuple[str, Any]) -> Hashable:
+    """Returns an attribute itself, or what equals nothing else if it may change."""
+    try:
+        hash(attribute)
+    except TypeError:
+        return object()
+    return type(attribute[1]), attribute
 
 
 def _exchange(count: int, modes: list[TorchFunctionMode]) -> None:
