@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 Ranks: TypeAlias = "dist.ProcessGroup | None"  # as in torch.distributed; None is the world
+_IS_AVAILABLE = dist.is_available()  # whether this torch is built with it
 _BUCKET = 32 * 2**20  # bytes that share one collective
 # In the messages of gloo, whose errors have no type of their own.
 _LOST = (
@@ -37,7 +38,7 @@ _LOST = (
 
 def is_running() -> bool:
     """Whether this process is one of a torch.distributed job."""
-    return dist.is_available() and dist.is_initialized()
+    return _IS_AVAILABLE and dist.is_initialized()
 
 
 class Summing(Protocol):

@@ -15,7 +15,14 @@ from pergrad.engine.collecting.blocks import EarlierBlocks
 from pergrad.engine.looping.fallback import Fallback, Runner
 from pergrad.engine.recording.loss_units import UnitsOfLoss
 from pergrad.engine.recording.micro_batches import MicroBatches
-from pergrad.engine.recording.options import Calls, LossReduction, Options, Owners, Params
+from pergrad.engine.recording.options import (
+    DEFAULT,
+    Calls,
+    LossReduction,
+    Options,
+    Owners,
+    Params,
+)
 from pergrad.engine.recording.recording import check_quantities, recorded
 from pergrad.errors import PergradError
 from pergrad.quantities import Grads, Norms, Quantity
@@ -99,7 +106,20 @@ def record(
     >>> grads.result["weight"].shape, norms.result, model.weight.grad
     (torch.Size([4, 1, 3]), tensor([2., 2., 2., 2.]), None)
     """
-    options = Options(
+    is_default = (
+        batch_size is None
+        and loss_reduction == "auto"
+        and batch_first is True
+        and params is None
+        and sample_weights is None
+        and max_bytes is None
+        and offload is False
+        and keep_grad is False
+        and owners is None
+        and loss_scale is None
+        and calls is None
+    )
+    options = DEFAULT if is_default else Options(
         batch_size=batch_size,
         loss_reduction=loss_reduction,
         batch_first=batch_first,

@@ -16,6 +16,7 @@ from pergrad.runtime.precision import bmm, in_dtype, promoted, wide, with_aligne
 __all__ = ["ElementProduct", "NormalizedProduct", "OuterProduct", "PositionSum", "sums_by_groups"]
 
 
+_SMALL = 2**16  # elements of a result that is never kept memory
 _LARGE = 2**20  # elements of one sample's gradient, from which on padding costs little
 
 
@@ -60,9 +61,12 @@ class OuterProduct(Factor):
         return self.grad_output.shape[1]
 
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
-        g, x, dtype = self.grad_output, self.input, dtype or self.dtype
-        if self.positions == 1:  # broadcasting beats a batch of rank-1 GEMMs
+        g, x = self.grad_output, self.input
+        dtype = dtype or g.dtype
+        if g.shape[1] == 1:  # broadcasting beats a batch of rank-1 GEMMs
             g, x = in_dtype(g, dtype), in_dtype(x, dtype)
+            if g.numel() * x.shape[2] < _SMALL:
+                return torch.mul(g.mT, x)
             return torch.mul(g.mT, x, out=large_result(self.shape, g))
         way = chooser_of(g).pick("gradient of an outer product", (g.shape[2], x.shape[2]))
         return GRADIENT_WAYS[way](g, x, dtype)

@@ -27,6 +27,7 @@ __all__ = [
     "current_stream",
     "exchange_stance",
     "find",
+    "hook_forward",
     "is_any_autocast_enabled",
     "none",
     "not_joining",
@@ -186,6 +187,22 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
 
 def apply_of(_: None, function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return function.apply
+
+
+def hook_forward(
+    module: nn.Module, before: Callable[..., None], after: Callable[..., None]
+) -> Callable[[], None]:
+    """Hooks a module: `before` runs before other hooks, `after` also after an error; returns what undoes it."""
+    handles = (
+        module.register_forward_hook(after, always_call=True),
+        module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+    )
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
 
 
 def none(_: Any) -> None:

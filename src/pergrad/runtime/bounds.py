@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import torch
 
@@ -11,6 +12,8 @@ __all__ = ["ENOUGH", "ENOUGH_ON_GPU", "default_bound", "is_out_of_memory", "shar
 # Larger pieces are no faster. On a GPU each piece costs a launch, so pieces are larger. Deferred work is
 # batched to save Python overhead, so its bound is larger still.
 ENOUGH, ENOUGH_ON_GPU, ENOUGH_TO_DEFER = 32 * 2**20, 256 * 2**20, 2**30
+_HOLDS = 0.05  # seconds: as long as a reading of the host's free memory is taken for the present
+_host = 0.0, 0  # until when the last reading holds, and the bytes
 
 
 def default_bound(device: torch.device, *, defers: bool = False) -> int:
@@ -31,9 +34,19 @@ def share_of_free_memory(device: torch.device, parts: int, enough: int | None = 
         if enough is None or free < parts * enough:  # else not: statistics take a millisecond
             free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free // parts)
-    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // parts
-    return ENOUGH
+    return _free_on_host() // parts
+
+
+def _free_on_host() -> int:
+    """Returns the free memory of the host; small steps would read it thousands of times a second."""
+    global _host
+    now = time.monotonic()
+    if now >= _host[0]:
+        free = 16 * ENOUGH
+        if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        _host = now + _HOLDS, free
+    return _host[1]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

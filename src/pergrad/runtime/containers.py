@@ -65,13 +65,33 @@ def parts_of(value: Any) -> list[Any]:
     [1, 2, 3]
     """
     found: list[Any] = []
-
-    def see(part: Any) -> Any:
-        found.append(part)
-        return part  # some kinds check what they are made of
-
-    map_parts(see, value)
+    _collect(value, found)
     return found
+
+
+def _collect(value: Any, found: list[Any]) -> None:
+    """Adds the leaves of a pytree to `found`; opens what `map_parts` opens, and builds nothing."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif (
+        kind is tuple
+        or kind is list
+        or kind is torch.Size
+        or (isinstance(value, tuple) and kind.__module__ == "torch.return_types")
+    ):
+        for part in value:
+            _collect(part, found)
+    elif kind is dict:
+        for part in value.values():
+            _collect(part, found)
+    elif kind is slice:
+        for part in (value.start, value.stop, value.step):
+            _collect(part, found)
+    elif kind in ATOMS or internals.pytree.tree_is_leaf(value):
+        found.append(value)
+    else:
+        found += internals.pytree.tree_leaves(value)  # registered by others
 
 
 def refilled(value: Any, parts: Iterable[Any]) -> Any:

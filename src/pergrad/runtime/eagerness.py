@@ -38,21 +38,19 @@ class _Eagerness:
     def open(self) -> None:
         with self._lock:
             self._open += 1
-            if self._before is None:
-                self._take_stance()
-
-    def _take_stance(self) -> None:
-        if _DYNAMO in sys.modules:
-            self._before = internals.exchange_stance()
-        elif self._compile is None:
-            self._compile = torch.compile
-            torch.compile = self._compiled
+            if self._before is not None:
+                return
+            if _DYNAMO in sys.modules:
+                self._before = internals.exchange_stance()
+            elif self._compile is None:
+                self._compile = torch.compile
+                torch.compile = self._compiled
 
     def _compiled(self, *args: Any, **kwargs: Any) -> Any:
         found = self._compile(*args, **kwargs)
         with self._lock:
-            if self._open and self._before is None:
-                self._take_stance()
+            if self._open and self._before is None and _DYNAMO in sys.modules:
+                self._before = internals.exchange_stance()
         return found
 
     def close(self) -> None:

@@ -119,7 +119,6 @@ class Ledger:
         self.passed_alone: frozenset[int] = frozenset()  # the same, while there was only one call
         self.skips_sums = True  # whether a loss that is a plain sum over the samples needs no look
         self._hooks = hooks or {}  # of the user, on the gradients of parameters
-        self._complex = {name for name, p in parameters.items() if p.is_complex()}
         self._pass = 0
         self._reduced: set[str] = set()
         self._summed: set[str] = set()  # sharded parameters that were summed over ranks
@@ -161,10 +160,10 @@ class Ledger:
             self._late.add(name)  # raised when the block ends, on all ranks
             return
         gradients = SampleGradients(factors, self.units.scale, bound=bound)
-        if name in self._complex or gradients.dtype.is_complex:
-            gradients = gradients_of(self._batch.parameters[name], factors, self.units.scale, bound)
+        parameter = self._batch.parameters[name]
+        if gradients.dtype.is_complex or parameter.is_complex():
+            gradients = gradients_of(parameter, factors, self.units.scale, bound)
         if name in self._hooks:
-            parameter = self._batch.parameters[name]
             changed = _changed_by(self._hooks[name], gradients.materialize(parameter.dtype))
             gradients = gradients_of(parameter, [Dense(changed)], 1.0, bound)
         whole: SampleGradients | None = None

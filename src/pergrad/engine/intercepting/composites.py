@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import types
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ __all__ = [
     "without_override_check",
 ]
 
+_READING = frozenset(["LOAD_GLOBAL", "LOAD_NAME"])
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -72,9 +74,19 @@ def run_backward(
         with mode:
             return engine(*given, **named)
 
-    # A copy of all globals: `_Globals` would be asked for a dozen of them.
-    changed = {**func.__globals__, **_answers(func), internals.ENGINE: run_engine}
+    # Not `_Globals`, which would be asked for a dozen of them, nor a copy of all.
+    now = func.__globals__
+    changed = {name: now[name] for name in _names_read(func.__code__) if name in now}
+    changed.update(_answers(func))
+    changed[internals.ENGINE] = run_engine
     return _with_globals(func, changed)(*args, **kwargs)
+
+
+@cached("names of globals and builtins that a function reads, by its code")
+def _names_read(code: types.CodeType) -> tuple[str, ...]:
+    own = {i.argval for i in dis.get_instructions(code) if i.opname in _READING}
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return tuple(sorted(own.union(*map(_names_read, inner))))
 
 
 @cached("globals that disable the override check of a function, by function")

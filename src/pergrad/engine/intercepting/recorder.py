@@ -50,6 +50,7 @@ _BACKWARD, _ORDINARY, _WRITING = Kind.BACKWARD, Kind.ORDINARY, Kind.WRITING
 _FOLLOWED = frozenset([_ORDINARY, _WRITING, _TRANSPARENT])
 _HARMLESS, _CONTROL_FLOW, _PLACE = Kind.HARMLESS, Kind.CONTROL_FLOW, Kind.PLACE
 _REDUCE = Tensor.__reduce_ex__
+_MANY_TAGGED = 256  # tensors, above which those that are gone are forgotten after a backward pass
 _MOST_EARLIER = 64  # functions; a recording holds their tensors until it begins
 
 
@@ -63,6 +64,7 @@ def _refuse_in_trace(args: tuple[Any, ...]) -> None:
 
 # `__torch_function__` of tensors and of parameters.
 _FUNCTIONS = (Tensor.__torch_function__.__func__, nn.Parameter.__torch_function__)  # type: ignore[attr-defined]
+_PLAIN_CLASSES = frozenset([Tensor, nn.Parameter, nn.Buffer])  # of which `_is_of_torch` is true
 
 
 def _is_of_torch(kind: type) -> bool:
@@ -128,7 +130,7 @@ class Recorder(WeightCalls):
         self._ledger = sink if isinstance(sink, Ledger) else None
         self._sink = sink
         with internals.DisableTorchFunction():  # the module's first call begins it, inside the mode
-            self._anchor = torch.zeros((), requires_grad=True)
+            self._anchor = self._new_anchor()
             for name, p in self._parameters.items():
                 root = tracker.roots[id(p)] = Root(tracker.scope, name, p, uses, sink, self._anchor)
                 if self._kept is not None:
@@ -136,6 +138,13 @@ class Recorder(WeightCalls):
         self._begun = True
         self.start = None
         self.earlier = deque(maxlen=0)
+
+    def _new_anchor(self) -> Tensor:
+        """Makes a leaf of any shape that gets no gradient; a detached parameter takes half as long as zeros."""
+        first = next(iter(self._parameters.values()), None)
+        if type(first) is nn.Parameter and first.is_cpu:
+            return first.detach().requires_grad_()
+        return torch.zeros((), requires_grad=True)
 
     def follow(self, earlier: Iterable[Earlier], marked: Iterable[Tensor] = ()) -> None:
         """Tags the results of functions that ran before the recording began; marked ones stay."""
@@ -231,8 +240,9 @@ class Recorder(WeightCalls):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if types and internals.has_subclass_functions() and not all(map(_is_of_torch, types)):
-            return self._by_their_classes(func, types, args, kwargs)
+        if types and not _PLAIN_CLASSES.issuperset(types):  # most have none but parameters
+            if internals.has_subclass_functions() and not all(map(_is_of_torch, types)):
+                return self._by_their_classes(func, types, args, kwargs)
         kind = kind_of(func)
         if kind is _PASSIVE:
             found = func(*args, **kwargs)
@@ -379,7 +389,8 @@ class Recorder(WeightCalls):
                 raise
             raise self.refusal from error
         finally:
-            self.tracker.tagged_here.forget_dead()
+            if len(self.tracker.tagged_here) > _MANY_TAGGED:
+                self.tracker.tagged_here.forget_dead()
 
     def _register_hook(self, func: Any, t: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
         self._refuse_hook(func, t)

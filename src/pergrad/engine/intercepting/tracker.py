@@ -116,7 +116,7 @@ class Tracker:
         self.roots: dict[int, Root] = {}  # by id
         # Adds roots for the tensors that stand for sharded parameters just then.
         self.adopt: Callable[[], None] | None = None
-        self._own = {id(t) for t in own}  # tensors of the model
+        self._own = set(map(id, own))  # tensors of the model
         # Leaves with a gradient that are not of the model, by id.
         self.strangers: dict[int, Tensor] = {}
         self.promises: list[Promise] = []
@@ -162,9 +162,10 @@ class Tracker:
         """Returns the layout of an untagged tensor: constant for the model's own, else by its shape."""
         if id(t) in self._own:
             return self.constant
-        inner = self.inner_tag(t)
-        if inner is not None and not (t.requires_grad and t.grad_fn is not None):
-            return inner
+        inner: Layout | Weight | None = getattr(t, DATA, None)  # as `inner_tag`, inlined
+        if inner is not None and inner.scope is self.scope:
+            if not (t.requires_grad and t.grad_fn is not None):
+                return inner
         base = None if t.requires_grad else internals.base_of(t)
         if base is not None and self.knows(base) and is_same_view(t, base):
             tag = self.tag(base)  # made by `as_subclass`, which no mode sees
@@ -265,9 +266,13 @@ class Tracker:
         for value in values:
             kind = type(value)
             if kind is Tensor or (kind not in PLAIN and isinstance(value, Tensor)):
-                tag: Any = getattr(value, TAG, None)  # the common case of `tag`, inlined
+                tag: Any = getattr(value, TAG, None)  # as `tag`, inlined
                 if tag is None or tag.scope is not scope:
-                    tag = self.tag(value)
+                    root = self.roots.get(id(value))
+                    if root is None:
+                        tag = self._tag_of_untagged(value)
+                    else:
+                        tag = root if value.requires_grad else self.constant
                 elif version_of(value):
                     tag = self._after_changes(value, tag)
                 key = tag.key
@@ -368,11 +373,16 @@ class Tracker:
         known = _LAYOUTS.get(signature)
         if known is None:
             return False
-        if type(output) is Tensor and torch.is_grad_enabled():  # most calls: one output with a key
+        if type(output) is Tensor:  # most calls: one output with a key
             layout = self.layouts.get(known[0])
             if layout is not None and layout.key is not None:
-                setattr(output, TAG, layout)  # as `mark`, inlined
-                self.refer(ref(output))
+                self.refer(ref(output))  # as `mark`, inlined
+                if torch.is_grad_enabled():
+                    setattr(output, TAG, layout)
+                else:
+                    setattr(output, DATA, layout)
+                    if output.is_inference():
+                        return True
                 version = internals.version_of(output)
                 if version:
                     setattr(output, VERSION, version)

@@ -17,8 +17,9 @@ from pergrad.engine.samples.layouts import Layout, Owners
 from pergrad.errors import BatchSizeError, UnsupportedFunctionError
 from pergrad.runtime.containers import parts_of
 
-__all__ = ["Input", "batch_size_of", "inputs_of", "mark_inputs", "mark_owned"]
+__all__ = ["ONLY_TENSORS", "Input", "batch_size_of", "inputs_of", "mark_inputs", "mark_owned"]
 
+ONLY_TENSORS = frozenset([Tensor])  # the kinds of most arguments
 Input: TypeAlias = tuple[Tensor | PackedSequence, int]  # and the dimension of its samples
 
 
@@ -59,7 +60,7 @@ def inputs_of(
     special = _special_arguments(module, args, kwargs)
     found: list[Input] = []
     given: Iterable[Any] = (*args, *kwargs.values())
-    if not all(type(value) is Tensor for value in given):  # mostly they are, and need no opening
+    if not ONLY_TENSORS.issuperset(map(type, given)):  # mostly they are, and need no opening
         given = leaves(given)
     for leaf in given:
         if isinstance(leaf, Tensor | PackedSequence):

@@ -60,7 +60,10 @@ def _visit(
     found.append(module)
     if names is not None:
         names.append(name)
-    for key, child in internals.children_of(module).items():
+    children = internals.children_of(module)
+    if not children:  # most have none
+        return
+    for key, child in children.items():
         if child is not None and child not in seen:
             path = key if not name or names is None else f"{name}.{key}"
             _visit(child, path, found, seen, names)
@@ -167,13 +170,16 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor], list[nn.
     weights: dict[str, Tensor] = {}
     own: dict[int, Tensor] = {}
     prefixes: list[str] = []
-    for m, prefix in zip(submodules(module, prefixes), prefixes, strict=True):
+    hooks_of, pre_hooks_of = internals.backward_hooks_of, internals.backward_pre_hooks_of
+    parameters_of, buffers_of = internals.parameters_of, internals.buffers_of
+    strided = torch.strided
+    for m, prefix in zip(submodules(module, prefixes), prefixes):  # noqa: B905  # as long
         if isinstance(m, nn.DataParallel):
             raise PergradError(
                 "nn.DataParallel copies the module to other threads and devices, where its parameters "
                 "cannot be recorded: record its `.module`, on one device"
             )
-        for key, p in internals.parameters_of(m).items():
+        for key, p in parameters_of(m).items():
             if p is None or id(p) in own:
                 continue
             own[id(p)] = p
@@ -183,7 +189,7 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor], list[nn.
                     f"parameter {name!r} of a lazy module has no shape yet: call the module once first"
                 )
             if p.requires_grad:
-                if p.layout is not torch.strided:
+                if p.layout is not strided:
                     raise PergradError(
                         f"parameter {name!r} is sparse ({p.layout}), so its gradients cannot be told apart "
                         "by sample: make it dense, or freeze it"
@@ -194,10 +200,12 @@ def survey(module: nn.Module) -> tuple[dict[str, Tensor], list[Tensor], list[nn.
                         f"parameter {name!r} is on the meta device and has no values: materialise the "
                         "module first, for example with module.to_empty(device=...) and its weights"
                     )
-        for b in internals.buffers_of(m).values():
-            if b is not None:
-                own[id(b)] = b
-        if internals.backward_hooks_of(m) or internals.backward_pre_hooks_of(m):
+        buffers = buffers_of(m)
+        if buffers:
+            for b in buffers.values():
+                if b is not None:
+                    own[id(b)] = b
+        if hooks_of(m) or pre_hooks_of(m):
             hooked.append(m)
     if module not in _WITHOUT_NODE_HOOKS:
         _refuse_node_hooks(module, weights)

@@ -15,7 +15,7 @@ from pergrad.errors import BatchSizeError, PergradError
 if TYPE_CHECKING:
     from typing import TypedDict
 
-__all__ = ["Calls", "LossReduction", "Options", "Owners", "Params"]
+__all__ = ["DEFAULT", "Calls", "LossReduction", "Options", "Owners", "Params"]
 
 LossReduction: TypeAlias = Literal["auto", "sum", "mean"]
 Calls: TypeAlias = Literal["same", "more"]
@@ -161,3 +161,6 @@ class Options:
                 )
             found |= matching
         return {name: p for name, p in weights.items() if name in found}
+
+
+DEFAULT = Options()  # one object for all recordings without options, since they are frozen

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from pergrad.distributed.data_parallel import without_gradient_reduction
 from pergrad.distributed.groups import is_of_lost_rank, is_running, lost_rank
@@ -29,7 +28,13 @@ from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import refusing_ordinary_gradients
 from pergrad.engine.recording.adopting import Adopter
 from pergrad.engine.recording.arguments import is_graph_batch
-from pergrad.engine.recording.inputs import batch_size_of, inputs_of, mark_inputs, mark_owned
+from pergrad.engine.recording.inputs import (
+    ONLY_TENSORS,
+    batch_size_of,
+    inputs_of,
+    mark_inputs,
+    mark_owned,
+)
 from pergrad.engine.recording.loss_units import LossReader
 from pergrad.engine.recording.modes import entered_beneath_modes, foreign_modes
 from pergrad.engine.recording.modules import (
@@ -77,24 +82,26 @@ def check_quantities(quantities: Sequence[Any], *, may_have_results: bool = Fals
             "nothing to compute: pass at least one quantity, such as pergrad.Grads()"
         )
     for quantity in quantities:
-        if isinstance(quantity, type) and issubclass(quantity, Quantity):
-            raise PergradError(
-                f"{quantity.__name__} is a class: pass an object, such as {quantity.__name__}(...)"
-            )
-        if not isinstance(quantity, Quantity):
-            raise PergradError(f"expected quantities, got {type(quantity).__name__}")
+        if Quantity not in type(quantity).__mro__:  # `isinstance` asks an ABC, which takes a while
+            if isinstance(quantity, type) and issubclass(quantity, Quantity):
+                raise PergradError(
+                    f"{quantity.__name__} is a class: pass an object, such as {quantity.__name__}(...)"
+                )
+            if not isinstance(quantity, Quantity):
+                raise PergradError(f"expected quantities, got {type(quantity).__name__}")
         if quantity.is_full:
             if not may_have_results:
                 refuse_second_block(quantity)
             is_again = True
-    if len({id(quantity) for quantity in quantities}) < len(quantities):
+    if len(quantities) > 1 and len(set(map(id, quantities))) < len(quantities):
         raise PergradError("the same quantity is passed twice: each needs an object of its own")
     return is_again
 
 
 def is_recording() -> bool:
     """Whether a recording is open in this thread."""
-    return any(isinstance(mode, Recorder) for mode in internals.function_modes())
+    modes = internals.function_modes()
+    return bool(modes) and any(isinstance(mode, Recorder) for mode in modes)
 
 
 class Recording:
@@ -249,8 +256,8 @@ class Recording:
     ) -> bool:
         """Marks arguments by the owners of their rows; returns False if there are none."""
         if self.ownership is None:
-            others = [v for v in (*args, *kwargs.values()) if type(v) is not Tensor]
-            if not others or not any(map(is_graph_batch, others)):
+            given = (*args, *kwargs.values())
+            if ONLY_TENSORS.issuperset(map(type, given)) or not any(map(is_graph_batch, given)):
                 return False
         named = named_leaves(function, args, kwargs, skipped=skipped)
         own = ownership_in(self.ownership, named)
@@ -608,14 +615,8 @@ def recorded(
         if get_ident() == thread:
             recording.leave_forward(output)
 
-    hooks: list[RemovableHandle] = []
-    for called in (
-        module.children() if options.calls == "more" and holds_stages(module) else [module]
-    ):
-        hooks += (
-            called.register_forward_hook(after_forward, always_call=True),
-            called.register_forward_pre_hook(before_forward, with_kwargs=True, prepend=True),
-        )
+    called = module.children() if options.calls == "more" and holds_stages(module) else [module]
+    unhook = [internals.hook_forward(m, before_forward, after_forward) for m in called]
     try:
         with recording.collecting(), recording.intercepting():
             if options.batch_size is not None:
@@ -625,6 +626,6 @@ def recorded(
             yield recording
             recording.check_complete()
     finally:
-        for hook in hooks:
-            hook.remove()
+        for remove in unhook:
+            remove()
         recording.clean_up()

@@ -126,7 +126,7 @@ class Scope:
         return Lost(self, reason, "total", origin=origin)
 
 
-@dataclass(slots=True)  # not frozen: many are made, and a frozen one takes three times as long
+@dataclass(slots=True, init=False)  # many are made: a frozen one takes three times as long
 class Samples(Tag):
     """Index i of dimension `dim`, of size pre·count·post, belongs to sample (i // post) % count."""
 
@@ -134,12 +134,13 @@ class Samples(Tag):
     is_weight: ClassVar[bool] = False
     scope: Scope
     dim: int
-    pre: int = 1
-    post: int = 1
-    key: Key = field(init=False, compare=False, repr=False)
+    pre: int
+    post: int
+    key: Key = field(compare=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self.key = self.dim, self.pre, self.post
+    def __init__(self, scope: Scope, dim: int, pre: int = 1, post: int = 1) -> None:
+        self.scope, self.dim, self.pre, self.post = scope, dim, pre, post
+        self.key = dim, pre, post
 
     def at(self, dim: int) -> Samples:
         return self if dim == self.dim else self.scope.samples(dim, self.pre, self.post)
