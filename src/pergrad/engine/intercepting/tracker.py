@@ -60,6 +60,8 @@ _TAGGED: Cache[torch.Size] = Cache(__name__, "shapes that count samples, by dime
 _SEQUENCES = (list, tuple)
 _CONSTANT = Constant.key
 _TOTAL = "total"
+# Functions of several integer tensors, whose values say nothing about the places of the results.
+_KEEPING_PLACES = frozenset(["embedding", "diff"])
 _ORIGINS = {"sum": SUM, "mean": MEAN}
 
 
@@ -91,7 +93,7 @@ def _is_by_shape(call: Call) -> bool:
         return True
     # Integer tensors may be indices, whose values matter, unless there is nothing to index.
     is_alone = handler is not None and len(call.tensors) == 1
-    return is_alone or handler is aligned or call.name == "embedding"
+    return is_alone or handler is aligned or call.name in _KEEPING_PLACES
 
 
 def is_same_view(a: Tensor, b: Tensor) -> bool:
@@ -228,8 +230,10 @@ class Tracker:
 
     def tagged(self, t: Tensor, shape: torch.Size) -> torch.Size:
         """Returns the shape with the size of the sample dimension as a BatchSize."""
-        tag = self.tag(t)
-        if not isinstance(tag, Samples):
+        tag = getattr(t, TAG, None)  # the common case of `tag`, inlined
+        if tag is None or tag.scope is not self.scope or internals.version_of(t):
+            tag = self.tag(t)
+        if type(tag) is not Samples:
             return shape
         known = _TAGGED.get((tag.dim, shape))
         if known is None:
@@ -269,10 +273,13 @@ class Tracker:
                 tag: Any = getattr(value, TAG, None)  # as `tag`, inlined
                 if tag is None or tag.scope is not scope:
                     root = self.roots.get(id(value))
-                    if root is None:
-                        tag = self._tag_of_untagged(value)
-                    else:
+                    if root is not None:
                         tag = root if value.requires_grad else self.constant
+                    else:
+                        tag = getattr(value, DATA, None)  # as `_tag_of_untagged`, of data
+                        is_data = tag is not None and tag.scope is scope
+                        if not is_data or value.requires_grad or id(value) in self._own:
+                            tag = self._tag_of_untagged(value)
                 elif version_of(value):
                     tag = self._after_changes(value, tag)
                 key = tag.key
