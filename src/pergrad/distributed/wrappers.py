@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pergrad.distributed.groups import is_running
 from pergrad.distributed.sharding import Shards, is_sharded, sharding_modules
 from pergrad.distributed.spread import Spread
 from pergrad.distributed.tensor_parallel import (
@@ -99,9 +100,11 @@ def seed_of_all(module: nn.Module, seed: int | None) -> int | None:
 
     The others need none in common: None leaves it to the caller.
     """
-    spread: list[Any] = [p for p in module.parameters() if is_sharded(p)]
-    if seed is not None or not spread:
+    if seed is not None or not is_running():
         return seed
+    spread: list[Any] = [p for p in module.parameters() if is_sharded(p)]
+    if not spread:
+        return None
     own = secrets.randbits(32)
     for mesh in {id(p.device_mesh): p.device_mesh for p in spread}.values():
         is_first = not any(mesh.get_coordinate())

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pergrad.factors import Convolution, Factor, OuterProduct
-from pergrad.runtime import mm
+from pergrad.runtime import internals, is_traced, mm
 
 __all__ = ["COUNT", "Directions"]
 
@@ -45,6 +45,9 @@ class Directions:
         self._drawn = drawn
         self._cuts: dict[tuple[int, ...], _Blocks | None] = {}
         self._cast: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+        # The last tensor, in what place and version, and its numbers: a recurrent layer's two weights have
+        # the same output gradients.
+        self._last: tuple[Tensor, tuple[Any, ...], Tensor] | None = None
 
     def pay_for(self, factors: Sequence[Factor]) -> bool:
         """Whether sums of these factors take less time in directions: large products in float32 or wider."""
@@ -85,8 +88,20 @@ class Directions:
         """Returns how far off some entry must be, at least, if a direction is off by `error`."""
         return error / (float(self._drawn.abs().max()) * self._blocks_of(tuple(shape)).size)
 
+    def forget_last(self) -> None:
+        """Frees the tensors that were projected last."""
+        self._last = None
+
     def _of_last(self, t: Tensor, size: int) -> Tensor:
         """(..., i) -> (..., i / size · COUNT)."""
+        if is_traced(t):
+            return self._product_of_last(t, size)
+        key = t.data_ptr(), t.shape, t.stride(), t.dtype, internals.version_of(t), size
+        if self._last is None or self._last[1] != key:
+            self._last = t, key, self._product_of_last(t, size)
+        return self._last[2]
+
+    def _product_of_last(self, t: Tensor, size: int) -> Tensor:
         parts = t.reshape(-1, size)
         # A product with few rows takes a third of the time of one with few columns on a CPU.
         found = mm(self._for(size, t), parts.T, t.dtype)  # (COUNT, parts)

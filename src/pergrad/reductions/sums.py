@@ -231,8 +231,10 @@ def _(factor: OuterProduct, scale: SampleWeights | None, dtype: torch.dtype) -> 
         g, x = _without_dropped(g, scale), _scaled(x, scale)
     else:
         g, x = _scaled(g, scale), _without_dropped(x, scale)
-    g = with_aligned_width(g).flatten(0, 1)
-    total = mm(g.T, with_aligned_width(x).flatten(0, 1), dtype)
+    longer, wider = with_aligned_width(g), with_aligned_width(x)
+    total = mm(longer.flatten(0, 1).T, wider.flatten(0, 1), dtype)
+    if longer is g and wider is x:
+        return total
     return total[: factor.shape[1], : factor.shape[2]]
 
 

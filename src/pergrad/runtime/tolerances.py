@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "extremes",
     "largest",
     "largest_difference",
     "largest_differences",
     "largest_of_each",
     "noise_floor",
+    "read_extremes",
     "relative_error",
     "tolerance_of_model",
     "tolerance_of_rerun",
@@ -69,11 +71,11 @@ def largest(t: Tensor) -> float:
 
 def largest_of_each(tensors: Iterable[Tensor]) -> list[float]:
     """Returns max |t| of each tensor; numbers of one device and dtype are read at once."""
-    return _read([_extremes(t) for t in tensors])
+    return read_extremes([extremes(t) for t in tensors])
 
 
 _CACHED = 2**20  # elements, of which a second pass reads most from the processor's cache
-_PIECE = 2**18  # elements: their difference stays in the processor's cache
+_PIECE = 2**16  # elements: their difference stays in the processor's cache
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
@@ -88,13 +90,16 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
 def largest_differences(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
     """Returns max |a - b| of each pair; numbers of one device and dtype are read at once.
 
-    Pieces of large tensors on a CPU are compared one after another, since a difference of full size would
-    be written to fresh memory and read again.
+    Pieces of large tensors on a CPU are compared one after another in the same memory, since a difference of
+    full size would be written to fresh memory and read again.
     """
-    return _read([_extremes_of_difference(a.detach(), b.detach()) for a, b in pairs])
+    memory: dict[torch.dtype, Tensor] = {}
+    return read_extremes(
+        [_extremes_of_difference(a.detach(), b.detach(), memory) for a, b in pairs]
+    )
 
 
-def _extremes(t: Tensor) -> list[Tensor]:
+def extremes(t: Tensor) -> list[Tensor]:
     """Returns numbers of which one is max |t|, up to its sign; none if there are no elements."""
     if not t.numel():
         return []
@@ -105,14 +110,23 @@ def _extremes(t: Tensor) -> list[Tensor]:
     return list(torch.aminmax(t.detach()))  # one pass, and nothing is written
 
 
-def _extremes_of_difference(a: Tensor, b: Tensor) -> list[Tensor]:
-    if a.numel() <= _PIECE or not a.is_cpu or not (a.is_contiguous() and b.is_contiguous()):
-        return _extremes(a - b)
+def _extremes_of_difference(
+    a: Tensor, b: Tensor, memory: dict[torch.dtype, Tensor]
+) -> list[Tensor]:
+    is_alike = a.dtype is b.dtype and a.is_cpu and b.is_cpu
+    if a.numel() <= _PIECE or not is_alike or not (a.is_contiguous() and b.is_contiguous()):
+        return extremes(a - b)
+    if a.dtype not in memory:
+        memory[a.dtype] = a.new_empty(_PIECE)
     pieces = zip(a.view(-1).split(_PIECE), b.view(-1).split(_PIECE), strict=True)
-    return [number for of_a, of_b in pieces for number in _extremes(of_a - of_b)]
+    return [
+        number
+        for of_a, of_b in pieces
+        for number in extremes(torch.sub(of_a, of_b, out=memory[a.dtype][: len(of_a)]))
+    ]
 
 
-def _read(numbers: Sequence[Sequence[Tensor]]) -> list[float]:
+def read_extremes(numbers: Sequence[Sequence[Tensor]]) -> list[float]:
     """Returns the largest absolute value of each list, 0 if it is empty; NaN if any is."""
     every = [number for some in numbers for number in some]
     is_one_kind = len({(number.device, number.dtype) for number in every}) == 1

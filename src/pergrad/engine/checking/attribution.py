@@ -18,7 +18,12 @@ from pergrad.quantities.base import Batch, Reduction, or_zeros
 from pergrad.reductions import Directions, SampleGradients, SampleWeights
 from pergrad.reductions.directions import COUNT
 from pergrad.runtime import internals
-from pergrad.runtime.tolerances import largest, largest_differences, largest_of_each
+from pergrad.runtime.tolerances import (
+    extremes,
+    largest,
+    largest_differences,
+    largest_of_each,
+)
 
 __all__ = ["Attribution", "Judge", "coarsest", "random_weights"]
 
@@ -69,13 +74,16 @@ class Attribution(Reduction[dict[str, Tensor]]):
         if directions is not None and name not in self._sums:
             self._directed.add(name)
         if name in self._directed and directions is None:  # another backward, by other factors
-            found = self._viewed(name, {}, gradients.weighted_sum(self._weights))
+            assert self._directions is not None
+            found = self._directions.of(gradients.weighted_sum(self._weights))
         else:
             directions = directions if name in self._directed else None
             found = gradients.weighted_sum_and_norms(self._weights, directions)
         self._sums[name] = self._sums[name] + found if name in self._sums else found
 
     def finish(self) -> dict[str, Tensor]:
+        if self._directions is not None:
+            self._directions.forget_last()
         return or_zeros(self._sums, self.batch)
 
     @property
@@ -83,16 +91,16 @@ class Attribution(Reduction[dict[str, Tensor]]):
         """Whether all sums are entry by entry."""
         return not self._directed
 
-    def views(self, sizes: dict[str, float]) -> dict[str, Callable[[Tensor], Tensor]]:
-        """Returns functions that give other sums as `result` has its own, and note their largest entries.
+    def views(self, sizes: dict[str, list[Tensor]]) -> dict[str, Callable[[Tensor], Tensor]]:
+        """Returns functions that give other sums as `result` has its own, and note their extreme entries.
 
         There is one for each parameter that is summed in directions.
         """
         return {name: partial(self._viewed, name, sizes) for name in self._directed}
 
-    def _viewed(self, name: str, sizes: dict[str, float], total: Tensor) -> Tensor:
+    def _viewed(self, name: str, sizes: dict[str, list[Tensor]], total: Tensor) -> Tensor:
         assert self._directions is not None
-        sizes[name] = largest(total)
+        sizes[name] = extremes(total)
         return self._directions.of(total)
 
     def least_error(self, name: str, error: float, shape: Sequence[int]) -> float:
@@ -105,7 +113,7 @@ class Attribution(Reduction[dict[str, Tensor]]):
 def random_weights(size: int, generator: torch.Generator) -> Tensor:
     """Draws weights of either sign between 1 and 2: none is close to zero, where a sample could hide."""
     drawn = torch.rand(size, generator=generator, dtype=torch.float64) * 2 - 1
-    return drawn + torch.ones_like(drawn).copysign_(drawn)
+    return torch.where(drawn < 0, drawn - 1, drawn + 1)
 
 
 def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:

@@ -20,10 +20,11 @@ from pergrad.engine.checking.replays import Output, Replay
 from pergrad.engine.checking.reports import Certified, CertifyReport
 from pergrad.engine.checking.rounding import noise_of_sums
 from pergrad.engine.looping.snapshots import undisturbed
+from pergrad.engine.recording.modules import parameters_by_name
 from pergrad.engine.recording.options import Options
 from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
-from pergrad.runtime.tolerances import largest, largest_of_each
+from pergrad.runtime.tolerances import extremes, largest, read_extremes
 
 __all__ = ["Certificate", "generator_of"]
 
@@ -52,15 +53,13 @@ class _Sums:
     dtype: torch.dtype  # the coarsest that the recorded sums came from
     outputs: Sequence[Output]
 
-    known_sizes: Mapping[str, float] = field(default_factory=dict)  # of sums in directions
+    known: Mapping[str, list[Tensor]] = field(default_factory=dict)  # extremes, if in directions
 
     @cached_property
     def sizes(self) -> dict[str, float]:
         """Returns the largest entry of each ordinary sum."""
-        known = self.known_sizes
-        others = [name for name in self.wanted if name not in known]
-        found = dict(zip(others, largest_of_each(self.wanted[n] for n in others), strict=True))
-        return {name: known[name] if name in known else found[name] for name in self.wanted}
+        numbers = [self.known.get(name) or extremes(total) for name, total in self.wanted.items()]
+        return dict(zip(self.wanted, read_extremes(numbers), strict=True))
 
 
 class Certificate:
@@ -80,7 +79,7 @@ class Certificate:
         self._options = options
         self._how = how
         self._names = list(attribution.result)
-        own = dict(replay.module.named_parameters())  # a forward may have tied one to another
+        own = parameters_by_name(replay.module)  # a forward may have tied one to another
         recorded = attribution.parameters
         self._parameters = {name: own.get(name, recorded[name]) for name in self._names}
         self._problems: list[str] = []
@@ -136,7 +135,7 @@ class Certificate:
                 "were recorded. The model draws random numbers in another order, or counts its calls: "
                 "certify it in eval mode, or without dropout"
             )
-        sizes: dict[str, float] = {}
+        sizes: dict[str, list[Tensor]] = {}
         wanted = self._replay.ordinary(
             outputs,
             self._weights,

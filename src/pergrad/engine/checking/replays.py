@@ -110,7 +110,8 @@ class Replay(ABC):
         """Σ_n weights[n] g_n, as plain autograd gives it; or a function of it, where `reduced` has one."""
         self.backwards += 1
         gradients = [output.weighted(weights) for output in outputs]
-        with without_autocast(_device_of(self.module)):
+        device = next((p.device for p in parameters.values()), None) or _device_of(self.module)
+        with without_autocast(device):
             return pulled_back(
                 [output.tensor for output in outputs],
                 gradients,
@@ -190,7 +191,10 @@ class LossReplay(Replay):
         super().__init__(module, size)
         self._losses = losses
         self._loss_fn = loss_fn
-        self._batch: tuple[Any, ...] = map_leaves(_detached, batch)
+        is_flat = all(isinstance(value, Tensor) for value in batch)  # mostly; others are opened
+        self._batch: tuple[Any, ...] = (
+            tuple(map(_detached, batch)) if is_flat else map_leaves(_detached, batch)
+        )
         self._options = options
         self._snapshot = snapshot
         self._ownership = ownership_of_batch(loss_fn, self._batch, options)

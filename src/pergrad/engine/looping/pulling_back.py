@@ -36,13 +36,14 @@ def pulled_back(
     runs_python, leaves_of_graph = _surveyed(tensors)
     found: tuple[Tensor | None, ...]
     early: dict[str, Tensor] = {}
+    nothing: dict[torch.dtype, Tensor] = {}
     if runs_python:
         touched = [*wanted, *leaves_of_graph, *others]
         found = _accumulated(tensors, gradients, wanted, touched, retain_graph)
     else:
         with ExitStack() as hooks:
             for name, function in reduced.items():
-                handle = parameters[name].register_hook(_taking(name, function, early))
+                handle = parameters[name].register_hook(_taking(name, function, early, nothing))
                 hooks.callback(handle.remove)
             found = torch.autograd.grad(
                 list(tensors), wanted, list(gradients), retain_graph=retain_graph, allow_unused=True
@@ -55,14 +56,22 @@ def pulled_back(
     return {name: result[name] for name in parameters}
 
 
-def _taking(name: str, function: Reduced, results: dict[str, Tensor]) -> Reduced:
-    """Makes a hook that keeps a function of a gradient, and lets go of the gradient itself."""
+def _taking(
+    name: str, function: Reduced, results: dict[str, Tensor], nothing: dict[torch.dtype, Tensor]
+) -> Reduced:
+    """Makes a hook that keeps a function of a gradient, and lets go of the gradient itself.
+
+    `nothing` has a zero of each dtype, which takes the gradients' place.
+    """
 
     def take(gradient: Tensor) -> Tensor:
         if gradient.layout != torch.strided:
             return gradient
         results[name] = function(whole_of(gradient.detach()))
-        return torch.zeros((), dtype=gradient.dtype, device=gradient.device).expand(gradient.shape)
+        zero = nothing.get(gradient.dtype)
+        if zero is None or zero.device != gradient.device:
+            zero = nothing[gradient.dtype] = gradient.new_zeros(())
+        return zero.expand(gradient.shape)
 
     return take
 

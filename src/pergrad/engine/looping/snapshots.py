@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pergrad.engine.recording.modules import buffers_in
+
 __all__ = ["Snapshot", "random_state", "undisturbed"]
 
 
@@ -29,7 +31,7 @@ class Snapshot:
         self._states = random_state()
         self._python = random.getstate()
         self._numpy = _numpy_random().get_state() if _numpy_random() else None
-        self._buffers = [(b, b.detach().clone()) for b in module.buffers()]
+        self._buffers = [(b, b.detach().clone()) for b in buffers_in(module)]
 
     def draws_as(self, other: Snapshot) -> bool:
         """Whether both have the same random state: what ran between them drew no random numbers."""

@@ -20,9 +20,11 @@ from pergrad.runtime import internals
 from pergrad.runtime.caches import CACHES
 
 __all__ = [
+    "buffers_in",
     "hooks_of_parameters",
     "leaving_grads",
     "names_of_tensors",
+    "parameters_by_name",
     "refuse_new_parameters",
     "submodules",
     "survey",
@@ -79,6 +81,27 @@ def tensors_of(modules: Iterable[nn.Module]) -> list[Tensor]:
         ):
             if t is not None:
                 found[id(t)] = t
+    return list(found.values())
+
+
+def parameters_by_name(module: nn.Module) -> dict[str, Tensor]:
+    """Returns `dict(module.named_parameters())`."""
+    prefixes: list[str] = []
+    found: dict[int, tuple[str, Tensor]] = {}
+    for m, prefix in zip(submodules(module, prefixes), prefixes, strict=True):
+        for key, p in internals.parameters_of(m).items():
+            if p is not None:
+                found.setdefault(id(p), (f"{prefix}.{key}" if prefix else key, p))
+    return dict(found.values())
+
+
+def buffers_in(module: nn.Module) -> list[Tensor]:
+    """Returns `list(module.buffers())`."""
+    found: dict[int, Tensor] = {}
+    for m in submodules(module):
+        for b in internals.buffers_of(m).values():
+            if b is not None:
+                found[id(b)] = b
     return list(found.values())
 
 
