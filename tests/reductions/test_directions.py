@@ -90,3 +90,14 @@ def test_other_factors_are_summed_as_they_are() -> None:
     assert not some.pay_for([outer(256, 256), Dense(torch.ones(N, 256, 256))])
     mixed: Tensor = outer(256, 256).input.float()
     assert not some.pay_for([OuterProduct(outer(256, 256).grad_output, mixed)])
+
+
+def test_output_gradients_that_were_written_to_are_projected_again() -> None:
+    drawn, factor = directions(), outer(256, 130)
+    before = drawn.of_factor(factor).materialize()
+    again = drawn.of_factor(OuterProduct(factor.grad_output, factor.input)).materialize()
+    assert torch.equal(before, again)
+    factor.grad_output.mul_(2)
+    assert_near(drawn.of_factor(factor).materialize(), 2 * before)
+    drawn.forget_last()
+    assert_near(drawn.of_factor(factor).materialize(), 2 * before)

@@ -107,3 +107,25 @@ def test_mapping_leaves_no_garbage() -> None:
     for _ in range(5):
         refilled(PYTREES[0], parts_of(PYTREES[0]))
     assert gc.collect() == 0
+
+
+OPENED: list[Any] = [*VALUES[:5], VALUES[6], torch.Size([2, 3]), slice(1, T), torch.sort(T)]
+
+
+@pytest.mark.parametrize("value", OPENED, ids=repr)
+def test_the_leaves_are_those_that_are_mapped(value: Any) -> None:
+    seen: list[Any] = []
+
+    def see(part: Any) -> Any:
+        seen.append(part)
+        return part
+
+    map_parts(see, value)
+    assert list(map(id, parts_of(value))) == list(map(id, seen))
+
+
+def test_listing_the_leaves_of_any_container_leaves_no_garbage() -> None:
+    gc.collect()
+    for _ in range(10):
+        parts_of(OrderedDict(a=[T], b=deque([T])))
+    assert gc.collect() == 0

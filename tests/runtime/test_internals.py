@@ -399,6 +399,28 @@ def test_hooks_that_wait_for_a_gradient_are_seen_until_they_are_taken_off() -> N
     assert not internals.post_accumulate_hooks_of(x)
 
 
+@ways("hook_forward")
+def test_hooks_of_a_forward_run_first_and_last_and_are_removed(way: Any) -> None:
+    layer, seen = nn.Linear(2, 2), []
+    layer.register_forward_pre_hook(lambda *_: seen.append("own before"))
+    layer.register_forward_hook(lambda *_: seen.append("own after"))
+    remove = way(
+        layer,
+        lambda module, args, kwargs: seen.append(("before", len(args), *kwargs)),
+        lambda module, args, output: seen.append(("after", len(args))),
+    )
+    layer(input=torch.ones(1, 2))
+    assert seen == [("before", 0, "input"), "own before", "own after", ("after", 0)]
+    seen.clear()
+    with pytest.raises(RuntimeError, match="shapes"):
+        layer(torch.ones(1, 3))
+    assert seen == [("before", 1), "own before", ("after", 1)]
+    remove()
+    seen.clear()
+    layer(torch.ones(1, 2))
+    assert seen == ["own before", "own after"]
+
+
 def test_backward_hooks_of_modules_are_seen_and_may_be_replaced() -> None:
     layer, seen = nn.Linear(2, 2), []
     assert not internals.backward_hooks_of(layer)

@@ -119,18 +119,22 @@ def record(
         and loss_scale is None
         and calls is None
     )
-    options = DEFAULT if is_default else Options(
-        batch_size=batch_size,
-        loss_reduction=loss_reduction,
-        batch_first=batch_first,
-        params=params,
-        sample_weights=sample_weights,
-        max_bytes=max_bytes,
-        offload=offload,
-        keep_grad=keep_grad,
-        owners=owners,
-        loss_scale=loss_scale,
-        calls=calls,
+    options = (
+        DEFAULT
+        if is_default
+        else Options(
+            batch_size=batch_size,
+            loss_reduction=loss_reduction,
+            batch_first=batch_first,
+            params=params,
+            sample_weights=sample_weights,
+            max_bytes=max_bytes,
+            offload=offload,
+            keep_grad=keep_grad,
+            owners=owners,
+            loss_scale=loss_scale,
+            calls=calls,
+        )
     )
     is_again = check_quantities(quantities)
     if verify and certify:

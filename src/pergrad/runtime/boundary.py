@@ -192,7 +192,7 @@ def apply_of(_: None, function: type[torch.autograd.Function]) -> Callable[..., 
 def hook_forward(
     module: nn.Module, before: Callable[..., None], after: Callable[..., None]
 ) -> Callable[[], None]:
-    """Hooks a module: `before` runs before other hooks, `after` also after an error; returns what undoes it."""
+    """Hooks a module: `before` runs first, `after` also after an error; returns what removes both."""
     handles = (
         module.register_forward_hook(after, always_call=True),
         module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),

@@ -182,9 +182,10 @@ def _vmapped() -> Callable[..., Any]:
 
 def _forward_hooker() -> Callable[..., Callable[[], None]]:
     """Returns `boundary.hook_forward` without handles, whose weak references take most of its time."""
-    names = ("forward_hooks", "forward_hooks_always_called")
-    names += ("forward_pre_hooks", "forward_pre_hooks_with_kwargs")
-    tables_of = attrgetter(*(f"_{name}" for name in names))
+    tables_of = attrgetter(
+        *("_forward_hooks", "_forward_hooks_always_called"),
+        *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    )
     tables_of(nn.Module())  # an AttributeError if one has moved
     keys = itertools.count(-1, -1)  # those of torch's own handles are not negative
     public = nn.Module.register_forward_hook, nn.Module.register_forward_pre_hook

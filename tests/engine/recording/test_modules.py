@@ -9,8 +9,10 @@ from torch import nn
 import pergrad
 from pergrad.engine.intercepting.weights import refusing_ordinary_gradients
 from pergrad.engine.recording.modules import (
+    buffers_in,
     hooks_of_parameters,
     names_of_tensors,
+    parameters_by_name,
     refuse_new_parameters,
     submodules,
     survey,
@@ -202,3 +204,12 @@ def test_a_hook_on_the_node_behind_a_parameter_is_refused_by_name_while_it_is_th
             survey(model)
     handle.remove()
     survey(model)
+
+
+@each_model
+def test_parameters_and_buffers_are_those_of_torchs_iterators(name: str) -> None:
+    model = MODELS[name]()
+    found, wanted = parameters_by_name(model), dict(model.named_parameters())
+    assert list(found) == list(wanted)
+    assert all(found[key] is wanted[key] for key in wanted)
+    assert list(map(id, buffers_in(model))) == list(map(id, model.buffers()))

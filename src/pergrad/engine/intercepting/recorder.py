@@ -140,7 +140,7 @@ class Recorder(WeightCalls):
         self.earlier = deque(maxlen=0)
 
     def _new_anchor(self) -> Tensor:
-        """Makes a leaf of any shape that gets no gradient; a detached parameter takes half as long as zeros."""
+        """Makes a leaf, of any shape; zeros take twice as long as a detached parameter."""
         first = next(iter(self._parameters.values()), None)
         if type(first) is nn.Parameter and first.is_cpu:
             return first.detach().requires_grad_()
@@ -240,9 +240,13 @@ class Recorder(WeightCalls):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if types and not _PLAIN_CLASSES.issuperset(types):  # most have none but parameters
-            if internals.has_subclass_functions() and not all(map(_is_of_torch, types)):
-                return self._by_their_classes(func, types, args, kwargs)
+        if (
+            types
+            and not _PLAIN_CLASSES.issuperset(types)  # most have none but parameters
+            and internals.has_subclass_functions()
+            and not all(map(_is_of_torch, types))
+        ):
+            return self._by_their_classes(func, types, args, kwargs)
         kind = kind_of(func)
         if kind is _PASSIVE:
             found = func(*args, **kwargs)

@@ -165,9 +165,10 @@ class Tracker:
         if id(t) in self._own:
             return self.constant
         inner: Layout | Weight | None = getattr(t, DATA, None)  # as `inner_tag`, inlined
-        if inner is not None and inner.scope is self.scope:
-            if not (t.requires_grad and t.grad_fn is not None):
-                return inner
+        is_inner = inner is not None and inner.scope is self.scope
+        if is_inner and not (t.requires_grad and t.grad_fn is not None):
+            assert inner is not None
+            return inner
         base = None if t.requires_grad else internals.base_of(t)
         if base is not None and self.knows(base) and is_same_view(t, base):
             tag = self.tag(base)  # made by `as_subclass`, which no mode sees
