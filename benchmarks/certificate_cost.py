@@ -101,7 +101,7 @@ def on_top(found: list[Row], model: str) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     found = run_on_one_thread(
-        rows, arguments, description=__doc__, folder="certificate_cost", rounds=10
+        rows, arguments, description=__doc__, folder="certificate_cost", rounds=20
     )
     for model in MODELS:
         print(f"{model}: attribution takes {on_top(found, model):.2f} plain steps on top")
