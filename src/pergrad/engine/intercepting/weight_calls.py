@@ -50,6 +50,7 @@ from pergrad.engine.samples.propagation import (
     unknown_samples,
 )
 from pergrad.engine.samples.propagation.in_place import out_of_place
+from pergrad.engine.samples.signatures import describe, signature_of_call
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.rules import DECLARING, DECOMPOSITIONS, RULES
@@ -61,7 +62,7 @@ from pergrad.runtime.containers import map_parts, parts_of, refilled
 __all__ = ["WeightCalls"]
 
 _STRIDES: Cache[list[tuple[int, ...]]] = Cache(
-    __name__, "strides of results, by signature and strides"
+    __name__, "strides of results, by a call's shapes, strides and plain arguments"
 )
 _AGREED: Cache[bool] = Cache(__name__, "whether vmap of a call gave its values, by signature")
 # Functions whose input may lack a batch dimension, and the number of dimensions that it has then.
@@ -76,6 +77,11 @@ _UNBATCHED: dict[Any, int] = {
 }
 _REPEATS = frozenset("expand broadcast_to repeat tile".split())
 _JOINS = frozenset("cat concat concatenate stack".split())
+
+
+def _describe_strides(t: Tensor, parts: list[Any]) -> bool:
+    parts += t.shape, t.stride(), t.dtype
+    return True
 
 
 def _is_differentiable(t: Tensor) -> bool:
@@ -184,8 +190,8 @@ class WeightCalls(TorchFunctionMode):
         found = tensors_in(output)
         if not found or is_traced(found[0]) or (output is found[0] and output.is_contiguous()):
             return output
-        tensors, _, signature = self.tracker.read(func, args, kwargs)
-        key = None if signature is None else (signature, tuple([t.stride() for t in tensors]))
+        # Not the tracker's signature: strides depend neither on the samples nor on which weights are frozen.
+        key = signature_of_call(func, 0, args, kwargs, _describe_strides, describe)
         expected = _STRIDES.get(key)
         if expected is None:
             expected = self._strides_of(func, args, kwargs)
