@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from pergrad.factors import Factor
+from pergrad.factors import Factor, OuterProduct
+from pergrad.reductions import sums
 from pergrad.reductions.sums import weighted_sum
+from pergrad.reductions.weights import SampleWeights
 from pergrad.testing import assert_near
 from tests.reductions.factor_cases import (
     CASES,
@@ -83,3 +86,16 @@ def test_all_samples_of_weight_zero_sum_to_zero() -> None:
 def test_no_gradient_of_each_sample_is_made(factor: Factor) -> None:
     largest = largest_tensor(lambda: weighted_sum([factor], data(32)))
     assert largest < largest_tensor(factor.materialize) / 4
+
+
+def test_widths_that_a_kernel_pads_are_cut_from_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    def padded(x: Tensor, scale: SampleWeights | None) -> Tensor:
+        return F.pad(x if scale is None else x * scale.over(x), (0, -x.shape[-1] % 8))
+
+    for name in ("_scaled", "_without_dropped"):
+        monkeypatch.setattr(sums, name, padded)
+    for o, i in ((3, 5), (8, 5), (3, 8), (8, 8)):
+        factor = OuterProduct(torch.randn(4, 6, o), torch.randn(4, 6, i))
+        weights = SampleWeights(torch.ones(4))
+        found = sums.weighted_sum_of(factor, weights, torch.float32)
+        torch.testing.assert_close(found, factor.materialize().sum(0))
