@@ -64,3 +64,4 @@ def test_what_cannot_be_captured_says_which_option_to_leave_out() -> None:
     replayed(x)
     with pytest.raises(RuntimeError, match="cuda_graphs=False"):
         replayed(x)
+    torch.rand(2, device="cuda")  # the generator has left the capture

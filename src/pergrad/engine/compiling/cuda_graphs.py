@@ -60,6 +60,7 @@ class _Captured:
             ):
                 self._results = call(*state, *self._batch)
         except RuntimeError as error:
+            _release_draws()
             raise RuntimeError(
                 "the step cannot be captured as a CUDA graph; pass cuda_graphs=False"
             ) from error
@@ -73,6 +74,12 @@ class _Captured:
             own.copy_(given)
         self._graph.replay()
         return [t.clone() if isinstance(t, Tensor) else t for t in self._results]
+
+
+def _release_draws() -> None:
+    """Gives the generator of the GPU a new, equal state: a failed capture leaves the old one unusable."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def check_devices(inputs: Sequence[Tensor]) -> None:
