@@ -89,7 +89,9 @@ def trace_step(
         return [losses, *results]
 
     draws = refusing_draws(surroundings.generators)
-    with quiet(), _no_autocast_cache(), traceable_callables(), draws:
+    # On a GPU torch fuses scripted functions after two runs, into kernels that need tensors with values.
+    unfused = torch.jit.optimized_execution(False)
+    with quiet(), _no_autocast_cache(), traceable_callables(), unfused, draws:
         graph: GraphModule = on_one_stack_chunk(internals.trace(traced), *graph_inputs(state, flat))
     constants = _constants(graph)
     if any(map(is_traced, constants)):
