@@ -34,6 +34,7 @@ UNASKED |= {"join_config_of", "fsdp_state_of", "fsdp_groups_of", "begin_fsdp"}  
 UNASKED |= {"is_managed_by_fsdp"}
 UNASKED |= {"add_mapped_dim", "outside_of_transform"}  # names for torch.vmap
 UNASKED |= {"replacing_operators"}  # of an audit
+UNASKED |= {"pop_uppermost_mode", "push_mode"}  # for modes of the user
 
 
 # Where the names are

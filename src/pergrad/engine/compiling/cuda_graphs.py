@@ -78,6 +78,8 @@ class _Captured:
 
 def _release_draws() -> None:
     """Gives the generator of the GPU a new, equal state: a failed capture leaves the old one unusable."""
+    if not torch.cuda.is_initialized():
+        return
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     generator.graphsafe_set_state(generator.clone_state())
 
