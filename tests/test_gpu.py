@@ -466,6 +466,27 @@ def test_gradients_of_odd_widths_are_whole(backend: str) -> None:
             assert (found[k] - wanted).norm() < 2e-2 * wanted.norm(), name
 
 
+@pytest.mark.parametrize("width", [10, 1027])
+def test_sums_of_odd_widths_are_whole_and_certified(width: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(33, 48), nn.GELU(), nn.Linear(48, width)).to(DEVICE)
+    x = torch.randn(6, 40, 33, device=DEVICE)
+
+    def in_halves(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return loss(model, x)
+
+    clipped = pergrad.ClippedSum(1e9)
+    with pergrad.record(model, clipped):
+        in_halves(model, x).sum().backward()
+    wanted = torch.autograd.grad(loss(model, x).sum(), list(model.parameters()))
+    for (name, found), exact in zip(clipped.result.items(), wanted, strict=True):
+        assert found.shape == exact.shape
+        assert (found - exact).norm() < 2e-2 * exact.norm(), name
+    with torch.autocast("cuda", torch.bfloat16):
+        pergrad.certify(model, loss, x, quiet=True).check()
+
+
 def test_norms_of_a_forward_in_a_stream_of_its_own() -> None:
     model, x = build("attention")
     model, x = model.float(), x.float()
