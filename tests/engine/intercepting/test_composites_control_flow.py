@@ -63,9 +63,9 @@ PROGRAMS: dict[str, tuple[Program, Program]] = {
         lambda m, x: m.a(x) * x * m.w[0, 0],
     ),
     "scan over columns": (
-        lambda m, x: scan(
-            lambda c, column: (c + m.w[0, 0] * column, 2 * c), m.a(x)[:, 0], x, dim=1
-        )[1],
+        lambda m, x: (
+            scan(lambda c, column: (c + m.w[0, 0] * column, 2 * c), m.a(x)[:, 0], x.T)[1].T
+        ),
         lambda m, x: (
             2 * torch.stack([m.a(x)[:, 0] + m.w[0, 0] * x[:, :t].sum(1) for t in (0, 1, 2)], 1)
         ),
@@ -79,6 +79,17 @@ PROGRAMS: dict[str, tuple[Program, Program]] = {
         lambda m, x: (m.b(x)[:, 0] * x.prod(1))[:, None],
     ),
 }
+if torch.__version__ >= "2.12":  # before, results were stacked along the first dimension
+    PROGRAMS |= {
+        "scan along a dimension": (
+            lambda m, x: scan(
+                lambda c, column: (c + m.w[0, 0] * column, 2 * c), m.a(x)[:, 0], x, dim=1
+            )[1],
+            lambda m, x: (
+                2 * torch.stack([m.a(x)[:, 0] + m.w[0, 0] * x[:, :t].sum(1) for t in (0, 1, 2)], 1)
+            ),
+        ),
+    }
 
 
 @pytest.mark.parametrize("size", [4, 3, 1])
