@@ -9,21 +9,15 @@ import torch
 
 __all__ = ["ENOUGH", "ENOUGH_ON_GPU", "default_bound", "is_out_of_memory", "share_of_free_memory"]
 
-# Larger pieces are no faster. On a GPU each piece costs a launch, so pieces are larger. Deferred work is
-# batched to save Python overhead, so its bound is larger still.
-ENOUGH, ENOUGH_ON_GPU, ENOUGH_TO_DEFER = 32 * 2**20, 256 * 2**20, 2**30
+# Larger pieces are no faster. On a GPU each piece costs a launch, and batches of work save Python overhead.
+ENOUGH, ENOUGH_ON_GPU = 32 * 2**20, 2**30
 _HOLDS = 0.05  # seconds: as long as a reading of the host's free memory is taken for the present
 _host = 0.0, 0  # until when the last reading holds, and the bytes
 
 
-def default_bound(device: torch.device, *, defers: bool = False) -> int:
-    """Returns the bytes that a reduction may use beside its result: at most a sixteenth of free memory.
-
-    With `defers`, rules are deferred to run many at once, and the bound is larger.
-    """
-    enough = ENOUGH
-    if device.type == "cuda":
-        enough = ENOUGH_TO_DEFER if defers else ENOUGH_ON_GPU
+def default_bound(device: torch.device) -> int:
+    """Returns the bytes that a reduction may use beside its result: at most a sixteenth of free memory."""
+    enough = ENOUGH_ON_GPU if device.type == "cuda" else ENOUGH
     return min(share_of_free_memory(device, 16, enough), enough)
 
 

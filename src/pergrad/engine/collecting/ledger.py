@@ -326,9 +326,9 @@ def _queue_for(device: torch.device, may_defer: bool, max_bytes: int | None) -> 
 
     A trace runs rules at once, since a compiled step frees memory in the order of the trace.
     """
-    is_slow = _is_bound_by_python(device)
-    bound = default_bound(device, defers=is_slow) if max_bytes is None else max_bytes
-    return Queue(bound, device, defers_rules=is_slow and may_defer)
+    defers_rules = _is_bound_by_python(device) and may_defer
+    bound = default_bound(device) if max_bytes is None else max_bytes
+    return Queue(bound, device, defers_rules=defers_rules)
 
 
 def _is_bound_by_python(device: torch.device) -> bool:
