@@ -13,7 +13,8 @@ def as_text(value: Any) -> str:
     >>> as_text(3), as_text("caf\udce9.png")
     ('3', 'caf\\udce9.png')
     """
-    return str(value).encode(errors="backslashreplace").decode()
+    text = str(value)
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def as_line(text: str) -> str:
