@@ -1,12 +1,11 @@
 """Computes random projections of gradients without holding a gradient or a projection matrix.
 
-A weight is viewed as a matrix: its first dimension is that of the rows, all others are columns; in a
-convolution's kernel, taps come before channels. Every row r and every column c has a bucket h and a random
-sign s. The entry (r, c) is added, with sign s(r) s(c), to bucket h(r) + h(c) mod k of the sketch. The sketch
-of an outer product is then the circular convolution of the sketches of its two vectors, a product of Fourier
-transforms (Pham and Pagh's TensorSketch), and that of a row of a table is a rotation. All kinds of factors
-use one linear map, so sketches of several uses of a weight add up. The expectation of <s_n, s_m> is
-<G_n, G_m>.
+A weight is viewed as a matrix: its first dimension is that of the rows, all others are columns, in the order
+of memory. Every row r and every column c has a bucket h and a random sign s. The entry (r, c) is added, with
+sign s(r) s(c), to bucket h(r) + h(c) mod k of the sketch. The sketch of an outer product is then the circular
+convolution of the sketches of its two vectors, a product of Fourier transforms (Pham and Pagh's
+TensorSketch), and that of a row of a table is a rotation. All kinds of factors use one linear map, so sketches
+of several uses of a weight add up. The expectation of <s_n, s_m> is <G_n, G_m>.
 
 The buckets of each run of k adjacent rows are a random permutation. A run of k adjacent columns has
 consecutive buckets, from a random one on: entries of one run in one row never collide, any others do with
@@ -96,11 +95,9 @@ class CountSketch:
     row_signs: Tensor
     column_buckets: Tensor
     column_signs: Tensor
-    runs: (
-        tuple[int, ...] | None
-    )  # the first bucket of each run; None if columns are in another order
+    runs: tuple[int, ...]  # the first bucket of each run of columns
     row_members: Members
-    column_members: Members | None  # None if columns are in another order
+    column_members: Members
 
     @classmethod
     def of(cls, name: str, shape: Sequence[int], size: int, seed: int) -> CountSketch:
@@ -130,20 +127,15 @@ class CountSketch:
         if columns > 1:
             order = torch.arange(columns)
             of_columns = (of_columns[::size][order // size] + order) % size
-        runs: tuple[int, ...] | None = tuple(of_columns[::size].tolist())
-        if len(shape) > 2:  # reordered: the columns of a kernel are channels, then taps
-            of_columns = of_columns.view(prod(shape[2:]), shape[1]).T.flatten()
-            runs = None
-        members = None if runs is None else Members.of(of_columns, column_signs, size)
         return cls(
             size,
             row_buckets,
             row_signs,
             of_columns,
             column_signs,
-            runs,
+            tuple(of_columns[::size].tolist()),
             Members.of(row_buckets, row_signs, size),
-            members,
+            Members.of(of_columns, column_signs, size),
         )
 
     def to(self, device: torch.device) -> CountSketch:
@@ -158,7 +150,7 @@ class CountSketch:
             column_signs,
             self.runs,
             self.row_members.to(device),
-            None if self.column_members is None else self.column_members.to(device),
+            self.column_members.to(device),
         )
 
     def entries(self, rows: slice = ALL) -> tuple[Tensor, Tensor]:
@@ -175,9 +167,8 @@ class CountSketch:
 
     def of_columns(self, x: Tensor) -> Tensor:
         """Sketches vectors over columns, (..., columns) -> (..., k), in float32 or wider."""
-        way = chooser_of(x).pick("sketch of columns", (self.runs is not None,))
+        way = chooser_of(x).pick("sketch of columns")
         if way == "gathered":
-            assert self.column_members is not None
             return _gathered(x, self.column_members)
         x = x.to(wide(x.dtype))
         if way == "runs":
@@ -186,7 +177,6 @@ class CountSketch:
 
     def _by_runs(self, x: Tensor) -> Tensor:
         """Sketches vectors over columns run by run, three times as fast as by entries."""
-        assert self.runs is not None
         k, flat, signs = self.size, x.reshape(-1, x.shape[-1]), self.column_signs.to(x.dtype)
         unfolded = flat.new_zeros(len(flat), 2 * k - 1)  # wide enough that no run wraps around
         for number, first in enumerate(self.runs):

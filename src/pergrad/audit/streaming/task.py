@@ -65,6 +65,7 @@ class Task:
             "subset": self.options.subset,
             "seed": self.options.seed,
             "sketch_dim": self.options.sketch_dim,
+            "version_of_sketches": SKETCHES,
             **self._of_classifier,
             "dtype": dtype,
             "device": self.device.type,
@@ -89,7 +90,6 @@ class Task:
             "logits": fingerprint_of_function(spec.logits),
             "target": None if spec.target is None else fingerprint_of_function(spec.target),
             "free_dim": self.options.free_dim,
-            "version_of_sketches": SKETCHES,
             "checkpoints": [fingerprint_of_model(model) for model in self.checkpoints],
         }
 

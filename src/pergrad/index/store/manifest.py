@@ -14,7 +14,7 @@ from pergrad.errors import IndexingError
 __all__ = ["MANIFEST", "Manifest", "Part", "read_manifest", "write_manifest"]
 
 MANIFEST = "index.json"
-_FORMAT = 2  # format 1 had another count sketch
+_FORMAT = 3  # formats 1 and 2 had other count sketches
 _KIND = "an index by pergrad"
 
 

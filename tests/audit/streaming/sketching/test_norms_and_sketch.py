@@ -79,12 +79,8 @@ def test_kernels_by_windows_and_by_samples_as_groups_have_the_same_sketch(
     g, x = data(3, 1, 16, side, side).to(dtype), data(3, 1, 16 * groups, side, side).to(dtype)
     ones, around = (1, 1), ((taps // 2, taps // 2),) * 2
     factor = Convolution(g, x, (16, 16, taps, taps), ones, around, ones, groups)
-    own = NormsAndSketch(64, 3, order=order)
-    in_memory = order == "memory"
-    by_groups = in_memory and dtype == torch.float32 and taps == 3
-    assert own._goes_by_samples_as_groups(factor) == by_groups
-    by_windows = groups == 1 and (in_memory or side < 12 or taps == 1)
-    assert own._goes_by_windows(factor) == by_windows
+    by_groups = dtype == torch.float32 and taps == 3
+    assert norms_and_sketch._goes_by_samples_as_groups(factor) == by_groups
     found = consumed([factor], dim=64, order=order)
     (exact,) = cast([factor], torch.float64)
     exact = SampleGradients([Dense(exact.materialize())], bound=2**20)

@@ -21,7 +21,7 @@ from pergrad.runtime import wide
 
 __all__ = ["SKETCHES", "NormsAndSketch"]
 
-SKETCHES = 2  # version of the label-free maps; in 1 they were those of `Projection`
+SKETCHES = 3  # version of the maps; 1 and 2 had other columns of kernels
 
 _PIECE = 4 * 2**20  # bytes; a piece stays in the cache until it is reduced
 _AT_ONCE = 256  # samples; larger pieces are no faster
@@ -38,19 +38,12 @@ class _Map:
     runs: list[tuple[slice, Tensor]]  # columns, and (rows,) their first bucket in each row
 
     @classmethod
-    def of(cls, sketch: CountSketch, channels: int | None, dtype: torch.dtype) -> _Map:
-        """Arranges columns by tap, then channel, if a number of channels is given."""
-
-        def arranged(columns: Tensor) -> Tensor:
-            return columns if channels is None else columns.view(channels, -1).T.flatten()
-
-        buckets = arranged(sketch.column_buckets)
-        runs = []
-        for start in range(0, len(buckets), sketch.size):
-            run = slice(start, min(start + sketch.size, len(buckets)))
-            runs.append((run, (sketch.row_buckets + buckets[start]) % sketch.size))
-        columns = arranged(sketch.column_signs).to(dtype)
-        return cls(sketch.row_signs.to(dtype)[:, None], columns, runs)
+    def of(cls, sketch: CountSketch, dtype: torch.dtype) -> _Map:
+        columns, runs = len(sketch.column_signs), []
+        for start, first in zip(range(0, columns, sketch.size), sketch.runs, strict=True):
+            run = slice(start, min(start + sketch.size, columns))
+            runs.append((run, (sketch.row_buckets + first) % sketch.size))
+        return cls(sketch.row_signs.to(dtype)[:, None], sketch.column_signs.to(dtype), runs)
 
     @cached_property
     def signs(self) -> Tensor:  # (rows, columns)
@@ -64,8 +57,8 @@ class NormsAndSketch(Quantity):
     gradients on a GPU, and factors with faster reductions than over their entries, such as embeddings and
     wide layers, use the reductions of the two. Without `has_norms` it computes sketches alone.
 
-    The map is that of `Projection`, or by `order` "memory" a faster one: kernels have their columns as they
-    are in memory, vectors are a row, and without norms large kernels are narrowed.
+    The map is that of `Projection`, or by `order` "memory" a faster one: vectors are a row, and without norms
+    large kernels are narrowed.
     """
 
     def __init__(
@@ -181,36 +174,13 @@ class NormsAndSketch(Quantity):
             return not fourier_is_cheaper(factor.positions, o, i, self._dim)
         return True
 
-    def _goes_by_samples_as_groups(self, factor: Convolution) -> bool:
-        """Whether one grouped convolution beats copying windows in the order of memory.
-
-        It copies nothing, and oneDNN, which has no float64, runs it at full width. Another order of the
-        columns takes a copy of all gradients, which is slower than windows in that order.
-        """
-        if self._order == "projection" or wide(factor.dtype) != torch.float32:
-            return False
-        return prod(factor.kernel[2:]) > 1
-
-    def _goes_by_windows(self, factor: Convolution) -> bool:
-        """Whether to copy windows in the order of the map, or else reorder the gradients afterwards.
-
-        The first copies positions x columns, the second rows x columns.
-        """
-        if factor.groups > 1:
-            return False
-        if self._order == "memory":  # which needs no reordering
-            return True
-        if factor.kernel[1] < factor.grad_output.shape[-1]:
-            return False
-        return factor.channels_last_is_cheaper or factor.positions <= 4 * factor.kernel[0]
-
     def _bytes_each(self, factor: Factor) -> int:
         """Returns the memory that computing the gradient of one sample takes."""
         scratch = factor.scratch
         if isinstance(factor, Convolution):
-            if self._goes_by_samples_as_groups(factor):
+            if _goes_by_samples_as_groups(factor):
                 scratch = 0
-            elif self._goes_by_windows(factor):
+            elif factor.groups == 1:
                 scratch = prod(factor.kernel[1:]) * factor.positions
         return (prod(factor.shape[1:]) + scratch) * wide(factor.dtype).itemsize
 
@@ -275,9 +245,7 @@ class NormsAndSketch(Quantity):
 
     def _map(self, name: str, dtype: torch.dtype) -> _Map:
         if (name, dtype) not in self._maps:
-            shape = self._shapes[name]
-            channels = shape[1] if len(shape) > 2 else None
-            self._maps[name, dtype] = _Map.of(self._sketches[name], channels, dtype)
+            self._maps[name, dtype] = _Map.of(self._sketches[name], dtype)
         return self._maps[name, dtype]
 
     def _add(self, samples: slice, entries: Tensor, to: _Map) -> None:
@@ -292,26 +260,20 @@ class NormsAndSketch(Quantity):
         if isinstance(factor, OuterProduct):
             signed = self._times(factor.input, to.column_signs, dtype)
             return self._product(factor.grad_output, signed, to, dtype)
-        if isinstance(factor, Convolution) and self._goes_by_samples_as_groups(factor):
+        if isinstance(factor, Convolution) and _goes_by_samples_as_groups(factor):
             entries = factor.by_samples_as_groups(dtype)
             return entries.view(-1, *to.signs.shape).mul_(to.signs)
-        if isinstance(factor, Convolution) and self._goes_by_windows(factor):
+        if isinstance(factor, Convolution) and factor.groups == 1:
             signed = self._signed_windows(factor, to.column_signs, dtype)
             return self._product(factor.by_position(), signed, to, dtype)
         entries = factor.materialize(dtype)
-        if self._order == "projection" and entries.dim() > 3:
-            entries = entries.flatten(3).mT
-        # Applies signs while reordering: one pass over all entries instead of three.
         signs = to.signs.view(entries.shape[1:])
         signed = torch.mul(entries, signs, out=self._held("entries", entries.shape, dtype))
         return signed.view(-1, *to.signs.shape)
 
     def _signed_windows(self, factor: Convolution, signs: Tensor, dtype: torch.dtype) -> Tensor:
-        """Copies the windows with the signs of the columns, (n, t, columns), in the order of the map."""
+        """Copies the windows with the signs of the columns, (n, t, columns)."""
         n, columns, (channels, *taps) = factor.shape[0], len(signs), factor.kernel[1:]
-        if self._order == "projection":
-            signed = self._times(factor.windows(), signs.view(*taps, channels), dtype)
-            return signed.view(n, -1, columns)
         signs = signs.view(channels, *taps, *[1] * (1 + len(taps)))
         return self._times(factor.columns(), signs, dtype).view(n, columns, -1).mT
 
@@ -333,6 +295,14 @@ class NormsAndSketch(Quantity):
         if memory is None or len(memory) < size:
             memory = self._memory[what, dtype] = torch.empty(size, dtype=dtype)
         return memory[:size].view(shape)
+
+
+def _goes_by_samples_as_groups(factor: Convolution) -> bool:
+    """Whether one grouped convolution beats copying windows.
+
+    It copies nothing, and oneDNN, which has no float64, runs it at full width.
+    """
+    return wide(factor.dtype) == torch.float32 and prod(factor.kernel[2:]) > 1
 
 
 def _pieces(samples: int, bytes_each: int) -> list[slice]:
