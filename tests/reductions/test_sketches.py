@@ -212,6 +212,20 @@ def test_neighbouring_columns_have_neighbouring_buckets(shape: tuple[int, ...]) 
         assert torch.equal(run, (run[0] + torch.arange(len(run))) % 8)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (8,), (30,), (1, 30)])
+@pytest.mark.parametrize("bound", [1, 300, 2**20])
+def test_a_row_alone_is_added_to_the_buckets_of_its_columns(
+    shape: tuple[int, ...], bound: int
+) -> None:
+    sketch, gradients = CountSketch.of("w", shape, 8, 0), data(N, *shape)
+    expected = torch.zeros(N, 8, dtype=gradients.dtype)
+    signed = gradients.reshape(N, -1) * sketch.column_signs
+    expected.index_add_(1, sketch.column_buckets, signed)
+    assert_near(by_entries(Dense(gradients), sketch, bound), expected)
+    x = data(2, 5, 1)
+    assert_near(sketch.of_rows(x)[..., :1], x)
+
+
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 24, 30])
 @pytest.mark.parametrize("side", ["rows", "columns"])
 def test_reading_the_members_of_buckets_is_adding_to_buckets(side: str, count: int) -> None:
@@ -243,15 +257,21 @@ def test_columns_of_different_runs_meet_as_often_as_chance_has_it() -> None:
         assert abs(float(share) - 1 / 8) < 5 * (1 / 8 * 7 / 8 / 2000) ** 0.5
 
 
-COUNT_GOLDEN = [[-2.0, 16.0, -11.0, 5.0, 9.0, -7.0]]
+COUNT_GOLDEN = {
+    (4, 3): [[-2.0, 16.0, -11.0, 5.0, 9.0, -7.0]],
+    (2, 2, 3): [[-5.0, 5.0, -15.0, -5.0, 13.0, 5.0]],
+    (12,): [[-11.0, -5.0, -5.0, -17.0, -13.0, 9.0]],
+}
 TWO_SIDED_GOLDEN = [[-6.0, 6.0, -6.0, -6.0, 6.0, -6.0]]
 
 
 def test_map_stays_what_it_is_from_version_to_version() -> None:
     """Sketches are stored: those of two versions must be comparable."""
-    entries: list[Factor] = [Dense(torch.arange(1.0, 13.0, dtype=torch.float64).view(1, 4, 3))]
-    assert sketched("count", entries, 6, seed=3, name="layer.weight").tolist() == COUNT_GOLDEN
-    found = sketched("two-sided", entries, 6, seed=3, name="layer.weight")
+    entries = torch.arange(1.0, 13.0, dtype=torch.float64)
+    for shape, golden in COUNT_GOLDEN.items():
+        whole: list[Factor] = [Dense(entries.view(1, *shape))]
+        assert sketched("count", whole, 6, seed=3, name="layer.weight").tolist() == golden
+    found = sketched("two-sided", [Dense(entries.view(1, 4, 3))], 6, seed=3, name="layer.weight")
     assert_near(found, torch.tensor(TWO_SIDED_GOLDEN, dtype=torch.float64) / 6**0.5)
 
 

@@ -1,16 +1,17 @@
 """Computes random projections of gradients without holding a gradient or a projection matrix.
 
 A weight is viewed as a matrix: its first dimension is that of the rows, all others are columns, in the order
-of memory. Every row r and every column c has a bucket h and a random sign s. The entry (r, c) is added, with
-sign s(r) s(c), to bucket h(r) + h(c) mod k of the sketch. The sketch of an outer product is then the circular
-convolution of the sketches of its two vectors, a product of Fourier transforms (Pham and Pagh's
-TensorSketch), and that of a row of a table is a rotation. All kinds of factors use one linear map, so sketches
-of several uses of a weight add up. The expectation of <s_n, s_m> is <G_n, G_m>.
+of memory; a vector is one row. Every row r and every column c has a bucket h and a random sign s. The entry
+(r, c) is added, with sign s(r) s(c), to bucket h(r) + h(c) mod k of the sketch. The sketch of an outer
+product is then the circular convolution of the sketches of its two vectors, a product of Fourier transforms
+(Pham and Pagh's TensorSketch), and that of a row of a table is a rotation. All kinds of factors use one
+linear map, so sketches of several uses of a weight add up. The expectation of <s_n, s_m> is <G_n, G_m>.
 
-The buckets of each run of k adjacent rows are a random permutation. A run of k adjacent columns has
-consecutive buckets, from a random one on: entries of one run in one row never collide, any others do with
-probability of about 1 / k, and entries that are adjacent in memory are added to adjacent buckets. A bucket
-has at most one entry of each run, so a GPU can read its entries (`Members`) instead of adding to it.
+The buckets of each run of k adjacent rows are a random permutation; a row alone has bucket 0 and sign 1. A
+run of k adjacent columns has consecutive buckets, from a random one on: entries of one run in one row never
+collide, any others do with probability of about 1 / k, and entries that are adjacent in memory are added to
+adjacent buckets. A bucket has at most one entry of each run, so a GPU can read its entries (`Members`)
+instead of adding to it.
 
 Buckets and signs come from integer hashes of (seed, parameter, index): they are the same on every
 device and for every batch.
@@ -34,7 +35,14 @@ from pergrad.reductions.choosing import chooser_of
 from pergrad.reductions.tiles import at_once, sample_tiles
 from pergrad.runtime import bmm, mm, wide
 
-__all__ = ["CountSketch", "TwoSidedSketch", "count_sketch", "hashed_integers", "two_sided_sketch"]
+__all__ = [
+    "CountSketch",
+    "TwoSidedSketch",
+    "as_matrix",
+    "count_sketch",
+    "hashed_integers",
+    "two_sided_sketch",
+]
 
 
 def hashed_integers(counts: Mapping[str, int]) -> list[Tensor]:
@@ -110,19 +118,21 @@ class CountSketch:
         """Builds the sketches of several parameters, faster than one by one."""
         counts = {}
         for name, shape in shapes.items():
-            rows, columns = _as_matrix(shape)
+            rows, columns = as_matrix(shape)
             counts[f"{seed}/{name}"] = -(-rows // size) * size + columns
         pairs = zip(shapes.items(), hashed_integers(counts), strict=True)
         return {name: cls._from(hashed, shape, size) for (name, shape), hashed in pairs}
 
     @classmethod
     def _from(cls, hashed: Tensor, shape: Sequence[int], size: int) -> CountSketch:
-        rows, columns = _as_matrix(shape)
+        rows, columns = as_matrix(shape)
         runs_of_rows, hashed = hashed.split([len(hashed) - columns, columns])
         row_signs = ((runs_of_rows & 1) * 2 - 1)[:rows]
         # The ranks of random numbers are a random permutation.
         order = (runs_of_rows >> 1).view(-(-rows // size), size).argsort(stable=True, dim=1)
         row_buckets = order.argsort(1).flatten()[:rows]
+        if rows == 1:
+            row_buckets, row_signs = torch.zeros_like(row_buckets), torch.ones_like(row_signs)
         column_signs, of_columns = (hashed & 1) * 2 - 1, (hashed >> 1) % size
         if columns > 1:
             order = torch.arange(columns)
@@ -153,10 +163,16 @@ class CountSketch:
             self.column_members.to(device),
         )
 
-    def entries(self, rows: slice = ALL) -> tuple[Tensor, Tensor]:
-        """Returns bucket and sign of each entry of some rows, in order."""
-        buckets = self.row_buckets[rows, None] + self.column_buckets
-        signs = self.row_signs[rows, None] * self.column_signs
+    @property
+    def is_row(self) -> bool:
+        """Whether the parameter is a vector or a matrix of one row."""
+        return len(self.row_signs) == 1
+
+    def entries(self, first: slice = ALL) -> tuple[Tensor, Tensor]:
+        """Returns bucket and sign of each entry, in order, for some indices of the first dimension."""
+        rows, columns = (ALL, first) if self.is_row else (first, ALL)
+        buckets = self.row_buckets[rows, None] + self.column_buckets[columns]
+        signs = self.row_signs[rows, None] * self.column_signs[columns]
         return buckets.flatten() % self.size, signs.flatten()
 
     def of_rows(self, x: Tensor) -> Tensor:
@@ -188,8 +204,9 @@ class CountSketch:
         return out.view(*x.shape[:-1], k)
 
 
-def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
-    return (shape[0], prod(shape[1:])) if len(shape) else (1, 1)
+def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
+    """Returns the rows and columns of a parameter; a vector is one row."""
+    return (shape[0], prod(shape[1:])) if len(shape) > 1 else (1, prod(shape))
 
 
 def _scattered(x: Tensor, buckets: Tensor, signs: Tensor, size: int) -> Tensor:
@@ -233,9 +250,14 @@ def by_entries(factor: Factor, sketch: CountSketch, bound: int) -> Tensor:
     """Adds every entry of the gradient to its bucket, materialising a piece at a time."""
     found: Tensor | None = None
     bound //= 4  # buckets and signs take memory too
+    # A row of fewer entries than buckets is added faster entry by entry.
+    by_columns = sketch.is_row and len(sketch.column_signs) >= sketch.size
     for samples, rows, gradients in sample_tiles([factor], bound):
         flat = gradients.reshape(len(gradients), -1)
-        some = _scattered(flat, *sketch.entries(rows), sketch.size)
+        if by_columns and rows == ALL:
+            some = sketch.of_columns(flat)
+        else:
+            some = _scattered(flat, *sketch.entries(rows), sketch.size)
         if rows == ALL and len(some) == factor.shape[0]:
             return some
         if found is None:
@@ -321,7 +343,7 @@ class TwoSidedSketch:
 
     @classmethod
     def of(cls, name: str, shape: Sequence[int], size: int, seed: int) -> TwoSidedSketch:
-        rows, columns = _as_matrix(shape)
+        rows, columns = _sides(shape)
         a = next(a for a in range(isqrt(size), 0, -1) if size % a == 0)
         left = _signs(f"{seed}/{name}/left", rows * a).view(rows, a)
         right = _signs(f"{seed}/{name}/right", columns * (size // a)).view(columns, -1)
@@ -329,6 +351,11 @@ class TwoSidedSketch:
 
     def to(self, device: torch.device) -> TwoSidedSketch:
         return TwoSidedSketch(self.left.to(device), self.right.to(device))
+
+
+def _sides(shape: Sequence[int]) -> tuple[int, int]:
+    """Returns the rows and columns of a parameter; a vector is one column, which can be cut into pieces."""
+    return (shape[0], prod(shape[1:])) if len(shape) else (1, 1)
 
 
 def two_sided_sketch(factors: Sequence[Factor], sketch: TwoSidedSketch, bound: int) -> Tensor:
@@ -343,7 +370,7 @@ def two_sided_sketch_of(factor: Factor, sketch: TwoSidedSketch, bound: int) -> T
     size = sketch.left.shape[1] * sketch.right.shape[1]
     found = torch.zeros(factor.shape[0], size, dtype=wide(factor.dtype), device=factor.device)
     for samples, rows, gradients in sample_tiles([factor], bound):
-        matrix = gradients.reshape(len(gradients), *_as_matrix(gradients.shape[1:]))
+        matrix = gradients.reshape(len(gradients), *_sides(gradients.shape[1:]))
         left, right = sketch.left[rows].to(matrix), sketch.right.to(matrix)
         found[samples] += (left.T @ (matrix @ right)).flatten(1)
     return found

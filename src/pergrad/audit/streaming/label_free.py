@@ -21,7 +21,7 @@ class LabelFree:
     """Contracts logits with a random direction, and sketches the gradients of the result."""
 
     def __init__(self, dim: int, seed: int) -> None:
-        self.quantity = NormsAndSketch(dim, seed + 1, has_norms=False, order="memory")
+        self.quantity = NormsAndSketch(dim, seed + 1, has_norms=False)
         self._seed = seed
 
     def of_logits(self, logits: Tensor) -> Tensor:  # (n, classes) -> (n,)

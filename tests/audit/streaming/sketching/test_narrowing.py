@@ -82,7 +82,7 @@ def test_the_sketch_of_a_model_is_that_of_its_gradients(dtype):
     narrow = {n for n, p in model.named_parameters() if is_narrowed(p.shape)}
     assert narrow == {"large.weight", "grouped.weight", "back.weight"}
     x = data(5, 2, 6, 6).to(dtype)
-    quantity, grads = NormsAndSketch(64, 3, has_norms=False, order="memory"), pergrad.Grads()
+    quantity, grads = NormsAndSketch(64, 3, has_norms=False), pergrad.Grads()
     for _ in range(2):  # the second time by the maps of the first
         for one in (quantity, grads):
             one.reset()

@@ -6,7 +6,6 @@ from torch import nn
 
 import pergrad
 from pergrad.audit.streaming.sketching import norms_and_sketch
-from pergrad.audit.streaming.sketching.narrowing import as_matrix
 from pergrad.audit.streaming.sketching.norms_and_sketch import NormsAndSketch
 from pergrad.factors import Convolution, Dense, OuterProduct
 from pergrad.quantities import Batch
@@ -15,10 +14,8 @@ from pergrad.testing import assert_near
 from tests.reductions.factor_cases import CASES, cast, data, dense_of, factors_of
 
 
-def map_of(shape, dim, order="projection", name="w"):
-    """The sketch of a parameter; in the order of its memory a kernel is a matrix."""
-    shape = as_matrix(shape) if order == "memory" else shape
-    return CountSketch.of(name, shape, dim, 3)
+def map_of(shape, dim):
+    return CountSketch.of("w", shape, dim, 3)
 
 
 def sketch_of(gradients, sketch):
@@ -37,24 +34,23 @@ def consumed(factors, dim=7, **options):
     return quantity
 
 
-@pytest.mark.parametrize("order", ["projection", "memory"])
 @pytest.mark.parametrize("few", [0, 256])
 @pytest.mark.parametrize("piece", [2**22, 400])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind_of_factor_has_the_norms_and_the_sketch_of_its_gradients(
-    name, dtype, piece, few, order, monkeypatch
+    name, dtype, piece, few, monkeypatch
 ):
     monkeypatch.setattr(norms_and_sketch, "_PIECE", piece)
     monkeypatch.setattr(norms_and_sketch, "_FEW", few)
     factors = cast(factors_of(name), dtype)
     exact = dense_of(factors)
-    quantity = consumed(factors, order=order)
+    quantity = consumed(factors)
     expected = exact.reshape(len(exact), -1).square().sum(1)
     # Of a sum in low precision, the rounding of its terms stays.
     close = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2}[dtype]
     torch.testing.assert_close(quantity.squares["w"], expected, rtol=close, atol=close)
-    apart = sketch_of(exact, map_of(exact.shape[1:], 7, order))
+    apart = sketch_of(exact, map_of(exact.shape[1:], 7))
     torch.testing.assert_close(quantity.sketch.double(), apart, rtol=close, atol=10 * close)
 
 
@@ -68,24 +64,23 @@ def test_sketches_without_norms_are_those_with_them(name, few, monkeypatch):
     torch.testing.assert_close(found.sketch, consumed(factors).sketch, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("order", ["projection", "memory"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("side", [4, 8, 12])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("taps", [1, 3])
 def test_kernels_by_windows_and_by_samples_as_groups_have_the_same_sketch(
-    taps, groups, side, dtype, order
+    taps, groups, side, dtype
 ):
     g, x = data(3, 1, 16, side, side).to(dtype), data(3, 1, 16 * groups, side, side).to(dtype)
     ones, around = (1, 1), ((taps // 2, taps // 2),) * 2
     factor = Convolution(g, x, (16, 16, taps, taps), ones, around, ones, groups)
     by_groups = dtype == torch.float32 and taps == 3
     assert norms_and_sketch._goes_by_samples_as_groups(factor) == by_groups
-    found = consumed([factor], dim=64, order=order)
+    found = consumed([factor], dim=64)
     (exact,) = cast([factor], torch.float64)
     exact = SampleGradients([Dense(exact.materialize())], bound=2**20)
     close = {torch.float64: 1e-9, torch.float32: 1e-4}[dtype]
-    expected = exact.squared_norms(), exact.sketch(map_of(factor.kernel, 64, order))
+    expected = exact.squared_norms(), exact.sketch(map_of(factor.kernel, 64))
     for one, other in zip((found.squares["w"], found.sketch), expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=close, atol=10 * close)
 
@@ -164,22 +159,17 @@ def test_a_model_has_the_norms_and_the_sketch_that_the_two_quantities_give(dim, 
     torch.manual_seed(0)
     model = Mixed().double()
     words = torch.randint(0, 11, (6, 4))
-    norms, sketch, grads = pergrad.Norms(), pergrad.Projection(dim, 3), pergrad.Grads()
-    both, in_memory = NormsAndSketch(dim, 3), NormsAndSketch(dim, 3, order="memory")
+    norms, sketch = pergrad.Norms(), pergrad.Projection(dim, 3)
+    both = NormsAndSketch(dim, 3)
     for _ in range(2):  # the second time by the tables of the first
-        for quantity in (norms, sketch, both, grads, in_memory):
+        for quantity in (norms, sketch, both):
             quantity.reset()
-        with pergrad.record(model, norms, sketch, both, grads, in_memory):
+        with pergrad.record(model, norms, sketch, both):
             model(words).square().sum().backward()
         assert list(both.squares) == [name for name, _ in model.named_parameters()]
         for name, found in norms.per_param.items():
             assert_near(both.squares[name].sqrt(), found)
-            assert_near(in_memory.squares[name].sqrt(), found)
         assert_near(both.sketch, sketch.result)
-        as_matrices = torch.zeros_like(both.sketch)
-        for name, rows in grads.result.items():
-            as_matrices += sketch_of(rows, map_of(rows.shape[1:], dim, "memory", name))
-        assert_near(in_memory.sketch, as_matrices)
 
 
 @pytest.mark.parametrize("few", [0, 256])
@@ -210,12 +200,12 @@ def test_the_report_of_a_sample_is_what_its_gradient_gives():
 
 @pytest.mark.parametrize("shape", [(), (5,), (2000,)])
 @pytest.mark.parametrize("bound", [1, 2**20])
-def test_vectors_that_are_used_twice_are_a_row_of_the_map(shape, bound):
+def test_vectors_may_be_used_twice(shape, bound):
     factors = [Dense(data(6, *shape)), Dense(data(6, *shape, seed=1))]
-    quantity = NormsAndSketch(16, 3, order="memory")
+    quantity = NormsAndSketch(16, 3)
     quantity.begin(Batch(6, {"w": torch.zeros(shape, dtype=torch.float64)}))
     quantity.consume("w", SampleGradients(factors, bound=bound))
     quantity.end()
     exact = dense_of(factors)
     assert_near(quantity.squares["w"], exact.reshape(6, -1).square().sum(1))
-    assert_near(quantity.sketch, sketch_of(exact, map_of(shape, 16, "memory")))
+    assert_near(quantity.sketch, sketch_of(exact, map_of(shape, 16)))

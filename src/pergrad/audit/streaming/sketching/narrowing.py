@@ -13,21 +13,13 @@ from math import prod
 from torch import Tensor
 
 from pergrad.factors import Convolution, Factor
-from pergrad.reductions.sketches import hashed_integers
+from pergrad.reductions.sketches import as_matrix, hashed_integers
 from pergrad.reductions.tiles import at_once
 from pergrad.runtime import bmm, wide
 
-__all__ = ["as_matrix", "is_narrowed", "narrowed", "narrowings"]
+__all__ = ["is_narrowed", "narrowed", "narrowings"]
 
 _WIDTH = 32  # columns that are left
-
-
-def as_matrix(shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns (rows, columns) of a parameter in the order of its memory; a vector is one row.
-
-    Columns that are adjacent are added to adjacent buckets, rows to random ones.
-    """
-    return (1, prod(shape)) if len(shape) < 2 else (shape[0], prod(shape[1:]))
 
 
 def is_narrowed(shape: Sequence[int]) -> bool:

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from pergrad.audit.streaming.sketching.narrowing import as_matrix, narrowed, narrowings
+from pergrad.audit.streaming.sketching.narrowing import narrowed, narrowings
 from pergrad.factors import ByOwner, Convolution, Dense, Factor, OuterProduct, RowSum
 from pergrad.quantities import Batch, Quantity, SampleReport
 from pergrad.reductions import CountSketch, SampleGradients
@@ -57,22 +56,13 @@ class NormsAndSketch(Quantity):
     gradients on a GPU, and factors with faster reductions than over their entries, such as embeddings and
     wide layers, use the reductions of the two. Without `has_norms` it computes sketches alone.
 
-    The map is that of `Projection`, or by `order` "memory" a faster one: vectors are a row, and without norms
-    large kernels are narrowed.
+    The map is that of `Projection`, but without norms large kernels are narrowed first.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        seed: int,
-        *,
-        has_norms: bool = True,
-        order: Literal["projection", "memory"] = "projection",
-    ) -> None:
+    def __init__(self, dim: int, seed: int, *, has_norms: bool = True) -> None:
         self._dim = dim
         self._seed = seed
         self._has_norms = has_norms
-        self._order = order
         # Kept from batch to batch.
         self._shapes: dict[str, Sequence[int]] = {}
         self._sketches: dict[str, CountSketch] = {}
@@ -101,12 +91,10 @@ class NormsAndSketch(Quantity):
     def _prepare(self, shapes: Mapping[str, Sequence[int]], device: torch.device) -> None:
         """Draws the random map of each parameter."""
         self._shapes = dict(shapes)
-        if self._order == "memory":
-            self._shapes = {name: as_matrix(shape) for name, shape in shapes.items()}
-            some = {} if self._has_norms else narrowings(shapes, self._seed)
-            self._narrowings = {name: signs.to(device) for name, signs in some.items()}
-            for name, signs in some.items():
-                self._shapes[name] = (self._shapes[name][0], signs.shape[1])
+        if not self._has_norms:
+            for name, signs in narrowings(shapes, self._seed).items():
+                self._narrowings[name] = signs.to(device)
+                self._shapes[name] = (shapes[name][0], signs.shape[1])
         made = CountSketch.of_all(self._shapes, self._dim, self._seed)
         self._sketches = {name: sketch.to(device) for name, sketch in made.items()}
 
@@ -119,14 +107,11 @@ class NormsAndSketch(Quantity):
         if others or each > _PIECE or not self._goes_by_entries(factor):
             if self._has_norms:
                 self.squares[name] = gradients.squared_norms()
-            if self._order == "memory" and len(gradients.shape) < 2:
-                self._add_row(name, gradients)
-            else:
-                self.sketch += gradients.sketch(self._sketches[name])
+            self.sketch += gradients.sketch(self._sketches[name])
             return
         pieces = _pieces(factor.shape[0], each)
-        is_row = len(self._sketches[name].row_signs) == 1  # in adjacent buckets
-        if prod(factor.shape[1:]) <= _FEW and not is_row:
+        # A row is in adjacent buckets.
+        if prod(factor.shape[1:]) <= _FEW and not self._sketches[name].is_row:
             self._defer(name, factor, pieces)
         else:
             self._by_pieces(name, factor, pieces)
@@ -154,17 +139,6 @@ class NormsAndSketch(Quantity):
         self.sketch = self.sketch.contiguous()
         self.sketch[:, :-1] += self._unfolded[:, self._dim :]
         self._unfolded, self._norms = torch.empty(0), {}
-
-    def _add_row(self, name: str, gradients: SampleGradients) -> None:
-        """Adds the sketches of a vector, which the map has as a row."""
-        for factor in gradients.factors:
-            step = at_once(self._bytes_each(factor), gradients.bound)
-            for start in range(0, factor.shape[0], step):
-                samples = slice(start, start + step)
-                entries = factor.part(samples).materialize(wide(factor.dtype))
-                row = Dense(entries.reshape(len(entries), *self._shapes[name]))
-                alone = SampleGradients([row], bound=gradients.bound)
-                self.sketch[samples] += alone.sketch(self._sketches[name])
 
     def _goes_by_entries(self, factor: Factor) -> bool:
         if factor.device.type != "cpu" or isinstance(factor, RowSum | ByOwner):
