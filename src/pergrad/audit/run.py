@@ -265,8 +265,9 @@ def _found_batch_size(task: Task, ranks: Ranks) -> int:
 
     with drawing_from(task.options.seed, 0):
         kept = bytes_kept(model, lambda: loss_of_samples(task.spec.loss, model, arguments, count))
-    free = free_bytes(task.device) // (ranks.count if task.device.type == "cpu" else 1)
-    return fitting_batch_size(-(-kept // count), free, len(task.indices))
+    on_cpu = task.device.type == "cpu"
+    free = free_bytes(task.device) // (ranks.count if on_cpu else 1)
+    return fitting_batch_size(-(-kept // count), free, len(task.indices), on_cpu=on_cpu)
 
 
 def _streamed(

@@ -266,9 +266,9 @@ class _Task:
         loss, count = self._subject.spec.loss, loaded.count
         with drawing_from(self._options.seed, 0):
             kept = bytes_kept(model, lambda: loss_of_samples(loss, model, arguments, count))
-        device = self._placed.device
-        free = free_bytes(device) // (self._ranks.count if device.type == "cpu" else 1)
-        return fitting_batch_size(-(-kept // count), free, len(self._indices))
+        on_cpu = self._placed.device.type == "cpu"
+        free = free_bytes(self._placed.device) // (self._ranks.count if on_cpu else 1)
+        return fitting_batch_size(-(-kept // count), free, len(self._indices), on_cpu=on_cpu)
 
     def _chunk(self, batch_size: int, count: int) -> int:
         """Returns the samples of a chunk: whole batches, a 16th of the data, at most some megabytes."""

@@ -24,6 +24,14 @@ def test_batch_size_is_a_power_of_two_or_everything():
     assert fitting_batch_size(0, 10**9, 10) == 10
 
 
+def test_batches_on_a_cpu_keep_at_most_what_stays_in_the_process():
+    assert fitting_batch_size(2**16, 10**12, 10**6, on_cpu=True) == 512
+    assert fitting_batch_size(2**16, 10**12, 10**6) == 1024
+    assert fitting_batch_size(2**30, 10**12, 10**6, on_cpu=True) == 16
+    assert fitting_batch_size(2**30, 2**35, 10**6, on_cpu=True) == 2
+    assert fitting_batch_size(0, 10**9, 10**6, on_cpu=True) == 1024
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
