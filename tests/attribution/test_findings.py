@@ -138,3 +138,17 @@ def test_findings_are_the_same_on_any_number_of_threads():
     np.testing.assert_array_equal(one.labels.doubt, two.labels.doubt)
     np.testing.assert_array_equal(one.duplicates.cosine, two.duplicates.cosine)
     np.testing.assert_array_equal(one.rank, two.rank)
+
+
+def test_an_input_with_a_long_gradient_makes_the_others_no_duplicates():
+    generator = np.random.default_rng(0)
+    free = generator.normal(size=(60, 1, 8)).astype(np.float32)
+    free[50] = free[40]
+    free[3] *= np.float32(1e12)
+    labels = np.arange(60) % 2
+    ones = np.ones(60)
+    given = Samples(np.arange(60), ones, ones, {}, free[:, 0] / np.float32(1e12), free, labels)
+    found = analyse(given)
+    pairs = list(zip(found.duplicates.index_a, found.duplicates.index_b, strict=True))
+    assert pairs == [(40, 50)]
+    assert found.outliers(1) == [3]

@@ -23,6 +23,7 @@ from pergrad.attribution.matrices import Chosen, is_small
 from pergrad.attribution.noise import Noise, gradient_noise
 from pergrad.attribution.pushes import Pushes, pushes
 from pergrad.attribution.samples import Floats, Integers, Samples
+from pergrad.attribution.shortening import shortened
 from pergrad.attribution.suspicion import ranks, suspicion
 
 __all__ = ["Findings", "analyse", "quantiles"]
@@ -217,7 +218,9 @@ def _duplicates(
         usable = samples.comparable
         # What all samples share makes them look alike, whatever they are.
         last = samples.free.shape[1] - 1
-        pointing = directions(Chosen(samples.free, usable, last, centred=True))
+        rows, _ = shortened(Chosen(samples.free, usable, last))
+        every = np.ones(len(rows), dtype=bool)
+        pointing = directions(Chosen(rows, every, centred=True))
         if pointing.lengths.max(initial=0.0) <= _ROUNDING * free.lengths.max(initial=0.0):
             pointing = free  # all are the same sample: only rounding is left without the mean
         is_exact = len(pointing) <= EXACT_UP_TO

@@ -75,3 +75,15 @@ def test_where_gradients_do_not_tell_the_classes_apart_no_number_is_given() -> N
         found = label_errors([features], given)
         assert (found.expected, found.low, found.high) == (None, None, None)
         assert found.skill < 0.05
+
+
+@pytest.mark.parametrize(("count", "times"), [(1, 1e3), (30, 1e2), (30, 1e12)])
+def test_broken_inputs_with_long_gradients_hide_no_wrong_label(count, times) -> None:
+    features, truth, given = blobs()
+    before = label_errors([features], given)
+    features[100 : 100 + count] *= times
+    found = label_errors([features], given)
+    kept = np.setdiff1d(np.arange(300), np.arange(100, 100 + count))
+    assert average_precision(found.doubt[kept], (given != truth)[kept]) > 0.98
+    assert abs(found.expected - before.expected) <= 3
+    assert found.influence[100 : 100 + count].min() > found.influence[kept].max()

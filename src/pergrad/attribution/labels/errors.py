@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pergrad.attribution.labels.leave_one_out import LeaveOneOut, tried_rows
 from pergrad.attribution.matrices import Chosen, Matrix, blocks, held
 from pergrad.attribution.samples import Floats, Integers
+from pergrad.attribution.shortening import shortened
 
 __all__ = ["LabelErrors", "label_errors"]
 
@@ -61,6 +62,7 @@ def label_errors(
 
     Label-free gradients, of logits · v for one fixed random v, say how a sample moves the model, but not
     which label it has: so they still tell the classes apart when the model has learnt its labels by heart.
+    Those of broken inputs, far longer than usual, are shortened: see `shortened`.
 
     Args:
         features: for each checkpoint, (n, k) label-free gradients or their sketches.
@@ -88,12 +90,12 @@ def label_errors(
         return None
     judged &= np.isin(labels, present)
     classes = np.searchsorted(present, labels[judged])
-    parts = [
-        LeaveOneOut(Chosen(part, judged), classes, len(present), damping=damping)
-        for part in features
-    ]
+    rows = [shortened(Chosen(part, judged)) for part in features]
+    parts = [LeaveOneOut(part, classes, len(present), damping=damping) for part, _ in rows]
     found = _judged(held(_Mean(parts)), classes, present, judged)
-    return replace(found, influence=_spread(parts[-1].influence, judged, np.nan))
+    factors = np.maximum(rows[-1][1], 1e-150)  # squared still above zero
+    influence = parts[-1].influence / np.square(factors)
+    return replace(found, influence=_spread(influence, judged, np.nan))
 
 
 class _Mean:
