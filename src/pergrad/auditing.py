@@ -84,7 +84,8 @@ class Audit:
         Args:
             model: any module. It is audited in eval mode, and not changed.
             dataset: a data set of (input, target), dicts, texts, or inputs alone, map-style or iterable; a
-                DataLoader, a tuple of tensors or arrays, a data frame, or the path of a file of rows.
+                DataLoader, a tuple of columns (tensors, arrays, data frames), a data frame, or the path of a
+                file of rows.
             path: the results folder; an audit that was interrupted resumes there. By default a folder that
                 is removed with this object; several processes need one that all of them see.
             loss: called as loss(model, *batch), returns (B,) losses; or a loss of outputs and targets, such

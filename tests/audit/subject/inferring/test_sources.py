@@ -23,11 +23,51 @@ def test_a_loader_stands_for_its_data_set_and_its_collate() -> None:
     assert as_dataset(DataLoader(data, collate_fn=own), said.append)[1] is own
 
 
-@pytest.mark.parametrize("columns", [(X, Y), (X.numpy(), Y.numpy()), (X, Y.numpy())])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        (X, Y),
+        (X.numpy(), Y.numpy()),
+        (X, Y.numpy()),
+        (X, Y.tolist()),
+        (X.numpy()[:, ::-1].copy()[:, ::-1], Y.numpy().astype(object)),
+    ],
+)
 def test_tensors_and_arrays_are_rows(columns) -> None:
     dataset, _ = as_dataset(columns, print)
     assert len(dataset) == 6
     assert torch.equal(dataset[2][0], X[2])
+
+
+def test_columns_of_pandas_are_rows() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1, 2], "b": [0.5, 1.5], "c": [True, False]})
+    dataset, _ = as_dataset((frame, pandas.Series([1, 0])), print)
+    assert dataset[1][0].tolist() == [2.0, 1.5, 0.0]
+    assert int(dataset[0][1]) == 1
+
+
+@pytest.mark.parametrize(
+    "names", [["a", "b"] * 3, np.array(["a", "b"] * 3), np.array(["a", "b"] * 3, dtype=object)]
+)
+def test_names_of_classes_are_targets_beside_a_tensor(names) -> None:
+    dataset, _ = as_dataset((X, names), print)
+    assert torch.equal(dataset[3][0], X[3])
+    assert (dataset[3][1], type(dataset[3][1])) == ("b", str)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ((X, np.array([object()] * 6)), "the targets cannot be made a tensor"),
+        ((np.array([["a"], ["b"]] * 3), Y), "the inputs cannot be made a tensor"),
+        ((X, Y[:4]), "the inputs have 6 rows, the targets 4"),
+        ((X, ["a"] * 4), "the inputs have 6 rows, the targets 4"),
+    ],
+)
+def test_columns_that_are_no_numbers_or_names_are_refused(columns, message) -> None:
+    with pytest.raises(AuditError, match=message):
+        as_dataset(columns, print)
 
 
 def test_a_data_frame_is_its_rows() -> None:

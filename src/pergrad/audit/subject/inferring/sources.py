@@ -28,8 +28,8 @@ def as_dataset(
 ) -> tuple[Any, Callable[[list[Any]], Any] | None]:
     """Returns a map-style data set, and the collate function that comes with it, if any.
 
-    A loader stands for its data set, a tuple of tensors or arrays for their rows, a data frame or the path of
-    a file for its rows, and an iterable for the list of its items.
+    A loader stands for its data set, a tuple of columns (tensors, arrays, data frames, lists beside these) for
+    their rows, a data frame or the path of a file for its rows, and an iterable for the list of its items.
 
     >>> dataset, _ = as_dataset((torch.zeros(3, 2), np.zeros(3)), print)
     data: 3 rows of 2 tensors
@@ -41,9 +41,7 @@ def as_dataset(
         collate = None if data.collate_fn is default_collate else data.collate_fn
         return as_dataset(data.dataset, say, classes, prefers_text=prefers_text)[0], collate
     if _are_columns(data):
-        tensors = [part if isinstance(part, Tensor) else torch.from_numpy(part) for part in data]
-        say(f"data: {len(tensors[0]):,} rows of {len(tensors)} tensors")
-        return TensorDataset(*tensors), None
+        return _rows_of([_column(part, where) for where, part in enumerate(data)], say), None
     if hasattr(data, "to_dict") and hasattr(data, "iloc"):  # a data frame of pandas
         return FileData(data, classes, say, prefers_text=prefers_text), None
     if isinstance(data, str | Path):
@@ -65,12 +63,44 @@ def as_dataset(
 
 
 def _are_columns(data: Any) -> bool:
-    """Whether this is a tuple of (inputs, targets), each with a row for every sample."""
-    if type(data) is not tuple or len(data) < 2:
+    """Whether this is a tuple of (inputs, targets), each with a row for every sample; lists may be targets."""
+    if type(data) is not tuple or len(data) < 2 or not _is_array(data[0]):
         return False
-    if not all(isinstance(part, Tensor | np.ndarray) and part.ndim > 0 for part in data):
+    if not all(_is_array(part) or type(part) is list for part in data):
         return False
     return len({len(part) for part in data}) == 1
+
+
+def _is_array(part: Any) -> bool:
+    """Whether this is a tensor, an array, or a data frame or column of pandas."""
+    is_of_pandas = hasattr(part, "to_numpy") and hasattr(part, "iloc")
+    return is_of_pandas or (isinstance(part, Tensor | np.ndarray) and part.ndim > 0)
+
+
+def _column(part: Any, where: int) -> Tensor | list[str]:
+    """Returns the rows of a column as a tensor, or as strings."""
+    if isinstance(part, Tensor):
+        return part
+    name = "the inputs" if where == 0 else "the targets"
+    try:
+        values = part.to_numpy() if hasattr(part, "to_numpy") else np.asarray(part)
+        if values.dtype.kind in "OUT":  # objects and strings
+            if values.ndim == 1 and all(isinstance(value, str) for value in values.tolist()):
+                return [str(value) for value in values.tolist()]
+            values = values.astype(np.float64)  # a data frame of several types has objects
+        return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+    except (TypeError, ValueError) as error:
+        raise AuditError(
+            f"{name} cannot be made a tensor ({error}): pass numbers, or names of classes"
+        ) from error
+
+
+def _rows_of(columns: list[Tensor | list[str]], say: Callable[[str], None]) -> Any:
+    if all(isinstance(part, Tensor) for part in columns):
+        say(f"data: {len(columns[0]):,} rows of {len(columns)} tensors")
+        return TensorDataset(*columns)
+    say(f"data: {len(columns[0]):,} rows of {len(columns)} columns, some of them strings")
+    return list(zip(*columns, strict=True))
 
 
 def _refuse_other_columns(data: Any) -> None:
@@ -80,7 +110,7 @@ def _refuse_other_columns(data: Any) -> None:
             f"the data are a dict: pass one of its values, the tuple ({names}), or a list of dicts"
         )
     if type(data) is tuple and len(data) == 2:
-        if all(isinstance(part, Tensor | np.ndarray) and part.ndim > 0 for part in data):
+        if _is_array(data[0]) and (_is_array(data[1]) or type(data[1]) is list):
             raise AuditError(
                 f"the inputs have {len(data[0]):,} rows, the targets {len(data[1]):,}: they need one each"
             )
