@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from pergrad.audit.streaming.loading import Loader, drawing_from, form_of
+from pergrad.audit.streaming.loading import Loader, drawing_from
 from pergrad.errors import AuditError
 from tests.audit.cases import SIZE, BadItem, data, mlp
 
@@ -62,6 +62,17 @@ def test_an_item_of_another_form_is_named(workers):
     message = r"item 17 .* differs from item 0: got \(float32 \(2,\), .* expected \(float32 \(6,\)"
     with pytest.raises(AuditError, match=message):
         next(batches)
+
+
+def test_the_form_of_most_items_counts_whichever_is_first():
+    items = [(torch.zeros(1 if n in (0, 5) else 3, 4, 4), n % 2) for n in range(9)]
+    spec = mlp(dataset=items)
+    loaded = Loader(spec, np.arange(9), 0, strict=False).load(0, 9)
+    assert sorted(loaded.skipped) == [0, 5]
+    assert "item 0 of the data set differs from item 1" in loaded.skipped[0]
+    assert loaded.arguments[0].shape == (7, 3, 4, 4)
+    # Also in a batch with no other items.
+    assert sorted(Loader(spec, np.arange(9), 0, strict=False).load(4, 6).skipped) == [5]
 
 
 def test_an_item_that_no_batch_can_be_made_of_is_named():
@@ -141,7 +152,3 @@ def test_what_is_drawn_depends_on_the_seed_alone_and_leaves_the_generators_as_th
     with drawing_from(1, 3):
         assert draw() != inside
     assert (first, draw()) == expected
-
-
-def test_form_tells_types_and_shapes():
-    assert form_of([np.zeros((1, 2), np.int64), "a", None]) == "(int64 (1, 2), str, NoneType)"

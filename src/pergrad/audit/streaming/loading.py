@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from pergrad.audit.subject.forms import form_of, most_alike
 from pergrad.audit.subject.places import told
 from pergrad.audit.subject.spec import Spec
 from pergrad.audit.subject.texts import as_text
 from pergrad.errors import AuditError
 
 __all__ = ["Loaded", "Loader", "drawing_from", "item_of"]
+
+_COMPARED = 32  # items whose most common form is the one that the others must have
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Loader(Dataset[Any]):
         self._seed = seed
         is_plain = type(spec.dataset) is TensorDataset and spec.collate is None
         self._tensors = spec.dataset.tensors if is_plain else None
+        self._usual: tuple[int, str] | None = None  # what items should look like, once one does not
 
     def batches(self, pieces: Iterable[tuple[int, int]], workers: int) -> Iterator[Loaded]:
         """Yields the batches in order; raises the error of a bad batch when its turn comes."""
@@ -189,7 +192,8 @@ class Loader(Dataset[Any]):
     def _odd_ones(self, items: list[Any], indices: list[int]) -> dict[int, str]:
         """Describes the items that cannot be collated, or have other types or shapes than the first."""
         odd = {}
-        first, expected = self._expected()
+        self._usual = self._usual or self._expected()
+        first, expected = self._usual
         for item, index in zip(items, indices, strict=True):
             try:
                 self._collate([item])
@@ -206,15 +210,24 @@ class Loader(Dataset[Any]):
         return odd
 
     def _expected(self) -> tuple[int, str]:
-        """Returns the first item that can be read and collated, and its types and shapes."""
+        """Returns the first item of the most common types and shapes, and these.
+
+        Of the first items that can be read and collated, as many as are looked at.
+        """
+        found: dict[int, str] = {}
         for index in self._indices.tolist():
             try:
                 item = item_of(self._dataset, index)
                 self._collate([item])
             except Exception:
                 continue
-            return index, form_of(item)
-        return int(self._indices[0]), "an item that can be read"
+            found[index] = form_of(item)
+            if len(found) == _COMPARED:
+                break
+        if not found:
+            return int(self._indices[0]), "an item that can be read"
+        first = most_alike(list(found), found.__getitem__)[0]
+        return first, found[first]
 
 
 def item_of(dataset: Any, index: int) -> Any:
@@ -227,18 +240,3 @@ def item_of(dataset: Any, index: int) -> Any:
         ) from error
     except Exception as error:
         raise AuditError(f"cannot load item {index} of the data set: {told(error)}") from error
-
-
-def form_of(item: Any) -> str:
-    """Describes the types and shapes in an item.
-
-    >>> form_of((torch.zeros(2, 3), 4, {"text": "a"}))
-    '(float32 (2, 3), int, {text: str})'
-    """
-    if isinstance(item, Tensor | np.ndarray):
-        return f"{str(item.dtype).removeprefix('torch.')} {tuple(item.shape)}"
-    if isinstance(item, Mapping):
-        return f"{{{', '.join(f'{key}: {form_of(value)}' for key, value in item.items())}}}"
-    if isinstance(item, list | tuple):
-        return f"({', '.join(map(form_of, item))})"
-    return type(item).__name__

@@ -94,3 +94,15 @@ def test_logits_are_found_in_what_models_return() -> None:
     assert logits_in((X, None)) is X
     with pytest.raises(AuditError, match="returns dict, which has no logits"):
         logits_in({"loss": X})
+
+
+@pytest.mark.parametrize(
+    "odd", [None, (None, 0), (X[0], None), (X[0, :2], 0), (X[0].double(), 0.5)]
+)
+@pytest.mark.parametrize("where", [0, 3])
+def test_an_odd_item_among_the_first_is_left_out(odd, where) -> None:
+    items = [(x, int(y)) for x, y in zip(X, Y, strict=True)]
+    items[where] = odd
+    found = probe(nn.Linear(4, 3), items)
+    assert found.batch[0].shape == (7, 4)
+    assert found.targets.shape == (7,)

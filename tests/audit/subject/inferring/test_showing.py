@@ -92,3 +92,8 @@ def test_a_short_target_is_shown_beside_its_row(target, expected) -> None:
 def test_a_target_is_not_shown_beside_a_picture() -> None:
     item = (torch.zeros(8, 8), torch.tensor(1.0))
     assert inferred_show([item], with_target=True)(item).shape == (8, 8)
+
+
+def test_an_odd_item_at_the_start_does_not_decide_how_others_are_shown() -> None:
+    items = [None, *[(torch.tensor([1.0, float(n)]), n) for n in range(4)]]
+    assert inferred_show(items)(items[2]) == "1, 1"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
+from pergrad.audit.subject.forms import kind_of, most_alike
 from pergrad.audit.subject.inferring.collating import LABELS
 from pergrad.audit.subject.places import told
 from pergrad.errors import AuditError
@@ -87,13 +88,7 @@ def probed(
     model: nn.Module, dataset: Any, collate: Any, classes: Sequence[str] | None, items: list[Any]
 ) -> Probe:
     """Runs the model on the first items; errors say what could not be inferred."""
-    items = items[:PROBED]
-    try:
-        batch = (collate or default_collate)(items)
-    except Exception as error:
-        raise AuditError(
-            f"cannot collate the first items: {told(error)}; pass collate=, which makes a batch of items"
-        ) from error
+    batch, items = _batch_of(items[:PROBED], collate or default_collate)
     whole = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
     inputs, raw = _parts(model, whole)
     target_of = None if raw is None else _as_tensor(raw, whole, classes)
@@ -104,13 +99,29 @@ def probed(
     return Probe(whole, outputs, targets, inputs, target_of, dataset, len(classes or ()))
 
 
+def _batch_of(items: list[Any], collate: Callable[[list[Any]], Any]) -> tuple[Any, list[Any]]:
+    """Collates the items, or those alone that have the most common types and shapes; returns both."""
+    try:
+        return collate(items), items
+    except Exception as error:
+        alike = most_alike(items)
+        if len(alike) < len(items):
+            try:
+                return collate(alike), alike
+            except Exception:
+                pass
+        raise AuditError(
+            f"cannot collate the first items: {told(error)}; pass collate=, which makes a batch of items"
+        ) from error
+
+
 def first_items(dataset: Any, count: int = PROBED) -> list[Any]:
     """Returns the first items that can be read, of those at the start, then of some from all over the data.
 
-    Raises an error if there is none.
+    Leaves out those of other types than most, such as None. Raises an error if there is none.
     """
     found = _readable(dataset, indices_to_try(len(dataset), count), count)
-    return [item for _, item in found]
+    return most_alike([item for _, item in found], kind_of)
 
 
 def _readable(dataset: Any, indices: Sequence[int], count: int) -> list[tuple[int, Any]]:

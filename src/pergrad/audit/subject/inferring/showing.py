@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pergrad.audit.subject.files import FileData
 from pergrad.audit.subject.inferring.collating import TEXTS
-from pergrad.audit.subject.inferring.probing import indices_to_try
+from pergrad.audit.subject.inferring.probing import first_items
 
 __all__ = ["inferred_show", "words_of_show"]
 
@@ -79,17 +79,11 @@ def _size(picture: Any) -> str:
 
 
 def _first(dataset: Any) -> Any:
-    """Returns the first item that can be read, as `first_items` looks for it; None if there is none."""
+    """Returns the first item as `first_items` finds it; None if no item can be read."""
     try:
-        size = len(dataset)
+        return first_items(dataset)[0]
     except Exception:
         return None
-    for index in indices_to_try(size):
-        try:
-            return dataset[index]
-        except Exception:
-            continue
-    return None
 
 
 def _tokens(item: Any) -> Any:

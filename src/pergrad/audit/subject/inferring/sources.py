@@ -28,8 +28,8 @@ def as_dataset(
 ) -> tuple[Any, Callable[[list[Any]], Any] | None]:
     """Returns a map-style data set, and the collate function that comes with it, if any.
 
-    A loader stands for its data set, a tuple of columns (tensors, arrays, data frames, lists beside these) for
-    their rows, a data frame or the path of a file for its rows, and an iterable for the list of its items.
+    A loader stands for its data set, a tuple of columns (tensors, arrays, data frames) for their rows, a data
+    frame or the path of a file for its rows, and an iterable for the list of its items.
 
     >>> dataset, _ = as_dataset((torch.zeros(3, 2), np.zeros(3)), print)
     data: 3 rows of 2 tensors
@@ -63,7 +63,7 @@ def as_dataset(
 
 
 def _are_columns(data: Any) -> bool:
-    """Whether this is a tuple of (inputs, targets), each with a row for every sample; lists may be targets."""
+    """Whether this is a tuple of (inputs, targets), with a row for every sample; lists may be targets."""
     if type(data) is not tuple or len(data) < 2 or not _is_array(data[0]):
         return False
     if not all(_is_array(part) or type(part) is list for part in data):
@@ -96,9 +96,10 @@ def _column(part: Any, where: int) -> Tensor | list[str]:
 
 
 def _rows_of(columns: list[Tensor | list[str]], say: Callable[[str], None]) -> Any:
-    if all(isinstance(part, Tensor) for part in columns):
+    tensors = [part for part in columns if isinstance(part, Tensor)]
+    if len(tensors) == len(columns):
         say(f"data: {len(columns[0]):,} rows of {len(columns)} tensors")
-        return TensorDataset(*columns)
+        return TensorDataset(*tensors)
     say(f"data: {len(columns[0]):,} rows of {len(columns)} columns, some of them strings")
     return list(zip(*columns, strict=True))
 
