@@ -44,6 +44,15 @@ def test_labels_that_are_strings_are_classes_in_order(tmp_path) -> None:
         FileData(tmp_path / "data.csv", ["dog"])
 
 
+def test_blanks_around_labels_do_not_count(tmp_path) -> None:
+    (tmp_path / "data.csv").write_text("a,kind\n1, dog\n2,cat \n3,dog\n4,  \n")
+    data = FileData(tmp_path / "data.csv")
+    assert data.classes == ["cat", "dog"]
+    assert [int(data[n][1]) for n in range(3)] == [1, 0, 1]
+    with pytest.raises(ValueError, match=r"row 3 of .* is empty in column 'kind'"):
+        data[3]
+
+
 def test_a_model_and_a_file_are_a_spec(tmp_path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "data.csv").write_text(ROWS)
@@ -52,6 +61,17 @@ def test_a_model_and_a_file_are_a_spec(tmp_path) -> None:
     assert spec.title == "data.csv"
     assert spec.loss(spec.model, torch.zeros(3, 2), torch.tensor([0, 1, 1])).shape == (3,)
     assert "loss: cross-entropy of the logits" in said
+
+
+def test_other_columns_are_a_reference_to_a_data_frame(tmp_path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "data.csv").write_text("id,a,b,label\n1,2,3,0\n2,4,5,1\n")
+    (tmp_path / "chosen.py").write_text(
+        "import pathlib, pandas\n"
+        "rows = pandas.read_csv(pathlib.Path(__file__).parent / 'data.csv')[['a', 'b', 'label']]\n"
+    )
+    spec = load_spec(str(tmp_path / "model.py"), f"{tmp_path / 'chosen.py'}:rows")
+    assert spec.dataset[1][0].tolist() == [4.0, 5.0]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +97,16 @@ def test_a_model_and_a_file_are_a_spec(tmp_path) -> None:
             "import torch\nmodel = torch.nn.Linear(1, 1)\n",
             "a,label\n1,x\n2,y\n3,z\n",
             "the labels are names of 3 classes, but the model has one output",
+        ),
+        (
+            MODEL,
+            "id,a,b,label\n1,2,3,0\n",
+            r"inputs are 3 columns of numbers \(id, a, b\): to choose others, pass a data frame",
+        ),
+        (
+            MODEL,
+            "a,b,label\n1,2,x\n3,4,y\n5,6,z\n",
+            r"target of sample 2 is 2 \('z' of x, y, z\), but the model has 2 outputs",
         ),
     ],
 )

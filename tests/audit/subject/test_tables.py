@@ -67,6 +67,44 @@ def test_json_is_an_object_on_each_line_or_a_list_of_objects(tmp_path):
     assert read(tmp_path, "data.jsonl", f"{long}\n{long}").num_rows == 2
 
 
+def test_blanks_around_names_of_columns_do_not_count(tmp_path):
+    table = read(tmp_path, "data.csv", "a, label ,b\n1, x, 2\n")
+    assert table.column_names == ["a", "label", "b"]
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_numbers_may_have_decimal_commas(tmp_path, separator):
+    said: list[str] = []
+    rows = [["a", "b", "text", "label"], ["-1,5", "2", "1,2,3", "x"], ["", "3", "3,5", "y"]]
+    text = "\n".join(separator.join(row) for row in rows)
+    found = read(tmp_path, "data.csv", text, said).to_pydict()
+    assert found["a"] == [-1.5, None]
+    assert (found["b"], found["text"]) == ([2, 3], ["1,2,3", "3,5"])
+    assert said[-1] == "data: numbers have decimal commas"
+
+
+def test_an_index_that_pandas_has_written_is_left_out(tmp_path):
+    frame = pd.DataFrame({"a": [0.5, 1.5, 2.5], "label": [0, 1, 0]})
+    for part in (frame, frame[frame["a"] != 1.5]):
+        said: list[str] = []
+        assert read(tmp_path, "data.csv", part.to_csv(), said).column_names == ["a", "label"]
+        assert said == ["data: the column without a name is an index of pandas: not used"]
+        part.to_parquet(tmp_path / "data.parquet")
+        assert read_table(tmp_path / "data.parquet").column_names == ["a", "label"]
+    read_again = frame.rename_axis("Unnamed: 0").to_csv()
+    assert read(tmp_path, "data.csv", read_again).column_names == ["a", "label"]
+    # A column without a name that does not count is data.
+    assert read(tmp_path, "data.csv", ",label\n5,0\n3,1\n").column_names == ["", "label"]
+
+
+def test_json_may_be_one_object_of_columns(tmp_path):
+    frame = pd.DataFrame({"a": [0.5, 1.5], "label": ["x", "y"]})
+    for text in (frame.to_json(), json.dumps(frame.to_dict("list"))):
+        assert read(tmp_path, "data.json", text).to_pydict() == frame.to_dict("list")
+    one = '{"a": [1, 2], "label": "x"}'
+    assert read(tmp_path, "data.json", one).to_pydict() == {"a": [[1, 2]], "label": ["x"]}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -13,7 +13,7 @@ from torch import Tensor
 from pergrad.audit.subject.tables import SUFFIXES, read_frame, read_table
 from pergrad.errors import AuditError
 
-__all__ = ["FileData", "is_file_of_rows"]
+__all__ = ["FileData", "counted", "is_file_of_rows"]
 
 _LABELS = ("label", "labels", "target", "class", "y")
 _NAMED = 8  # columns
@@ -72,7 +72,7 @@ class FileData:
         self._texts = None if self.text is None else table[self.text].to_pylist()
         self.columns = numbers
         self._rows = None if self.text is not None else _tensor(table, numbers)
-        what = f"the text {self.text!r}" if self.text else _counted(numbers)
+        what = f"the text {self.text!r}" if self.text else counted(numbers)
         left = [name for name in inputs if name not in numbers and name != self.text]
         unused = f" (not used: {', '.join(left)})" if left else ""
         say(f"data: {table.num_rows:,} rows of {path}, {what}, target {label!r}{unused}")
@@ -106,7 +106,8 @@ class FileData:
         if column.null_count == len(column):
             raise AuditError(f"column {name!r} of {self.path} is empty: it should have the labels")
         if _is_text(column.type):
-            given = [label for label in column.to_pylist() if label]
+            labels = [(label or "").strip() for label in column.to_pylist()]
+            given = list(filter(None, labels))
             if self.classes is None:
                 self.classes = sorted(set(given))
                 say(
@@ -118,7 +119,7 @@ class FileData:
                     f"label {unknown[0]!r} of {self.path} is none of the classes given"
                 )
             place = {label: n for n, label in enumerate(self.classes)}
-            return torch.tensor([place.get(label, -1) for label in column.to_pylist()])
+            return torch.tensor([place.get(label, -1) for label in labels])
         if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
             known = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
             try:
@@ -139,12 +140,12 @@ def _empty_cells(table: pa.Table, names: Sequence[str]) -> dict[int, str]:
                 found.setdefault(row, name)
         if _is_text(table[name].type):  # CSV files have empty strings instead
             for row, text in enumerate(table[name].to_pylist()):
-                if text == "":
+                if text is not None and not text.strip():
                     found.setdefault(row, name)
     return found
 
 
-def _counted(names: Sequence[str]) -> str:
+def counted(names: Sequence[str]) -> str:
     """Counts and names columns of numbers."""
     listed = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
     return f"{len(names):,} column{'s' if len(names) > 1 else ''} of numbers ({listed})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,9 +116,9 @@ def inferred_kind(probe: Probe) -> Kind:
                 ).mean(1),
                 logits=_odds if probe.last_function == "sigmoid" else _as_they_are,
             )
-    if is_whole and is_flat and probe.names > 2:
+    if is_whole and is_flat and len(probe.names) > 2:
         raise AuditError(
-            f"the labels are names of {probe.names} classes, but the model has one output for a sample: "
+            f"the labels are names of {len(probe.names)} classes, but the model has one output for a sample: "
             f"{NEXT}"
         )
     if targets.numel() == outputs.numel():
@@ -139,7 +139,7 @@ def _keys(probe: Probe) -> str:
 
 def _of_classes(probe: Probe) -> Kind:
     count = probe.outputs.shape[1]
-    _refuse_classes(_whole(probe.more_targets()), count, probe.index_of)
+    _refuse_classes(_whole(probe.more_targets()), count, probe.index_of, probe.names)
 
     def criterion(out: Tensor, y: Tensor, batch: Batch) -> Tensor:
         if not _are_whole(y):
@@ -205,14 +205,19 @@ def _whole(targets: Tensor) -> Tensor:  # (n,) or (n, 1) -> (n,) int64
 
 
 def _refuse_classes(
-    targets: Tensor, count: int, index_of: Callable[[int], int] | None = None
+    targets: Tensor,
+    count: int,
+    index_of: Callable[[int], int] | None = None,
+    names: Sequence[str] = (),
 ) -> None:
     wrong = (targets >= count) | ((targets < 0) & (targets != IGNORED))
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         where = f" of sample {index_of(row)}" if index_of is not None else ""
+        number = int(targets[row])
+        named = f" ({names[number]!r} of {', '.join(names)})" if 0 <= number < len(names) else ""
         raise AuditError(
-            f"a target{where} is {int(targets[row])}, but the model has {count} outputs: classes must lie "
+            f"a target{where} is {number}{named}, but the model has {count} outputs: classes must lie "
             f"from 0 to {count - 1} ({IGNORED} for unknown ones)"
         )
 

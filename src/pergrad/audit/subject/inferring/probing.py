@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
+from pergrad.audit.subject.files import FileData, counted
 from pergrad.audit.subject.forms import kind_of, most_alike
 from pergrad.audit.subject.inferring.collating import LABELS
 from pergrad.audit.subject.places import told
@@ -38,7 +39,7 @@ class Probe:
     inputs: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
     target_of: Callable[..., Tensor] | None
     dataset: Any
-    names: int = 0  # number of the names of classes, if they are known
+    names: tuple[str, ...] = ()  # of the classes, if they are known
 
     def more_targets(self) -> Tensor:
         """Returns the targets of a TensorDataset, of others those of items from all over the data."""
@@ -93,10 +94,12 @@ def probed(
     inputs, raw = _parts(model, whole)
     target_of = None if raw is None else _as_tensor(raw, whole, classes)
     targets = None if target_of is None else target_of(*whole)
-    outputs = _outputs(model, inputs, whole)
+    outputs = _outputs(model, inputs, whole, _way_out(dataset))
     if targets is not None and len(targets) != len(items):
         raise AuditError(f"{len(items)} items have {len(targets)} targets: {NEXT}")
-    return Probe(whole, outputs, targets, inputs, target_of, dataset, len(classes or ()))
+    return Probe(
+        whole, outputs, targets, inputs, target_of, dataset, tuple(map(str, classes or ()))
+    )
 
 
 def _batch_of(items: list[Any], collate: Callable[[list[Any]], Any]) -> tuple[Any, list[Any]]:
@@ -202,7 +205,17 @@ def _parts(model: nn.Module, batch: Batch) -> tuple[Any, Callable[..., Any] | No
     return (lambda *parts: (parts[:-1], {})), (lambda *parts: parts[-1])
 
 
-def _outputs(model: nn.Module, inputs: Any, batch: Batch) -> Tensor:
+def _way_out(dataset: Any) -> str:
+    """Says what to do if the model fails on the items."""
+    if not isinstance(dataset, FileData) or dataset.text is not None:
+        return NEXT
+    return (
+        f"its inputs are {counted(dataset.columns)}: to choose others, pass a data frame of these and the "
+        "target instead of the file, or a reference to one, such as data.py:frame"
+    )
+
+
+def _outputs(model: nn.Module, inputs: Any, batch: Batch, way_out: str) -> Tensor:
     first = next(model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
     dtype = None if first is None or not first.is_floating_point() else first.dtype
@@ -221,7 +234,7 @@ def _outputs(model: nn.Module, inputs: Any, batch: Batch) -> Tensor:
                 for module, training in zip(model.modules(), was, strict=True):
                     module.training = training
     except Exception as error:
-        raise AuditError(f"the model fails on the first items: {told(error)}; {NEXT}") from error
+        raise AuditError(f"the model fails on the first items: {told(error)}; {way_out}") from error
     return logits_in(found)
 
 

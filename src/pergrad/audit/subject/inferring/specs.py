@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+from pergrad.audit.subject.files import FileData
 from pergrad.audit.subject.inferring.collating import inferred_collate
 from pergrad.audit.subject.inferring.kinds import Kind, inferred_kind, kind_of_loss, takes_outputs
 from pergrad.audit.subject.inferring.probing import Probe, first_items, logits_in, probed
@@ -64,7 +65,8 @@ def inferred_spec(
         names = names_of_classes(dataset) or names_in_config(model)
         if names is not None:
             given["classes"] = names
-            say(f"classes: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}")
+            if not isinstance(dataset, FileData):  # it has said so itself
+                say(f"classes: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}")
     items = first_items(dataset)
     if given.get("collate") is None:
         given["collate"] = inferred_collate(items[0], tokenizer, say)
