@@ -65,7 +65,9 @@ def test_inferences_are_printed(capsys) -> None:
 
 def test_a_finished_audit_is_opened_by_its_path(tmp_path, capsys) -> None:
     made = pergrad.Audit.run(*problem(30), tmp_path / "a")
-    assert f"report: {tmp_path / 'a/report.html'}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"report: {tmp_path / 'a/report.html'}" in said
+    assert f"MB in {tmp_path / 'a/chunks'}, to change the report" in said
     opened = pergrad.Audit(tmp_path / "a")
     assert opened.samples.equals(made.samples)
     assert (tmp_path / "a/report.html").exists()

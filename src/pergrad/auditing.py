@@ -24,7 +24,7 @@ from pergrad.errors import AuditError
 from pergrad.index import Index
 from pergrad.index.attaching import remember
 from pergrad.index.from_audit import index_of_audit
-from pergrad.reports import headline, html_of, read_results, write_report
+from pergrad.reports import headline, html_of, kept_words, read_results, write_report
 
 __all__ = ["Audit"]
 
@@ -135,8 +135,8 @@ class Audit:
             weakref.finalize(audit, shutil.rmtree, path, ignore_errors=True)
         for line in headline(path):
             watch.say(line)
-        if is_kept:
-            watch.say(f"report: {path / 'report.html'}")
+        for line in [f"report: {path / 'report.html'}", *kept_words(path)] if is_kept else []:
+            watch.say(line)
         return audit
 
     @property

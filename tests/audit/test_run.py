@@ -186,6 +186,16 @@ def test_rows_of_several_batch_sizes_are_told(tmp_path):
     assert "40 samples in batches of 40, 60 samples in batches of 20" in summary["notes"][0]
 
 
+def test_no_memory_for_the_first_samples_is_told(tmp_path):
+    def greedy(model, x, y):
+        raise torch.OutOfMemoryError("tried to allocate\n9 GiB")
+
+    with pytest.raises(
+        InterruptedAuditError, match=r"first samples .tried to allocate 9 GiB.: free"
+    ):
+        run_audit(mlp(loss=greedy), tmp_path)
+
+
 def test_nothing_is_kept_of_an_audit_that_failed_before_its_first_rows(tmp_path):
     with pytest.raises(Exception, match="BatchNorm in training mode"):
         run_audit(batch_norm(), tmp_path, AuditOptions(batch_size=16))

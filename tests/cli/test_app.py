@@ -119,6 +119,7 @@ BAD = [
     (["audit", f"{CASES}:mlp", "--batch-size", "0"], "batch-size"),
     (["audit", f"{CASES}:mlp", "--output", "taken"], "is a file"),
     (["audit", f"{CASES}:mlp", "--output", "foreign"], "holds no audit (notes.txt)"),
+    (["audit", "own_model.py"], "it has a model: name its data too, such as data.csv"),
     (["audit"], "REFERENCE"),
     (["audti"], "audti"),
     (["verify", f"{CASES}:scalar_loss"], "got a scalar"),
@@ -129,6 +130,7 @@ BAD = [
 @pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a) for a, _ in BAD])
 def test_bad_input_is_one_clear_line_and_exit_code_2(command, tmp_path, arguments, message):
     (tmp_path / "taken").write_text("mine")
+    (tmp_path / "own_model.py").write_text("import torch\nmodel = torch.nn.Linear(1, 2)\n")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/notes.txt").write_text("mine")
     code, out, err = command(*arguments)

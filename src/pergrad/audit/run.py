@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,12 @@ from pergrad.audit.streaming.folder import ResultsFolder
 from pergrad.audit.streaming.gradients import Gradients
 from pergrad.audit.streaming.loading import Loaded, Loader, drawing_from
 from pergrad.audit.streaming.losses import loss_of_samples
-from pergrad.audit.streaming.memory import bytes_kept, fitting_batch_size, free_bytes
+from pergrad.audit.streaming.memory import (
+    bytes_kept,
+    fitting_batch_size,
+    free_bytes,
+    is_out_of_memory,
+)
 from pergrad.audit.streaming.queue import Beats, Queue, shared_items, together_alive
 from pergrad.audit.streaming.ranks import Ranks, joined_ranks
 from pergrad.audit.streaming.stream import Stream, Watch, Work, batches_in, shard
@@ -40,8 +45,9 @@ from pergrad.audit.subject.dtypes import placed
 from pergrad.audit.subject.options import AuditOptions
 from pergrad.audit.subject.sharding import is_sharded_model, refuse_other_sharding
 from pergrad.audit.subject.spec import Spec
+from pergrad.audit.subject.texts import as_line
 from pergrad.audit.writing.finishing import finish
-from pergrad.errors import AuditError
+from pergrad.errors import AuditError, InterruptedAuditError
 
 __all__ = ["run_audit"]
 
@@ -138,7 +144,11 @@ def _begun(results: ResultsFolder, task: Task, ranks: Ranks, watch: Watch, most:
     The first process finds out what there is to know of the first samples; of a sharded model, all do.
     """
 
-    def found(what: Callable[[], T]) -> list[T]:
+    def found(of_samples: Callable[[], T]) -> list[T]:
+        def what() -> T:
+            with _told_of_memory():
+                return of_samples()
+
         if task.is_sharded:
             return ranks.all_agree(ranks.together(what))
         return [ranks.first_decides(what)]
@@ -160,6 +170,20 @@ def _begun(results: ResultsFolder, task: Task, ranks: Ranks, watch: Watch, most:
     about |= {"notes": notes, "certificate": certificate}
     ranks.first_decides(lambda: results.begin(about))
     return size
+
+
+@contextmanager
+def _told_of_memory() -> Iterator[None]:
+    """Says so if there is no memory for the first samples, which are too few to be halved."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InterruptedAuditError(
+            f"out of memory with the first samples ({as_line(str(error))}): free memory and run the same "
+            "command again"
+        ) from error
 
 
 def _notes_of_losses(task: Task, count: int) -> list[str]:

@@ -30,7 +30,7 @@ from pergrad.cli.privacy import privacy
 from pergrad.cli.progress import Progress
 from pergrad.errors import InterruptedAuditError, PergradError, ToldElsewhereError
 from pergrad.index.from_audit import index_of_audit
-from pergrad.reports import overview, read_results, write_report
+from pergrad.reports import kept_words, overview, read_results, write_report
 
 __all__ = ["app", "run"]
 
@@ -232,16 +232,8 @@ def _report(folder: Path, before: Path | None = None) -> None:
     path = write_report(folder, before=before)
     console = Console(soft_wrap=False)
     console.print(overview(folder))
-    console.print(f"report: {path}", highlight=False, soft_wrap=True, markup=False)
-    held = sum(chunk.stat().st_size for chunk in (folder / "chunks").glob("*"))
-    if held:
-        console.print(
-            f"kept: {held / 1e6:,.1f} MB in {folder / 'chunks'}, to change the report without computing "
-            "again; remove this folder to shrink it",
-            highlight=False,
-            soft_wrap=True,
-            markup=False,
-        )
+    for line in (f"report: {path}", *kept_words(folder)):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _one_batch(reference: str, options: AuditOptions) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from pergrad.reports.reading import Results, read_results
 from pergrad.reports.words import headline as headline_of
 from pergrad.reports.words import suggested_label
 
-__all__ = ["headline", "overview"]
+__all__ = ["headline", "kept_words", "overview"]
 
 
 def headline(folder: str | Path) -> tuple[str, ...]:
@@ -24,6 +24,17 @@ def headline(folder: str | Path) -> tuple[str, ...]:
     """
     results = read_results(folder)
     return (*headline_of(results), *_notes(results))
+
+
+def kept_words(folder: Path) -> list[str]:
+    """Says what a results folder keeps beside its results, and how to shrink it."""
+    held = sum(chunk.stat().st_size for chunk in (folder / "chunks").glob("*"))
+    if not held:
+        return []
+    return [
+        f"kept: {held / 1e6:,.1f} MB in {folder / 'chunks'}, to change the report without computing again; "
+        "remove this folder to shrink it"
+    ]
 
 
 def _notes(results: Results) -> list[str]:

@@ -178,6 +178,20 @@ def test_an_error_of_the_loss_names_the_samples(folder):
         stream(folder, mlp(loss=loss)).run(work([(0, SIZE)]), 16)
 
 
+@pytest.mark.parametrize("broken", [[37], [35, 37, 46], [47]])
+def test_an_error_of_one_sample_names_it(folder, broken):
+    bad = data().tensors[0][broken]
+
+    def loss(model, x, y):
+        if (x[:, None] == bad).all(2).any():
+            raise IndexError("index out of range")
+        return losses(model, x, y)
+
+    with pytest.raises(AuditError, match=rf"IndexError: index out .*\(sample {broken[0]}\)"):
+        stream(folder, mlp(loss=loss)).run(work([(0, SIZE)]), 16)
+    assert kept_spans(folder.chunks) == [(0, 32)]
+
+
 def test_shards_are_all_batches_in_order():
     batches = batches_in([(0, 100)], 16)
     for count in (1, 2, 3, 20):

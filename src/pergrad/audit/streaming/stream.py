@@ -139,6 +139,7 @@ class Stream:
         self._watch = watch
         self._pending: _Pending | None = None
         self._since = 0.0  # start time of the next chunk
+        self._runs_together = False  # with other processes, batch by batch
         self.written: dict[Span, Chunk] = {}  # the first chunks, for the analysis
         self._held = 0  # bytes of sketches, with those of other chunks
 
@@ -164,6 +165,7 @@ class Stream:
         unreadable items, computes the stand-in meanwhile, and drops its rows.
         """
         self._since = time.perf_counter()
+        self._runs_together = True
         loaded = self._loader.batches(batches, self._workers)
         try:
             for _ in range(max(ranks.all_agree(len(batches)))):
@@ -224,10 +226,37 @@ class Stream:
                 raise
             own = isinstance(error, AuditError)
             what = str(error) if own else f"the backward raised {told(error)}"
-            first, last = self._indices[batch.start], self._indices[batch.stop - 1]
-            raise AuditError(f"{what} (samples {first} to {last})") from error
+            raise AuditError(f"{what} ({self._named(batch)})") from error
         self._note_fallback()
         return rows, time.perf_counter() - began
+
+    def _named(self, batch: Loaded) -> str:
+        """Names the samples of a batch that failed; the first one that fails alone, if others do not.
+
+        Processes of a sharded model run all batches together, so that none can run a part alone.
+        """
+        start, stop, is_of_some = batch.start, batch.stop, False
+        while stop - start > 1 and not self._runs_together:
+            middle = (start + stop) // 2
+            failed = [half for half in ((start, middle), (middle, stop)) if self._fails(*half)]
+            is_of_some |= len(failed) == 1
+            if not failed:  # it takes several of them
+                break
+            start, stop = failed[0]
+        if not is_of_some:
+            start, stop = batch.start, batch.stop
+        first, last = self._indices[start], self._indices[stop - 1]
+        return f"sample {first}" if first == last else f"samples {first} to {last}"
+
+    def _fails(self, start: int, stop: int) -> bool:
+        try:
+            with drawing_from(self._seed, start):
+                part = self._loader.load(start, stop)
+                if part.count:
+                    self._gradients.rows(part.arguments, part.count)
+        except Exception:
+            return True
+        return False
 
     def _note_fallback(self) -> None:
         reason = self._gradients.fallback

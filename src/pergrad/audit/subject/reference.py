@@ -174,6 +174,8 @@ def _module(module_name: str, reference: str) -> Any:
 
 def _offers(module: object, wanted: str) -> str:
     names = [name for name in vars(module) if not name.startswith("_")]
+    if wanted == "spec" and isinstance(getattr(module, "model", None), nn.Module):
+        return "it has a model: name its data too, such as data.csv"
     near = difflib.get_close_matches(wanted, names, 1)
     if near:
         return f"did you mean {near[0]!r}?"
