@@ -5,6 +5,7 @@ from torch.utils.data import TensorDataset
 
 import pergrad
 from pergrad.errors import AuditError
+from pergrad.reports.explorer import payload
 
 WRONG = list(range(6))
 ODD = "caf\udce9.png"  # a name of a file that is not in UTF-8, as Python reads it
@@ -195,6 +196,19 @@ def test_samples_that_are_not_finite_are_named_and_the_rest_is_certified() -> No
     assert "1 sample has a loss or gradient that is not finite: #3." in repr(audit)
     assert audit.issues["kind"][0] == "not finite"
     assert audit.summary["certificate"]["ok"]
+
+
+def test_a_sample_that_is_not_finite_has_no_prediction_and_no_doubt_in_the_page() -> None:
+    model, data = problem(60)
+    inputs, labels = (part.clone() for part in data.tensors)
+    inputs[7] = float("nan")
+    found = pergrad.Audit.run(model, TensorDataset(inputs, labels), quiet=True)
+    row = found.samples.set_index("index").loc[7]
+    assert row["rank"] == 1
+    assert row[["predicted", "suggested"]].isna().all()
+    shown = payload(found._results)
+    assert shown["doubt"][shown["index"].index(7)] is None
+    assert None not in shown["doubt"][1:]
 
 
 def test_another_value_in_a_label_function_changes_the_report(tmp_path) -> None:

@@ -2,6 +2,7 @@ import numpy as np
 
 from pergrad.attribution import Samples, evidence
 from pergrad.attribution.evidence import shares_below
+from pergrad.attribution.labels import LabelErrors
 
 
 def test_shares_below_count_the_smaller_finite_values() -> None:
@@ -27,6 +28,33 @@ def test_values_that_are_not_finite_are_said_to_be() -> None:
         ("its gradient is not finite",),
         (),
     )
+
+
+def test_a_probability_is_never_rounded_to_certainty() -> None:
+    ones = np.ones(4)
+    samples = Samples(
+        *(np.arange(4), ones, ones, {}, np.ones((4, 1)), np.ones((4, 1, 1))),
+        *(np.zeros(4, int), np.ones(4, int), np.array([[0.0, 1.0]] + [[0.003, 0.997]] * 3)),
+    )
+    labels = LabelErrors(
+        *(ones, np.array([0.001, 0.2, 0.0, 0.004]), np.ones(4, int)),
+        *(np.array([0.999, 0.8, 1.0, 0.996]), np.ones(4, bool), 4, 4, 4, 0.9),
+    )
+    words = evidence(samples, ones, np.zeros(4), labels)
+    for found, (others, own, model) in zip(
+        words,
+        [
+            (">99%", "<1%", "100%"),
+            ("80%", "20%", ">99%"),
+            ("100%", "0%", ">99%"),
+            (">99%", "<1%", ">99%"),
+        ],
+        strict=True,
+    ):
+        assert found[:2] == (
+            f"the other samples would call it 1 ({others}); they give its own label {own}",
+            f"the model predicts 1 ({model})",
+        )
 
 
 def test_a_gradient_against_the_mean_is_said_with_its_cosine() -> None:

@@ -77,6 +77,8 @@ def test_see_why_one_is_doubted(opened) -> None:
     why = opened.run("return document.querySelector('.details').textContent")
     assert "the other samples would call it 1" in why
     assert "they give its own label" in why
+    right = "return document.querySelector('.details ul').getBoundingClientRect().right"
+    assert opened.run(right) <= opened.run("return document.documentElement.clientWidth")
     meaning = opened.run("return document.querySelector('.explorer abbr').title")
     assert "leave-one-out" in meaning
 
@@ -87,6 +89,29 @@ def test_find_a_group_of_duplicates(opened) -> None:
     opened.run(SET, "by-group", "")
     opened.run(SET, "by-kind", "duplicate")
     assert {199, 200, 201} <= set(opened.run(SHOWN))
+
+
+def test_the_numbers_at_the_top_lead_to_their_samples(opened) -> None:
+    opened.run(CLICK, "button[data-kind='duplicate']")
+    assert set(opened.run(SHOWN)) == {199, 200, 201}
+    assert opened.run("return document.getElementById('by-kind').value") == "duplicate"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_what_is_selected_stays_in_sight_of_a_long_table(browser, folders, width) -> None:
+    browser.open(write_report(folders[0]), width=width, motion="reduce")
+    place = "return document.querySelector('.export').getBoundingClientRect().bottom"
+    browser.run("document.getElementById('explorer').scrollIntoView()")
+    assert browser.run(place) > 900
+    browser.run(CLICK, "#explorer-rows input")
+    browser.run("document.getElementById('explorer').scrollIntoView()")
+    assert browser.run(place) <= 900
+    for _ in range(12):  # the row that has the focus is above it
+        browser.press("j", 74)
+    row, above = browser.run("""
+        return [document.activeElement.getBoundingClientRect().bottom,
+            document.querySelector('.export').getBoundingClientRect().top]""")
+    assert row <= above
 
 
 def test_compare_two_audits_before_and_after_relabelling(browser, folders) -> None:

@@ -157,6 +157,8 @@ def test_layers_are_put_into_words() -> None:
         "head holds 95% of the squared gradients with 10% of the parameters: the others hardly learn from "
         "these samples."
     )
+    numbered = [{**group, "name": f"{n}.{n}"} for n, group in enumerate(groups)]
+    assert layer_words(numbered).startswith("Layer 0.0 holds 95%")
     assert layer_words([]) == "No layer has a gradient."
     assert layer_words([{"name": "a", "share": 0.0, "parameters": 0}]) == "No layer has a gradient."
 

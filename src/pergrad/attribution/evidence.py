@@ -87,18 +87,19 @@ def _words_of_labels(
         other = int(labels.suggested[row])
         found[row] = [
             f"the other samples would call it {names.get(other, str(other))} "
-            f"({labels.confidence[row]:.0%}); they give its own label {labels.own[row]:.0%}"
+            f"({_chance(labels.confidence[row])}); they give its own label {_chance(labels.own[row])}"
         ]
         if samples.predicted is None or samples.probability is None or samples.target is None:
             continue
         model_says, chance = int(samples.predicted[row]), float(samples.probability[row, 1])
         if model_says == samples.target[row]:
             found[row].append(
-                f"the model itself predicts its label ({chance:.0%}): learnt by heart, or right after all"
+                f"the model itself predicts its label ({_chance(chance)}): learnt by heart, or right after "
+                "all"
             )
         else:
             found[row].append(
-                f"the model predicts {names.get(model_says, str(model_says))} ({chance:.0%})"
+                f"the model predicts {names.get(model_says, str(model_says))} ({_chance(chance)})"
             )
     return found
 
@@ -111,6 +112,11 @@ def shares_below(values: Floats) -> Floats:  # (n,) -> (n,)
         return np.zeros(len(values))
     below = np.searchsorted(known, np.where(finite, values, -np.inf), side="left") / len(known)
     return np.asarray(below, dtype=np.float64)
+
+
+def _chance(chance: float) -> str:
+    """Writes a probability; one below 1 must not read as certain."""
+    return ">99%" if 0.995 <= chance < 1 else "<1%" if 0 < chance < 0.005 else f"{chance:.0%}"
 
 
 def _share(share: float) -> str:

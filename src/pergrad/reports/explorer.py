@@ -26,6 +26,8 @@ def payload(results: Results) -> dict[str, Any]:
     rows = _rows(results)
     labels = {name: _texts(results, name, rows) for name in ("label", "suggested", "predicted")}
     samples = results.samples
+    # A sample that cannot be judged has the least doubt, which says nothing of it.
+    is_judged = np.isfinite(samples["label_probability"])
     first = set(results.first_rows().tolist())
     outlying = set(results.outlying().tolist())
     return {
@@ -33,6 +35,7 @@ def payload(results: Results) -> dict[str, Any]:
         "rank": samples["rank"][rows].tolist(),
         **labels,
         **{name: _numbers(samples[name][rows]) for name in _COLUMNS},
+        "doubt": _numbers(np.where(is_judged, samples["doubt"], np.nan)[rows]),
         "group": samples["duplicate_group"][rows].tolist(),
         "kinds": [_kinds(results, row, first, outlying) for row in rows.tolist()],
         "why": [results.evidence(row) for row in rows[:_EXPLAINED].tolist()],
@@ -48,7 +51,7 @@ def payload(results: Results) -> dict[str, Any]:
 
 
 _COLUMNS = (
-    *("doubt", "confidence", "label_probability", "predicted_probability"),
+    *("confidence", "label_probability", "predicted_probability"),
     *("loss", "norm", "outlier"),
 )
 

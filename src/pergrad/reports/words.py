@@ -259,8 +259,10 @@ def layer_words(groups: Sequence[Mapping[str, Any]]) -> str:
     first = groups[0]
     total = sum(group["parameters"] for group in groups)
     part = first["parameters"] / total if total else 0.0
+    name = middle_cut(first["name"])
+    called = f"Layer {name}" if name.replace(".", "").isdecimal() else name  # as in nn.Sequential
     words = (
-        f"{middle_cut(first['name'])} holds {share(first['share'])} of the squared gradients with "
+        f"{called} holds {share(first['share'])} of the squared gradients with "
         f"{share(part)} of the parameters"
     )
     if first["share"] > 0.9 and len(groups) > 1:

@@ -61,12 +61,15 @@ def _label_columns(
         return pa.array([of[n] if n >= 0 else None for n in classes.tolist()], pa.string())
 
     chances = samples.probability
+    predicted = samples.predicted
+    if predicted is not None and chances is not None:  # logits that are not finite predict nothing
+        predicted = np.where(np.isfinite(chances[:, 1]), predicted, -1)
     return {
         "doubt": _or_nulls(None if found is None else found.doubt, size),
         "suggested": named(None if found is None else found.suggested),
         "confidence": _or_nulls(None if found is None else found.confidence, size),
         "label_probability": _or_nulls(None if found is None else found.own, size),
-        "predicted": named(samples.predicted),
+        "predicted": named(predicted),
         "predicted_probability": _or_nulls(None if chances is None else chances[:, 1], size),
         "model_probability": _or_nulls(None if chances is None else chances[:, 0], size),
     }

@@ -17,7 +17,7 @@
   };
   // Isolated, so that a name in another direction leaves the words around it alone; whole where it is cut.
   const named = (tag, text, kind = "name") => make(tag, { class: kind, dir: "auto", title: text }, text);
-  const percent = (value) => (value === null ? "" : ` ${Math.round(100 * value)}%`);
+  const percent = (value) => (value === null ? "" : ` ${value >= 0.995 ? ">99" : value < 0.005 ? "<1" : Math.round(100 * value)}%`);
   const digits = (value) => (value === null ? "–" : Number(value).toPrecision(3));
   const option = (select, value, text) => select.append(make("option", { value }, text));
 
@@ -180,6 +180,7 @@
   const files = { indices: "indices.txt", csv: "samples.csv", subset: "subset.py", relabel: "relabel.py" };
   const exported = () => {
     by("export").value = chosen.size ? texts[by("export-as").value]() : "";
+    by("export").parentElement.classList.toggle("has-some", chosen.size > 0);
     by("chosen").textContent = `${chosen.size.toLocaleString("en")} selected`;
     for (const id of ["copy", "download", "clear"]) by(id).disabled = !chosen.size;
   };
@@ -218,6 +219,9 @@
   }
   for (const button of document.querySelectorAll("button[data-group]")) {
     button.addEventListener("click", () => filter({ "by-group": button.dataset.group }));
+  }
+  for (const button of document.querySelectorAll("button[data-kind]")) {
+    button.addEventListener("click", () => filter({ "by-kind": button.dataset.kind }));
   }
 
   const focus = (step) => {
