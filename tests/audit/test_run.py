@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pergrad.audit import AuditOptions, run_audit
+from pergrad.engine.checking.attribution import Judge
 from pergrad.errors import AuditError, InterruptedAuditError
 from tests.audit.cases import SIZE, bad_item, batch_norm, data, losses, mlp, network
 
@@ -184,6 +185,17 @@ def test_rows_of_several_batch_sizes_are_told(tmp_path):
     summary = run_audit(mlp(size=100, loss=tired), tmp_path / "b", options)
     assert summary["batch_sizes"] == {"40": 40, "20": 60}
     assert "40 samples in batches of 40, 60 samples in batches of 20" in summary["notes"][0]
+
+
+def test_a_precision_in_which_the_model_does_not_run_is_named(tmp_path, monkeypatch):
+    def fixed(model, x, y):  # only in float32
+        return losses(model, x.float(), y)
+
+    monkeypatch.setattr(Judge, "error", lambda self, *_: 1.0)  # needs a proof in float64
+    summary = run_audit(mlp(loss=fixed), tmp_path)
+    reason = summary["certificate"]["reason"]
+    assert reason.startswith("the step cannot be repeated in torch.float64")
+    assert "Cast inside the model by" in reason
 
 
 def test_no_memory_for_the_first_samples_is_told(tmp_path):

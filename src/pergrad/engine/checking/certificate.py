@@ -240,7 +240,7 @@ class Certificate:
             errors = judge.errors(precise.found, precise.wanted, scales)
             if all(error <= judge.tolerance for error in errors.values()):
                 return errors, precise.dtype, precise, dict.fromkeys(self._names, 0.0)
-        with self._replay.precisely(torch.float64):
+        with self._precisely(torch.float64):
             noise = self._noise_of_rounding(judge, scales)
         return errors, precise.dtype, precise, noise
 
@@ -292,19 +292,10 @@ class Certificate:
     def _repeated_in(self, dtype: torch.dtype) -> _Sums:
         """Records the step once more in another precision, autocast off, and repeats it plainly."""
         replay, again = self._replay, Attribution(generator_of(0), self._attribution.weights)
-        try:
-            with replay.precisely(dtype):
-                replay.fill([again], self._options)
-                outputs = replay.outputs()
-                wanted = replay.ordinary(outputs, self._weights, self._parameters)
-        except PergradError:
-            raise
-        except Exception as error:
-            raise PergradError(
-                f"the step cannot be repeated in {dtype}, so rounding could hide a wrong sample: "
-                f"{type(error).__name__}: {error}. Cast inside the model by `.to(x.dtype)`, not to a "
-                "fixed dtype, or certify the model in float32"
-            ) from error
+        with self._precisely(dtype):
+            replay.fill([again], self._options)
+            outputs = replay.outputs()
+            wanted = replay.ordinary(outputs, self._weights, self._parameters)
         seen = coarsest(map(_real, [dtype, *again.precision.values()]))
         if seen not in _PRECISE:
             raise PergradError(
@@ -313,6 +304,21 @@ class Certificate:
                 "dtype"
             )
         return _Sums(again.result, wanted, seen, outputs)
+
+    @contextmanager
+    def _precisely(self, dtype: torch.dtype) -> Iterator[None]:
+        """Repeats steps in another precision within the block; says so if the model does not run in it."""
+        try:
+            with self._replay.precisely(dtype):
+                yield
+        except PergradError:
+            raise
+        except Exception as error:
+            raise PergradError(
+                f"the step cannot be repeated in {dtype}, so rounding could hide a wrong sample: "
+                f"{type(error).__name__}: {error}. Cast inside the model by `.to(x.dtype)` or to the dtype "
+                "of its weights, not to a fixed dtype"
+            ) from error
 
     # -- single samples
 
@@ -351,7 +357,7 @@ class Certificate:
         """Returns ten times the relative error that plain autograd itself makes for one sample."""
         if dtype == torch.float64:
             return 0.0
-        with self._replay.precisely(torch.float64):
+        with self._precisely(torch.float64):
             exact = self._alone(self._replay.outputs(), n)
         apart = sum(float((exact[name] - g).norm()) ** 2 for name, g in gradient.items())
         size = sum(float(g.norm()) ** 2 for g in gradient.values())

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from pergrad.distributed.gathering import without_policies
+from pergrad.engine.checking.casting import WholeNumbersAs
 from pergrad.engine.checking.watched_calls import WatchedCalls, tensors_of_output
 from pergrad.engine.looping.loop import looped
 from pergrad.engine.looping.owned_slices import OwnedSlices
@@ -125,7 +126,8 @@ class Replay(ABC):
     def precisely(self, dtype: torch.dtype) -> Iterator[None]:
         """Within, model, arguments and the gradients at its outputs are in `dtype`, and autocast is off.
 
-        Torch replaces the parameters' nodes in the graph: outputs from outside must not be used any more.
+        So are floats that the model makes of whole numbers. Torch replaces the parameters' nodes in the
+        graph: outputs from outside must not be used any more.
         """
         own = [*self.module.parameters(), *self.module.buffers()]
         casts = [(t, t.data) for t in own if t.is_floating_point() and t.dtype != dtype]
@@ -137,6 +139,7 @@ class Replay(ABC):
                 off.enter_context(without_policies(self.module))
                 for device in {"cpu", _device_of(self.module).type}:
                     off.enter_context(torch.autocast(device, enabled=False))
+                off.enter_context(WholeNumbersAs(dtype))
                 yield
         finally:
             self.dtype = None
