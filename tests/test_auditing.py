@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -85,6 +87,15 @@ def test_without_a_path_the_folder_goes_with_the_object_unless_it_is_saved(tmp_p
     assert not folder.exists()
     assert len(pergrad.Audit(tmp_path / "kept")) == 30
     assert "<!doctype html>" in (tmp_path / "page.html").read_text()
+
+
+def test_tables_are_there_after_the_folder_is_gone(tmp_path) -> None:
+    made = pergrad.Audit.run(*problem(30), tmp_path / "a", quiet=True)
+    shutil.rmtree(tmp_path / "a")
+    assert len(made.samples) == len(made) == 30
+    assert list(made.duplicates) == ["index_a", "index_b", "cosine", "group"]
+    assert made._repr_html_().startswith("<iframe")
+    assert repr(made).startswith(f"Audit of {tmp_path / 'a'}\n")
 
 
 def test_an_audit_that_fails_leaves_no_folder_without_a_name(tmp_path, monkeypatch) -> None:

@@ -12,7 +12,7 @@ import weakref
 from pathlib import Path
 from typing import Any, Self
 
-import pyarrow.parquet as pq
+import pyarrow as pa
 from torch import nn
 
 from pergrad.audit import AuditOptions, Spec, Watch, run_audit
@@ -133,7 +133,7 @@ class Audit:
                 module.training = training
         if not is_kept:
             weakref.finalize(audit, shutil.rmtree, path, ignore_errors=True)
-        for line in headline(path):
+        for line in headline(audit._results):
             watch.say(line)
         for line in [f"report: {path / 'report.html'}", *kept_words(path)] if is_kept else []:
             watch.say(line)
@@ -147,12 +147,13 @@ class Audit:
     @property
     def samples(self) -> Any:
         """Returns a row for each sample, in order of rank; the columns are those of samples.parquet."""
-        return _frame(self._table("samples")).sort_values("rank", ignore_index=True)
+        return _frame(self._results.table).sort_values("rank", ignore_index=True)
 
     @property
     def duplicates(self) -> Any:
         """Returns the pairs of near-duplicates, with the number of their group, the closest first."""
-        pairs, samples = _frame(self._table("duplicates")), _frame(self._table("samples"))
+        samples = _frame(self._results.table)
+        pairs = _frame(pa.table(dict(self._results.duplicates)))
         group = samples.set_index("index")["duplicate_group"]
         pairs["group"] = pairs["index_a"].map(group)
         return pairs
@@ -205,15 +206,12 @@ class Audit:
         return len(self._results)
 
     def __repr__(self) -> str:
-        return "\n".join([f"Audit of {self.path}", *headline(self.path)])
+        return "\n".join([f"Audit of {self.path}", *headline(self._results)])
 
     def _repr_html_(self) -> str:
         """Shows the report in a notebook, within a frame of its own."""
         text = html_of(self._results).replace("&", "&amp;").replace('"', "&quot;")
         return f'<iframe srcdoc="{text}" width="100%" height="720" style="border:0"></iframe>'
-
-    def _table(self, name: str) -> Any:
-        return pq.read_table(self.path / f"{name}.parquet")
 
 
 class _Silent(_Printing):

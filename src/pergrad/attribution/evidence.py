@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pergrad.attribution.groups import unusual_group
+from pergrad.attribution.groups import layer_named, unusual_group
 from pergrad.attribution.labels import LabelErrors
 from pergrad.attribution.samples import Floats, Samples
 
@@ -70,8 +70,9 @@ def evidence(
             words.append(f"its gradient is longer than that of {_share(norm)}")
         if cosine <= _AGAINST:
             words.append(f"points against the mean gradient (cosine {cosine:.2f})")
-        if groups[row] is not None:
-            words.append(f"pulls on {groups[row]} more than most samples do")
+        group = groups[row]
+        if group is not None:
+            words.append(f"pulls on {layer_named(group)} more than most samples do")
         found[row] = tuple(words)
     return tuple(found)
 

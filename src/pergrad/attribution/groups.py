@@ -8,7 +8,7 @@ import numpy as np
 
 from pergrad.attribution.samples import Floats
 
-__all__ = ["dominant_groups", "unusual_group"]
+__all__ = ["dominant_groups", "layer_named", "unusual_group"]
 
 
 def dominant_groups(group_norms: Mapping[str, Floats]) -> dict[str, float]:
@@ -28,6 +28,15 @@ def dominant_groups(group_norms: Mapping[str, Floats]) -> dict[str, float]:
     shares = squares / (float(squares.sum()) or 1.0)
     pairs = zip(group_norms, shares.tolist(), strict=True)
     return dict(sorted(pairs, key=lambda pair: -pair[1]))
+
+
+def layer_named(name: str) -> str:
+    """Returns the name of a group within a sentence; numbers, as in `nn.Sequential`, need a word.
+
+    >>> layer_named("head"), layer_named("3"), layer_named("0.2")
+    ('head', 'layer 3', 'layer 0.2')
+    """
+    return f"layer {name}" if name.replace(".", "").isdecimal() else name
 
 
 def unusual_group(group_norms: Mapping[str, Floats], samples: int) -> list[str | None]:

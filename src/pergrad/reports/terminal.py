@@ -17,12 +17,12 @@ from pergrad.reports.words import suggested_label
 __all__ = ["headline", "kept_words", "overview"]
 
 
-def headline(folder: str | Path) -> tuple[str, ...]:
+def headline(audit: str | Path | Results) -> tuple[str, ...]:
     """Returns the findings of an audit, one sentence per line, the most important first, then its notes.
 
     Refuses a folder without a finished audit.
     """
-    results = read_results(folder)
+    results = audit if isinstance(audit, Results) else read_results(audit)
     return (*headline_of(results), *_notes(results))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pergrad.attribution.groups import layer_named
 from pergrad.reports.numbers import batch_size, count, middle_cut, number, share
 from pergrad.reports.reading import Results
 
@@ -260,7 +261,7 @@ def layer_words(groups: Sequence[Mapping[str, Any]]) -> str:
     total = sum(group["parameters"] for group in groups)
     part = first["parameters"] / total if total else 0.0
     name = middle_cut(first["name"])
-    called = f"Layer {name}" if name.replace(".", "").isdecimal() else name  # as in nn.Sequential
+    called = layer_named(name).replace("layer", "Layer") if layer_named(name) != name else name
     words = (
         f"{called} holds {share(first['share'])} of the squared gradients with "
         f"{share(part)} of the parameters"

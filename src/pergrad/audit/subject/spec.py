@@ -92,9 +92,10 @@ class Spec:
         ):
             got = type(self.checkpoints).__name__
             raise AuditError(f"spec.checkpoints must be a list of checkpoints, got {got}")
-        if isinstance(self.classes, str):
+        if isinstance(self.classes, str | Mapping):
+            kind = f"the string {self.classes!r}" if isinstance(self.classes, str) else "a dict"
             raise AuditError(
-                f"spec.classes must be a list of names, got the string {self.classes!r}"
+                f"spec.classes must be a list of names, in the order of the logits, got {kind}"
             )
         if self.known_wrong is not None:
             _refuse_other_indices(self.known_wrong)

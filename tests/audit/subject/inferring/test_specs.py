@@ -179,6 +179,16 @@ def test_a_loss_of_one_s_own_leaves_the_labels_to_be_judged() -> None:
     assert "ranking: by loss and gradient; pass logits= and target= to judge labels" in said
 
 
+@pytest.mark.parametrize("loss", [None, lambda m, x, y: F.cross_entropy(m(x), y, reduction="none")])
+def test_fewer_names_than_outputs_are_said(loss) -> None:
+    data, said = TensorDataset(torch.randn(9, 4), torch.arange(9) % 3), []
+    inferred_spec(nn.Linear(4, 3), data, loss, say=said.append, classes=["a", "b"])
+    assert "classes: 2 names for 3 outputs: the others are called by numbers" in said
+    said.clear()
+    inferred_spec(nn.Linear(4, 3), data, loss, say=said.append, classes=["a", "b", "c"])
+    assert not any("names for" in line for line in said)
+
+
 def test_names_of_classes_come_from_the_data_set() -> None:
     class Named(TensorDataset):
         classes = ("cat", "cow", "dog")

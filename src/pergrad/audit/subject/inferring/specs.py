@@ -123,6 +123,7 @@ def _by_kind(
     say(f"loss: {kind.title}")
     fields = _fields(probe, kind)
     spec = Spec(model, dataset, **{**fields, **given})
+    _warn_of_names(spec, kind, say)
     if "logits" not in given and "target" not in given:
         say(_words_of_labels(kind))
     return spec
@@ -148,7 +149,9 @@ def _with_own_loss(
         say("ranking: by loss and gradient; pass logits= and target= to judge labels")
         return Spec(model, dataset, loss, **given)
     say(_words_of_labels(kind))
-    return Spec(model, dataset, **{**_fields(probe, kind), "loss": loss, **given})
+    spec = Spec(model, dataset, **{**_fields(probe, kind), "loss": loss, **given})
+    _warn_of_names(spec, kind, say)
+    return spec
 
 
 def _fields(probe: Probe, kind: Kind) -> dict[str, Any]:
@@ -172,6 +175,12 @@ def _fields(probe: Probe, kind: Kind) -> dict[str, Any]:
     if (classes := kind.classes) is not None and target_of is not None:
         fields |= {"logits": logits, "target": lambda *batch: classes(target_of(*batch))}
     return fields
+
+
+def _warn_of_names(spec: Spec, kind: Kind, say: Callable[[str], None]) -> None:
+    count = len(spec.classes or ())
+    if kind.classes is not None and 0 < count < kind.outputs:
+        say(f"classes: {count} names for {kind.outputs} outputs: the others are called by numbers")
 
 
 def _words_of_labels(kind: Kind) -> str:
