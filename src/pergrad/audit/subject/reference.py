@@ -16,6 +16,7 @@ from torch import nn
 from pergrad.audit.subject.files import FileData, is_file_of_rows
 from pergrad.audit.subject.hugging_face import PREFIX, spec_of_names
 from pergrad.audit.subject.inferring import inferred_spec
+from pergrad.audit.subject.inferring.sources import names_in_config
 from pergrad.audit.subject.places import told
 from pergrad.audit.subject.spec import FUNCTIONS, Spec
 from pergrad.audit.subject.tables import SUFFIXES
@@ -62,8 +63,8 @@ def load_spec(
     tokenizer = getattr(module, "tokenizer", None)
     if is_file_of_rows(data):
         has_tokenizer = tokenizer is not None
-        dataset: Any = FileData(data, given.get("classes"), say, prefers_text=has_tokenizer)
-        given.setdefault("classes", dataset.classes)
+        known = given["classes"] if "classes" in given else names_in_config(model)
+        dataset: Any = FileData(data, known, say, prefers_text=has_tokenizer)
         given.setdefault("name", Path(data).name)
         if dataset.text is not None and not has_tokenizer and "collate" not in given:
             raise AuditError(

@@ -189,6 +189,22 @@ def test_fewer_names_than_outputs_are_said(loss) -> None:
     assert not any("names for" in line for line in said)
 
 
+def test_names_in_a_file_have_the_order_of_the_model(tmp_path) -> None:
+    class TinyForSequenceClassification(nn.Linear):
+        config = type("Config", (), {"id2label": {0: "pos", 1: "neg"}})()
+
+    (tmp_path / "data.csv").write_text("a,label\n1,neg\n2,pos\n3,neg\n")
+    said = []
+    spec = inferred_spec(
+        TinyForSequenceClassification(1, 2), str(tmp_path / "data.csv"), say=said.append
+    )
+    assert spec.classes == ["pos", "neg"]
+    assert [int(spec.dataset[n][1]) for n in range(3)] == [1, 0, 1]
+    assert "classes: pos, neg" in said
+    plain = inferred_spec(nn.Linear(1, 2), str(tmp_path / "data.csv"), say=said.append)
+    assert plain.classes == ["neg", "pos"]
+
+
 def test_names_of_classes_come_from_the_data_set() -> None:
     class Named(TensorDataset):
         classes = ("cat", "cow", "dog")

@@ -52,9 +52,10 @@ def inferred_spec(
     """
     _refuse_other_models(model)
     has_tokenizer = tokenizer is not None
-    dataset, own_collate = as_dataset(
-        dataset, say, given.get("classes"), prefers_text=has_tokenizer
-    )
+    known = given.get("classes")
+    if known is None:  # the order of names in a file may be another one
+        known = names_in_config(model)
+    dataset, own_collate = as_dataset(dataset, say, known, prefers_text=has_tokenizer)
     if size_of(dataset) == 0:
         raise AuditError("the data set is empty: there is nothing to audit")
     if own_collate is not None:
@@ -62,10 +63,10 @@ def inferred_spec(
     if given.get("name") is None and (name := name_of_data(dataset)) is not None:
         given["name"] = name
     if given.get("classes") is None:
-        names = names_of_classes(dataset) or names_in_config(model)
+        names = names_of_classes(dataset) or known
         if names is not None:
             given["classes"] = names
-            if not isinstance(dataset, FileData):  # it has said so itself
+            if known is not None or not isinstance(dataset, FileData):  # else it has said so itself
                 say(f"classes: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}")
     items = first_items(dataset)
     if given.get("collate") is None:
