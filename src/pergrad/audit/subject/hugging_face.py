@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from pergrad.audit.subject.inferring.collating import TEXTS
 from pergrad.audit.subject.losses import LossOfLogits
 from pergrad.audit.subject.spec import Spec
+from pergrad.audit.subject.tables import refuse_missing
 from pergrad.errors import AuditError
 
 __all__ = ["PREFIX", "spec_of_names"]
@@ -159,6 +160,8 @@ def _is_text(kind: Any) -> bool:
 def _dataset(name: str, split: str, *, is_local: bool = True) -> Any:
     import datasets  # noqa: PLC0415
 
+    if Path(name).suffix.lower() in _FILES and "://" not in name:
+        refuse_missing(Path(name))
     try:
         if Path(name).is_dir() and any(
             (Path(name) / f).exists() for f in ("state.json", "dataset_dict.json")

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from pergrad.errors import AuditError
 
-__all__ = ["SUFFIXES", "read_frame", "read_table"]
+__all__ = ["SUFFIXES", "read_frame", "read_table", "refuse_missing"]
 
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _LONGEST = 2**31 - 1  # bytes of a block of pyarrow
@@ -38,11 +38,7 @@ def read_table(path: Path, say: Callable[[str], None] = lambda _: None) -> pa.Ta
         path: a file whose suffix is one of `SUFFIXES`.
         say: receives what was inferred.
     """
-    if not path.exists():
-        files = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, files, 1)
-        hint = f"did you mean {path.parent / near[0]}?" if near else "check its name and folder"
-        raise AuditError(f"no file {path}: {hint}")
+    refuse_missing(path)
     try:
         table = _READERS[path.suffix.lower()](path, say)
         return _without_index(_refuse_repeated_names(table, str(path)), say)
@@ -50,6 +46,16 @@ def read_table(path: Path, say: Callable[[str], None] = lambda _: None) -> pa.Ta
         raise AuditError(f"{path} is not text in UTF-8: convert it, or read it yourself") from error
     except _FAILURES as error:
         raise AuditError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+
+
+def refuse_missing(path: Path) -> None:
+    """Raises an error if there is no such file; suggests one of a similar name."""
+    if path.exists():
+        return
+    files = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, files, 1)
+    hint = f"did you mean {path.parent / near[0]}?" if near else "check its name and folder"
+    raise AuditError(f"no file {path}: {hint}")
 
 
 def read_frame(frame: Any) -> pa.Table:
