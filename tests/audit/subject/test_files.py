@@ -34,6 +34,28 @@ def test_json_lines_and_texts_are_read_too(tmp_path) -> None:
     assert (data.text, data[0][0], data.shown(data[0])) == ("text", "hi", "hi")
 
 
+def test_lists_of_numbers_are_inputs(tmp_path) -> None:
+    frame = pd.DataFrame({"name": list("abc"), "vector": [[1.0, 2.0], None, [3.0, 4.0]]})
+    frame["label"] = [0, 1, 1]
+    frame.to_parquet(tmp_path / "data.parquet")
+    frame.to_json(tmp_path / "data.jsonl", orient="records", lines=True)
+    for name in ("data.parquet", "data.jsonl"):
+        said = []
+        data = FileData(tmp_path / name, say=said.append)
+        assert data[2][0].tolist() == [3.0, 4.0]
+        assert data.shown(data[0]) == "1, 2"
+        assert said[0].endswith("lists of 2 numbers (vector), target 'label' (not used: name)")
+        with pytest.raises(ValueError, match=r"row 1 of .* is empty in column 'vector'"):
+            data[1]
+    assert FileData(tmp_path / "data.parquet", prefers_text=True)[1][0] == "b"
+    frame["vector"] = [[1.0] * 20, [2.0] * 20, [3.0] * 20]
+    data = FileData(frame)
+    assert data.shown(data[0]) == f"{', '.join(['1'] * 8)}, ... (20 numbers)"
+    frame["vector"] = [[1.0], [2.0, 3.0], []]
+    with pytest.raises(AuditError, match="has lists of 0 to 2 numbers: inputs need one length"):
+        FileData(frame)
+
+
 def test_labels_that_are_strings_are_classes_in_order(tmp_path) -> None:
     (tmp_path / "data.csv").write_text("a,kind\n1,dog\n2,cat\n")
     said = []

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ def is_file_of_rows(source: Any) -> bool:
 
 
 class FileData:
-    """Rows of a file as (input, target): the columns of numbers as one float tensor, or a text.
+    """Rows of a file as (input, target): the columns of numbers as one float tensor, a list, or a text.
 
     The target is the column `label`, `labels`, `target`, `class` or `y`, else the last one. Labels that are
     strings become positions in `classes`, by default in alphabetical order. A row with an empty cell cannot
@@ -60,8 +62,11 @@ class FileData:
         inputs = [name for name in names if name != label]
         numbers = [name for name in inputs if _is_number(table.schema.field(name).type)]
         texts = [name for name in inputs if _is_text(table.schema.field(name).type)]
+        lists = [name for name in inputs if _is_list(table.schema.field(name).type)]
         if texts and prefers_text:
-            numbers = []
+            numbers, lists = [], []
+        self._is_list = bool(lists) and not numbers  # such as an embedding
+        numbers = lists[:1] if self._is_list else numbers
         self.text = texts[0] if texts and not numbers else None
         if not numbers and not texts:
             raise AuditError(f"{path} has no column of numbers or texts beside {label!r}: {names}")
@@ -71,8 +76,15 @@ class FileData:
         self._targets = self._as_targets(table[label], label, say)
         self._texts = None if self.text is None else table[self.text].to_pylist()
         self.columns = numbers
-        self._rows = None if self.text is not None else _tensor(table, numbers)
-        what = f"the text {self.text!r}" if self.text else counted(numbers)
+        self._rows: Tensor | None = None
+        if self._is_list:
+            self._rows = _vectors(table[numbers[0]], numbers[0], path)
+            what = f"lists of {self._rows.shape[1]:,} numbers ({numbers[0]})"
+        elif self.text is None:
+            self._rows = _tensor(table, numbers)
+            what = counted(numbers)
+        else:
+            what = f"the text {self.text!r}"
         left = [name for name in inputs if name not in numbers and name != self.text]
         unused = f" (not used: {', '.join(left)})" if left else ""
         say(f"data: {table.num_rows:,} rows of {path}, {what}, target {label!r}{unused}")
@@ -99,6 +111,10 @@ class FileData:
         target = f" → {self.label} {item[1].item():.4g}" if has_target else ""
         if isinstance(item[0], str):
             return f"{item[0]}{target}"
+        if self._is_list:
+            row = item[0].tolist()
+            words = ", ".join(f"{value:.4g}" for value in row[:_NAMED])
+            return f"{words}{f', ... ({len(row):,} numbers)' if row[_NAMED:] else ''}{target}"
         pairs = zip(self.columns, item[0].tolist(), strict=True)
         return ", ".join(f"{name} {value:.4g}" for name, value in pairs) + target
 
@@ -160,6 +176,25 @@ def _is_text(kind: pa.DataType) -> bool:
 def _is_number(kind: pa.DataType) -> bool:
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
     return any(is_kind(kind) for is_kind in kinds)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    are_lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_kind(kind) for is_kind in are_lists) and _is_number(kind.value_type)
+
+
+def _vectors(column: Any, name: str, path: str) -> Tensor:  # (n, width)
+    known = column.drop_null().combine_chunks()
+    values = np.asarray(known.flatten().to_numpy(zero_copy_only=False), dtype=np.float32)
+    lengths = set(pyarrow.compute.list_value_length(known).unique().to_pylist())
+    if len(lengths) != 1 or 0 in lengths:
+        raise AuditError(
+            f"column {name!r} of {path} has lists of {min(lengths, default=0)} to {max(lengths, default=0)} "
+            "numbers: inputs need one length"
+        )
+    found = np.zeros((len(column), lengths.pop()), dtype=np.float32)
+    found[~column.is_null().to_numpy()] = values.reshape(len(known), -1)
+    return torch.from_numpy(found)
 
 
 def _tensor(table: pa.Table, names: Sequence[str]) -> Tensor:  # (n, columns)

@@ -55,6 +55,24 @@ def test_lists_of_tokens_are_padded_and_masked() -> None:
     assert batch["id"].tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(
+    "items",
+    [
+        [([0.5, 1.5], 0), ([2, 3.0], 1)],
+        [([[0.5], [1.5]], "a"), ([[2.0], [3.0]], "b")],
+        [([1, 2], 0.5), ([3, 4], 1.5)],
+    ],
+)
+def test_lists_of_numbers_are_tensors(items) -> None:
+    said = []
+    inputs, targets = inferred_collate(items[0], None, said.append)(items)
+    assert inputs.tolist() == [part for part, _ in items]
+    assert list(targets) == [target for _, target in items]
+    assert said == ["inputs: lists of numbers, as tensors"]
+    dicts = [{"x": part, "label": target} for part, target in items]
+    assert torch.equal(inferred_collate(dicts[0], None, print)(dicts)["x"], inputs)
+
+
 def test_other_items_are_left_to_torch() -> None:
     assert inferred_collate((torch.zeros(2), 1), None, print) is None
     assert inferred_collate({"x": torch.zeros(2)}, None, print) is None

@@ -4,6 +4,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from pergrad.audit.streaming.label_free import class_shares
+from pergrad.audit.subject.inferring import inferred_spec
 from pergrad.audit.subject.inferring.kinds import inferred_kind, kind_of_loss, takes_outputs
 from pergrad.audit.subject.inferring.probing import first_items, probed
 from pergrad.errors import AuditError
@@ -99,6 +101,38 @@ def test_a_given_loss_of_outputs_and_targets_is_taken_apart(loss) -> None:
     torch.testing.assert_close(kind.criterion(model(X), Y, ()), expected)
     with pytest.raises(AuditError, match="the items have no targets"):
         kind_of_loss(loss, probe(model, X))
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "loss", "expected"),
+    [
+        (nn.Linear(4, 1), Y % 2, nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits),
+        (
+            nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()),
+            Y % 2,
+            nn.BCELoss(),
+            F.binary_cross_entropy,
+        ),
+        (nn.Linear(4, 3), F.one_hot(Y, 3), nn.CrossEntropyLoss(), F.cross_entropy),
+    ],
+)
+def test_labels_are_judged_under_a_given_loss_too(model, targets, loss, expected) -> None:
+    targets = targets.float().reshape(N, -1)
+    kind = kind_of_loss(loss, probe(model, X, targets))
+    assert kind.classes is not None
+    spec = inferred_spec(model, TensorDataset(X, targets), loss)
+    assert spec.target(X, targets).unique().numel() == max(2, targets.shape[1])
+    found = spec.loss(model, X, targets)
+    torch.testing.assert_close(found.mean(), expected(model(X), targets))
+    probabilities = class_shares(spec.logits(model, X, targets))
+    if isinstance(model, nn.Sequential):
+        torch.testing.assert_close(probabilities[:, 1].float(), model(X)[:, 0])
+
+
+def test_a_loss_of_regression_judges_no_labels() -> None:
+    targets = (Y % 2).float()[:, None]
+    assert kind_of_loss(nn.MSELoss(), probe(nn.Linear(4, 1), X, targets)).classes is None
+    assert kind_of_loss(F.l1_loss, probe(nn.Linear(4, 1), X, targets)).classes is None
 
 
 def test_a_later_target_of_a_class_that_is_no_whole_number_is_refused() -> None:

@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,9 +17,25 @@ from pergrad.audit.subject.inferring.collating import IGNORED, LABELS
 from pergrad.audit.subject.inferring.probing import NEXT, Batch, Probe
 from pergrad.errors import AuditError
 
-__all__ = ["Kind", "inferred_kind", "kind_of_loss", "takes_outputs"]
+__all__ = ["Kind", "as_they_are", "inferred_kind", "kind_of_loss", "takes_outputs"]
 
+_OF_REGRESSION = (
+    *("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "GaussianNLLLoss", "PoissonNLLLoss"),
+    *(
+        "mse_loss",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "gaussian_nll_loss",
+        "poisson_nll_loss",
+    ),
+)
 _SMALLEST = 1e-12  # probability whose logarithm is taken
+
+
+def as_they_are(outputs: Tensor) -> Tensor:
+    """Returns outputs that are logits."""
+    return outputs
 
 
 @dataclass(frozen=True)
@@ -27,10 +43,13 @@ class Kind:
     """The loss of each sample; of classifiers also how outputs become logits and targets classes."""
 
     title: str
-    criterion: Callable[..., Tensor]  # criterion(logits, targets or None, batch) -> (n,)
-    logits: Callable[[Tensor], Tensor] = lambda out: out
+    criterion: Callable[..., Tensor]  # criterion(logits or outputs, targets or None, batch) -> (n,)
+    logits: Callable[[Tensor], Tensor] = as_they_are
     classes: Callable[[Tensor], Tensor] | None = None  # targets -> (n,) int64; None: no classes
     outputs: int = 0  # number of classes
+    is_of_outputs: bool = (
+        False  # whether the criterion takes the outputs as they are, not the logits
+    )
 
 
 def takes_outputs(loss: Any) -> bool:
@@ -64,11 +83,18 @@ def kind_of_loss(loss: Any, probe: Probe) -> Kind:
         found = each(out, y)
         return found.flatten(1).mean(1) if found.dim() > 1 else found
 
+    title = f"{name}, one for each sample"
     is_whole = not probe.targets.is_floating_point()
     if is_whole and probe.outputs.dim() == 2 and probe.targets.dim() == 1:
         classes = max(2, probe.outputs.shape[1])
-        return Kind(f"{name}, one for each sample", criterion, classes=_whole, outputs=classes)
-    return Kind(f"{name}, one for each sample", criterion)
+        return Kind(title, criterion, classes=_whole, outputs=classes)
+    if name not in _OF_REGRESSION:
+        try:
+            found = inferred_kind(probe)
+            return replace(found, title=title, criterion=criterion, is_of_outputs=True)
+        except AuditError:  # only the loss knows what the targets are
+            pass
+    return Kind(title, criterion)
 
 
 def _beside(loss: nn.Module, out: Tensor, y: Tensor) -> Tensor:
@@ -114,7 +140,7 @@ def inferred_kind(probe: Probe) -> Kind:
                 lambda out, y, batch: F.binary_cross_entropy_with_logits(
                     out, y.to(out.dtype), reduction="none"
                 ).mean(1),
-                logits=_odds if probe.last_function == "sigmoid" else _as_they_are,
+                logits=_odds if probe.last_function == "sigmoid" else as_they_are,
             )
     if is_whole and is_flat and len(probe.names) > 2:
         raise AuditError(
@@ -172,7 +198,7 @@ def _title_and_logits(probe: Probe, title: str) -> tuple[str, Callable[[Tensor],
         return "negative log of the probabilities that the model returns", (
             lambda out: out.clamp(min=_SMALLEST).log()
         )
-    return title, lambda out: out
+    return title, as_they_are
 
 
 def _of_one_logit(probe: Probe) -> Kind:
@@ -188,12 +214,8 @@ def _of_one_logit(probe: Probe) -> Kind:
             out.flatten(), y.flatten().to(out.dtype), reduction="none"
         )
 
-    logits = _odds if is_share else _as_they_are
+    logits = _odds if is_share else as_they_are
     return Kind(f"binary cross-entropy of {what}", criterion, logits, _whole, 2)
-
-
-def _as_they_are(outputs: Tensor) -> Tensor:
-    return outputs
 
 
 def _odds(shares: Tensor) -> Tensor:

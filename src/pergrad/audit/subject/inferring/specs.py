@@ -12,7 +12,13 @@ from torch.utils.data import default_collate
 
 from pergrad.audit.subject.files import FileData
 from pergrad.audit.subject.inferring.collating import inferred_collate
-from pergrad.audit.subject.inferring.kinds import Kind, inferred_kind, kind_of_loss, takes_outputs
+from pergrad.audit.subject.inferring.kinds import (
+    Kind,
+    as_they_are,
+    inferred_kind,
+    kind_of_loss,
+    takes_outputs,
+)
 from pergrad.audit.subject.inferring.probing import Probe, first_items, logits_in, probed
 from pergrad.audit.subject.inferring.showing import inferred_show, words_of_show
 from pergrad.audit.subject.inferring.sources import (
@@ -164,15 +170,22 @@ def _fields(probe: Probe, kind: Kind) -> dict[str, Any]:
         kind.criterion,
     )
 
-    def logits(model: nn.Module, *batch: Any) -> Tensor:
+    def outputs(model: nn.Module, *batch: Any) -> Tensor:
         arguments, keywords = inputs(*batch)
-        return of_outputs(logits_in(model(*arguments, **keywords)))
+        return logits_in(model(*arguments, **keywords))
+
+    def logits(model: nn.Module, *batch: Any) -> Tensor:
+        return of_outputs(outputs(model, *batch))
 
     def criterion(out: Tensor, *batch: Any) -> Tensor:
         targets = None if target_of is None else target_of(*batch).to(out.device)
         return of_logits(out, targets, batch)
 
-    fields: dict[str, Any] = {"loss": LossOfLogits(logits, criterion)}
+    if of_outputs is as_they_are:
+        logits = outputs  # one function: both gradients from one forward pass
+    fields: dict[str, Any] = {
+        "loss": LossOfLogits(outputs if kind.is_of_outputs else logits, criterion)
+    }
     if (classes := kind.classes) is not None and target_of is not None:
         fields |= {"logits": logits, "target": lambda *batch: classes(target_of(*batch))}
     return fields
