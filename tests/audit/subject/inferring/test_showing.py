@@ -64,6 +64,8 @@ def test_tokens_are_decoded_by_the_tokenizer() -> None:
         ((torch.rand(1, 8, 6), 0), "pictures of 8 by 6 pixels"),
         ((torch.rand(5), 0), "rows, as text"),
         ({"input_ids": [1, 2, 3], "labels": 1}, "rows, as text"),
+        ({"x": [0.5, 2.0], "label": 1}, "rows, as text"),
+        (([0.5, 2.0], 1), "rows, as text"),
         (("a text", 0), "texts"),
         ({"label": 1}, "nothing, since no part"),
     ],
@@ -92,6 +94,11 @@ def test_a_short_target_is_shown_beside_its_row(target, expected) -> None:
 def test_a_target_is_not_shown_beside_a_picture() -> None:
     item = (torch.zeros(8, 8), torch.tensor(1.0))
     assert inferred_show([item], with_target=True)(item).shape == (8, 8)
+
+
+def test_lists_of_numbers_are_shown_as_rows() -> None:
+    for item in ({"x": [1 / 3, 2.0], "label": 1}, ([1 / 3, 2.0], 1)):
+        assert inferred_show([item])(item) == "0.3333, 2"
 
 
 def test_an_odd_item_at_the_start_does_not_decide_how_others_are_shown() -> None:

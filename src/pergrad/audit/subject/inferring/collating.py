@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 
 from pergrad.errors import AuditError
 
-__all__ = ["inferred_collate", "place_of_text", "tokenized"]
+__all__ = ["are_numbers", "inferred_collate", "place_of_text", "tokenized"]
 
 TEXTS = ("text", "sentence", "content", "review", "question", "prompt", "input")
 LABELS = ("labels", "label", "target", "targets", "y")
@@ -59,7 +59,7 @@ def inferred_collate(
         padding = getattr(tokenizer, "pad_token_id", None) or 0
         say(f"inputs: lists of tokens, padded with {padding}")
         return lambda items: _padded(items, padding)
-    if any(map(_is_numbers, _parts_of(item))):
+    if any(map(are_numbers, _parts_of(item))):
         say("inputs: lists of numbers, as tensors")
         return lambda items: default_collate(list(map(_with_tensors, items)))
     return None
@@ -71,18 +71,18 @@ def _parts_of(item: Any) -> list[Any]:
     return list(item) if isinstance(item, tuple) else []
 
 
-def _is_numbers(part: Any) -> bool:
+def are_numbers(part: Any) -> bool:
     """Whether a part of an item is a list of numbers, or of lists of numbers."""
     if not isinstance(part, list) or not part:
         return False
-    return all(isinstance(n, int | float) for n in part) or all(map(_is_numbers, part))
+    return all(isinstance(n, int | float) for n in part) or all(map(are_numbers, part))
 
 
 def _with_tensors(item: Any) -> Any:
     """Makes tensors of the lists of numbers in an item: torch's own collate gives a list of columns."""
     if isinstance(item, Mapping):
         return {name: _with_tensors((part,))[0] for name, part in item.items()}
-    return tuple(torch.tensor(part) if _is_numbers(part) else part for part in item)
+    return tuple(torch.tensor(part) if are_numbers(part) else part for part in item)
 
 
 def _which_text(item: Any, place: Any) -> str:

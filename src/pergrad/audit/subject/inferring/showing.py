@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from pergrad.audit.subject.files import FileData
-from pergrad.audit.subject.inferring.collating import TEXTS
+from pergrad.audit.subject.inferring.collating import TEXTS, are_numbers
 from pergrad.audit.subject.inferring.probing import first_items
 
 __all__ = ["inferred_show", "words_of_show"]
@@ -106,6 +106,7 @@ def _inputs(item: Any) -> Any:
         found += [key for key, part in item.items() if _is_array(part) and np.ndim(part) > 0]
         found += [key for key, part in item.items() if isinstance(part, str)]
         found += [key for key, part in item.items() if _is_tokens(part)]
+        found += [key for key, part in item.items() if are_numbers(part)]
         return item[found[0]] if found else None
     if isinstance(item, tuple | list) and item and not isinstance(item[0], int | float):
         return _inputs(item[0]) if isinstance(item[0], Mapping | tuple | list) else item[0]
@@ -130,7 +131,7 @@ def is_picture(shape: Sequence[int]) -> bool:
 def _shown(part: Any) -> Any:
     if isinstance(part, str) or hasattr(part, "convert"):
         return part
-    if _is_tokens(part):
+    if _is_tokens(part) or are_numbers(part):
         part = np.asarray(part)
     if _is_array(part):
         is_real = part.is_floating_point() if isinstance(part, Tensor) else part.dtype.kind == "f"
