@@ -5,6 +5,7 @@ import torch
 
 from pergrad.audit import load_spec
 from pergrad.audit.subject.files import FileData
+from pergrad.audit.subject.inferring import inferred_spec
 from pergrad.errors import AuditError
 
 ROWS = "a,b,label\n1,2.5,0\n3,4,1\n5,6,1\n"
@@ -144,6 +145,11 @@ def test_missing_files_suggest_the_name_that_exists(tmp_path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     with pytest.raises(AuditError, match=r"no file .*modle.py: did you mean .*model.py"):
         load_spec(str(tmp_path / "modle.py"), "data.csv")
+    (tmp_path / "rows.csv").write_text(ROWS)
+    with pytest.raises(AuditError, match=r"neither a file of rows .*: did you mean .*rows.csv"):
+        load_spec(str(tmp_path / "model.py"), str(tmp_path / "rows.cvs"))
+    with pytest.raises(AuditError, match=r"is not a file of rows.*; did you mean .*rows.csv"):
+        inferred_spec(torch.nn.Linear(2, 2), str(tmp_path / "rows.cvs"))
     with pytest.raises(AuditError, match=r"no file .*missing.csv"):
         load_spec(str(tmp_path / "model.py"), str(tmp_path / "missing.csv"))
 

@@ -92,7 +92,7 @@ def test_texts_without_labels_are_audited_with_a_language_model(local, tmp_path)
         ("hf:{0}/none,{0}/labelled", "cannot load the model .* from this machine"),
         ("hf:{0}/classifier,{0}/none", "cannot load .* the data set .* from this machine"),
         ("hf:{0}/classifier,{0}/labelled,test", "cannot load split 'test' of"),
-        ("hf:{0}/classifier,{0}/labeled.csv", "no file .*labeled.csv: did you mean .*labelled"),
+        ("hf:{0}/classifier,{0}/labeled.csv", "no file .*labeled.csv: check its name and folder"),
         ("hf:{0}/classifier,{0}/numbers", "has no column of strings, only .'number'."),
     ],
 )

@@ -19,7 +19,7 @@ from pergrad.audit.subject.inferring import inferred_spec
 from pergrad.audit.subject.inferring.sources import names_in_config
 from pergrad.audit.subject.places import told
 from pergrad.audit.subject.spec import FUNCTIONS, Spec
-from pergrad.audit.subject.tables import SUFFIXES
+from pergrad.audit.subject.tables import SUFFIXES, near_file
 from pergrad.errors import AuditError
 
 __all__ = ["load_object", "load_spec"]
@@ -72,9 +72,10 @@ def load_spec(
                 f"tokenizer(texts, ...), in {reference.partition(':')[0]}"
             )
     elif ":" not in data and not data.endswith(".py"):
+        near = near_file(Path(data))
         raise AuditError(
             f"the data {data!r} is neither a file of rows ({', '.join(SUFFIXES)}) nor a reference such as "
-            "package.module:attribute or file.py:attribute"
+            f"package.module:attribute or file.py:attribute{near and f': {near}'}"
         )
     else:
         dataset = _called(_found(data, "dataset")[0], data)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from pergrad.errors import AuditError
 
-__all__ = ["SUFFIXES", "read_frame", "read_table", "refuse_missing"]
+__all__ = ["SUFFIXES", "near_file", "read_frame", "read_table", "refuse_missing"]
 
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _LONGEST = 2**31 - 1  # bytes of a block of pyarrow
@@ -50,12 +50,16 @@ def read_table(path: Path, say: Callable[[str], None] = lambda _: None) -> pa.Ta
 
 def refuse_missing(path: Path) -> None:
     """Raises an error if there is no such file; suggests one of a similar name."""
-    if path.exists():
-        return
-    files = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, files, 1)
-    hint = f"did you mean {path.parent / near[0]}?" if near else "check its name and folder"
-    raise AuditError(f"no file {path}: {hint}")
+    if not path.exists():
+        raise AuditError(f"no file {path}: {near_file(path) or 'check its name and folder'}")
+
+
+def near_file(path: Path) -> str:
+    """Suggests a file of a similar name, with a suffix that is read; empty if there is none."""
+    files = path.parent.glob("*") if path.parent.is_dir() else ()
+    names = [file.name for file in files if file.suffix.lower() in SUFFIXES]
+    near = difflib.get_close_matches(path.name, names, 1)
+    return f"did you mean {path.parent / near[0]}?" if near else ""
 
 
 def read_frame(frame: Any) -> pa.Table:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from pergrad.audit.subject.files import FileData, is_file_of_rows
 from pergrad.audit.subject.places import told
-from pergrad.audit.subject.tables import SUFFIXES
+from pergrad.audit.subject.tables import SUFFIXES, near_file
 from pergrad.errors import AuditError
 
 __all__ = ["as_dataset", "listed", "name_of_data", "names_in_config", "names_of_classes"]
@@ -46,8 +46,10 @@ def as_dataset(
         return FileData(data, classes, say, prefers_text=prefers_text), None
     if isinstance(data, str | Path):
         if not is_file_of_rows(data):
+            near = near_file(Path(data))
             raise AuditError(
                 f"the data {str(data)!r} is not a file of rows: its name must end in {', '.join(SUFFIXES)}"
+                f"{near and f'; {near}'}"
             )
         return FileData(data, classes, say, prefers_text=prefers_text), None
     _refuse_other_columns(data)
