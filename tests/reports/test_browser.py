@@ -163,6 +163,27 @@ def test_who_asks_for_less_motion_gets_none(browser, page) -> None:
     assert browser.run(scrolling) == "auto"
 
 
+def test_links_within_the_page_stay_there_in_the_frame_of_a_notebook(
+    browser, page, tmp_path
+) -> None:
+    inner = page.read_text().replace("&", "&amp;").replace('"', "&quot;")
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f'<!doctype html><iframe srcdoc="{inner}" height="720"></iframe>')
+    browser.open(notebook)
+    frame = "const d = document.querySelector('iframe').contentDocument;"
+    for link in ("nav a[href='#how']", ".skip", ".tiles a"):
+        browser.run(f"{frame} d.querySelector(arguments[0]).click()", link)
+        assert browser.run(f"{frame} return d.querySelectorAll('#explorer').length") == 1
+    folded = browser.run(f"""{frame}
+        const link = d.querySelector("nav a");
+        link.setAttribute("href", "#" + d.querySelector("#first details .card").id);
+        link.click();
+        return !d.querySelector("#first details").open;""")
+    assert not folded
+    assert browser.requests() == [notebook.as_uri()]
+    assert browser.console() == []
+
+
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
 def test_nothing_covers_or_cuts_what_is_beside_it(browser, page, width) -> None:
     """The parts of a card lie beside or below each other."""

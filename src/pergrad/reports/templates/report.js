@@ -21,4 +21,16 @@
     remember(root.dataset.theme);
     name();
   });
+  // What a link leads to may be folded. In the frame of a notebook, links within the page would leave it: they
+  // are relative to the notebook.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.('a[href^="#"]');
+    const target = link && document.getElementById(link.getAttribute("href").slice(1));
+    if (!target) return;
+    for (let part = target.closest("details"); part; part = part.parentElement.closest("details")) part.open = true;
+    if (window.location.protocol !== "about:") return;
+    event.preventDefault();
+    target.scrollIntoView();
+    target.focus({ preventScroll: true });
+  });
 })();
