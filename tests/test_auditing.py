@@ -273,3 +273,12 @@ def test_unknown_labels_are_neither_judged_nor_shown() -> None:
     row = audit.samples.set_index("index").loc[7]
     assert row["label"] is None or row["label"] != row["label"]
     assert "None" not in audit.report().read_text().split('id="classes"')[1].split("</section>")[0]
+
+
+def test_a_long_table_of_classes_is_folded(tmp_path) -> None:
+    labels = torch.arange(120) % 40
+    data = TensorDataset(torch.eye(40)[labels] + 0.1 * torch.randn(120, 40), labels)
+    found = pergrad.Audit.run(nn.Linear(40, 40), data, quiet=True)
+    page = found.report(tmp_path / "page.html").read_text()
+    assert "<summary>Show the next 10</summary>" in page
+    assert all(page.count(f'data-class="{label}"') == 1 for label in range(40))

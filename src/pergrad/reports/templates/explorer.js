@@ -131,8 +131,10 @@
     visible = order();
     current = -1;
     body.replaceChildren(...visible.slice(0, limit).map(line));
-    const part = data.index.length < data.total ? ` of the first ${data.index.length.toLocaleString("en")}` : "";
-    by("explorer-count").textContent = `${visible.length.toLocaleString("en")}${part} samples`;
+    const written = (count) => count.toLocaleString("en");
+    const part = data.index.length < data.total ? ` of the first ${written(data.index.length)}` : "";
+    const all = part ? ` (${written(data.total)} in all)` : "";
+    by("explorer-count").textContent = `${written(visible.length)}${part} samples${all}`;
     by("explorer-more").hidden = visible.length <= limit;
     exported();
   };
