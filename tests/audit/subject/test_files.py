@@ -109,6 +109,7 @@ def test_other_columns_are_a_reference_to_a_data_frame(tmp_path) -> None:
             r"raised ZeroDivisionError: division by zero \(.*model_file.py, line 1",
         ),
         ("model = 3", ROWS, "must be an nn.Module"),
+        (f"{MODEL}classes = 2", ROWS, "spec.classes must be a list of names, .* got 2"),
         (
             f"{MODEL}loss = model(torch.zeros(1, 2)).sum()",
             ROWS,
@@ -139,6 +140,19 @@ def test_bad_files_are_named_in_one_sentence(tmp_path, model, data, message) -> 
     with pytest.raises(AuditError, match=message) as raised:
         load_spec(str(tmp_path / "model_file.py"), str(tmp_path / "data.csv"))
     assert "\n" not in str(raised.value)
+
+
+def test_variables_with_a_typo_are_said(tmp_path) -> None:
+    more = "clases = ['a', 'b']\nlabels = torch.zeros(3)\ndef shows(item): return 'x'\n"
+    (tmp_path / "typo_model.py").write_text(MODEL + more)
+    (tmp_path / "data.csv").write_text(ROWS)
+    said = []
+    load_spec(str(tmp_path / "typo_model.py"), str(tmp_path / "data.csv"), say=said.append)
+    hints = [line for line in said if "did you mean" in line]
+    assert [hint.partition("typo_model.py: ")[2] for hint in hints] == [
+        "'clases' is not used: did you mean 'classes'?",
+        "'shows' is not used: did you mean 'show'?",
+    ]
 
 
 def test_missing_files_suggest_the_name_that_exists(tmp_path) -> None:

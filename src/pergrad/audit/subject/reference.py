@@ -6,7 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from pergrad.audit.subject.hugging_face import PREFIX, spec_of_names
 from pergrad.audit.subject.inferring import inferred_spec
 from pergrad.audit.subject.inferring.sources import names_in_config
 from pergrad.audit.subject.places import told
-from pergrad.audit.subject.spec import FUNCTIONS, Spec
+from pergrad.audit.subject.spec import FUNCTIONS, Spec, refuse_other_names
 from pergrad.audit.subject.tables import SUFFIXES, near_file
 from pergrad.errors import AuditError
 
 __all__ = ["load_object", "load_spec"]
+
+_TYPO = 0.8  # least similarity of a name
 
 
 def load_spec(
@@ -60,6 +62,8 @@ def load_spec(
     names = {field.name for field in fields(Spec)} - {"model", "dataset"}
     given = {name: value for name, value in vars(module).items() if name in names}
     _refuse_other_values(given, reference)
+    for hint in _hints_at_typos(module, names | {"tokenizer"}):
+        say(f"{reference.partition(':')[0]}: {hint}")
     tokenizer = getattr(module, "tokenizer", None)
     if is_file_of_rows(data):
         has_tokenizer = tokenizer is not None
@@ -92,6 +96,17 @@ def _refuse_other_values(given: dict[str, Any], reference: str) -> None:
                 f"{reference.partition(':')[0]} defines {name!r}, a {type(value).__name__}: by this name the "
                 "audit takes a function, a field of pergrad.audit.Spec; give the variable another name"
             )
+    refuse_other_names(given.get("classes"))
+
+
+def _hints_at_typos(module: Any, names: set[str]) -> Iterator[str]:
+    """Yields a line for each variable of a module that is nearly called as one that would be used."""
+    for name, value in vars(module).items():
+        near = difflib.get_close_matches(name, names, 1, _TYPO)
+        if not near or name in names or name.startswith("_") or hasattr(module, near[0]):
+            continue
+        if callable(value) if near[0] in (*FUNCTIONS, "tokenizer") else isinstance(value, list):
+            yield f"{name!r} is not used: did you mean {near[0]!r}?"
 
 
 def load_object(reference: str, default: str) -> Any:

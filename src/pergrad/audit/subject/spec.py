@@ -14,7 +14,14 @@ from pergrad.audit.subject.places import told
 from pergrad.audit.subject.texts import as_text
 from pergrad.errors import AuditError
 
-__all__ = ["FUNCTIONS", "Spec", "grouped_parameters", "groups_by_module", "size_of"]
+__all__ = [
+    "FUNCTIONS",
+    "Spec",
+    "grouped_parameters",
+    "groups_by_module",
+    "refuse_other_names",
+    "size_of",
+]
 
 FUNCTIONS = ("loss", "show", "label", "collate", "groups", "logits", "target", "length")  # fields
 _MOST_GROUPS = 12  # more rows make the chart hard to read
@@ -92,11 +99,7 @@ class Spec:
         ):
             got = type(self.checkpoints).__name__
             raise AuditError(f"spec.checkpoints must be a list of checkpoints, got {got}")
-        if isinstance(self.classes, str | Mapping):
-            kind = f"the string {self.classes!r}" if isinstance(self.classes, str) else "a dict"
-            raise AuditError(
-                f"spec.classes must be a list of names, in the order of the logits, got {kind}"
-            )
+        refuse_other_names(self.classes)
         if self.known_wrong is not None:
             _refuse_other_indices(self.known_wrong)
         if len(self.checkpoints) and self.logits is None:
@@ -108,6 +111,17 @@ class Spec:
     def title(self) -> str:
         """Returns the name of the data set, or else of its class."""
         return as_text(self.name or type(self.dataset).__name__)
+
+
+def refuse_other_names(classes: Any) -> None:
+    """Refuses names of classes that are no list, such as their number or a dict."""
+    is_list = hasattr(classes, "__len__") and not isinstance(classes, str | Mapping)
+    if classes is not None and not is_list:
+        is_plain = isinstance(classes, str | int)
+        what = repr(classes) if is_plain else f"a {type(classes).__name__}"
+        raise AuditError(
+            f"spec.classes must be a list of names, in the order of the logits, got {what}"
+        )
 
 
 def _refuse_other_indices(known: Any) -> None:

@@ -28,7 +28,7 @@ from pergrad.audit.subject.inferring.sources import (
     names_of_classes,
 )
 from pergrad.audit.subject.losses import LossOfLogits
-from pergrad.audit.subject.spec import Spec, size_of
+from pergrad.audit.subject.spec import Spec, refuse_other_names, size_of
 from pergrad.errors import AuditError
 
 __all__ = ["inferred_spec"]
@@ -59,6 +59,7 @@ def inferred_spec(
     _refuse_other_models(model)
     has_tokenizer = tokenizer is not None
     known = given.get("classes")
+    refuse_other_names(known)
     if known is None:  # the order of names in a file may be another one
         known = names_in_config(model)
     dataset, own_collate = as_dataset(dataset, say, known, prefers_text=has_tokenizer)
