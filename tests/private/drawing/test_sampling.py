@@ -160,6 +160,19 @@ def test_epochs_go_on_where_the_last_one_ended() -> None:
         plan.sampler([1, 2], steps_per_epoch=0)
 
 
+def test_an_iteration_that_another_has_replaced_is_refused() -> None:
+    found = sampler(50, steps=7)
+    old, new = iter(found), iter(found)
+    next(old)
+    next(new)
+    with pytest.raises(PrivacyError, match="no longer the next ones"):
+        next(old)
+    found.move_to(4)
+    with pytest.raises(PrivacyError, match="no longer the next ones"):
+        next(new)
+    assert [*found] == [found.drawn(k) for k in range(4, 7)]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_plain_data_loader_takes_the_sampler(workers: int) -> None:
     data = TensorDataset(torch.arange(40))

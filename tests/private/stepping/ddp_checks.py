@@ -111,6 +111,25 @@ def check_an_error_of_the_ledger_stops_all_ranks() -> None:
         step(*next(iter(loader)))
 
 
+def check_renewed_noise_is_the_same_on_all_ranks() -> None:
+    folder = Path(gathered(tempfile.mkdtemp())[0])
+    step, loader = trained(plan(), mlp(), ledger=folder / "ledger.jsonl")
+    for batch in loader:
+        if step(*batch).step == 1:
+            step.save(folder / "run.pt")
+        if step.number == 3:
+            break
+    dist.barrier()
+    model = mlp()
+    again, loader = trained(plan(), model, ledger=folder / "ledger.jsonl")
+    again.load(folder / "run.pt")
+    again.renew_noise()
+    for batch in loader:
+        again(*batch)
+    assert (again.number, again.spent) == (4, 6)
+    assert all(torch.equal(found, weights(model)) for found in gathered(weights(model)))
+
+
 def check_different_parameters_are_refused() -> None:
     model = mlp()
     if dist.get_rank():

@@ -157,6 +157,40 @@ def test_a_step_that_cannot_be_repeated_is_refused_until_its_noise_is_renewed(
         step(*batch)
 
 
+@pytest.mark.parametrize("is_loaded_first", [True, False])
+def test_renewed_steps_release_no_batch_twice(is_loaded_first: bool, tmp_path: Path) -> None:
+    """Two noisy sums of one Poisson batch tell more than those of two batches, which the account counts."""
+    options: dict[str, Any] = {"sampling": "shuffled", "population": 40, "steps": 5}
+    step, loader = run(plan(**options), ledger=tmp_path / "ledger.jsonl")
+    released = []
+    for x, y in loader:  # 5 batches of 8 of the 40 records
+        step(x, y)
+        released += x[:, 0].tolist()
+        if step.number == 1:
+            step.save(tmp_path / "run.pt")
+        if step.number == 3:
+            break
+    model, made = mlp(), plan(**options)
+    again = Step(model, sgd(model), losses, made, ledger=tmp_path / "ledger.jsonl")
+    if not is_loaded_first:
+        loader = made.loader(data(), seeded())
+    again.load(tmp_path / "run.pt")
+    again.renew_noise()
+    if is_loaded_first:
+        loader = made.loader(data(), seeded())
+    for x, y in loader:
+        again(x, y)
+        released += x[:, 0].tolist()
+        again.save(tmp_path / "run.pt")
+        again.load(tmp_path / "run.pt")
+        break
+    for x, y in loader:
+        again(x, y)
+        released += x[:, 0].tolist()
+    assert (again.number, again.spent) == (3, 5)
+    assert len(released) == len({*released}) == 40
+
+
 def test_a_rewound_run_that_goes_another_way_gets_other_noise() -> None:
     def noise_of(lr: float) -> list[Tensor]:
         """The noise of the steps after a checkpoint that is taken at another learning rate."""

@@ -56,6 +56,13 @@ class Run:
         else:
             self.sampler.load_state_dict(state)
 
+    def move_to(self, number: int) -> None:
+        """Goes on with batch `number`."""
+        if self.sampler is not None:
+            self.sampler.move_to(number)
+        elif self.resumed is not None:
+            self.resumed = {**self.resumed, "done": number}
+
     def __deepcopy__(self, memo: Any) -> Run:
         return Run()  # a copy of a plan is the plan of another run
 
@@ -95,6 +102,7 @@ class PlanSampler(Sampler[list[int]]):
         self._set_key(self.ranks.shared(new_key(generator)))
         self.done = 0  # batches that steps have used
         self._drawn: deque[tuple[int, int]] = deque()  # (number, size) of batches on their way
+        self._iteration = 0  # the newest one, whose batches these are
         self.handed_out: int | None = None  # the last batch that a `PlanLoader` gave
 
     def _set_key(self, key: bytes) -> None:
@@ -107,16 +115,26 @@ class PlanSampler(Sampler[list[int]]):
         return self._scheme.steps if self._steps_per_epoch is None else self._steps_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._drawn.clear()
-        self.handed_out = None
-        first = self.done
+        self._begin()
+        mine, first = self._iteration, self.done
         last = self._scheme.steps
         if self._steps_per_epoch is not None:
             last = min(last, first + self._steps_per_epoch)
         for number in range(first, last):
+            if self._iteration != mine:
+                raise PrivacyError(
+                    "the plan's sampler was iterated again or moved, so these batches are no longer the next "
+                    "ones: take them from the newest iteration of the loader"
+                )
             indices = self.drawn(number)
             self._drawn.append((number, len(indices)))
             yield indices
+
+    def _begin(self) -> None:
+        """Forgets the batches that are on their way."""
+        self._drawn.clear()
+        self.handed_out = None
+        self._iteration += 1
 
     def drawn(self, number: int) -> list[int]:
         """Returns the indices of batch `number`: this rank's share of them."""
@@ -171,6 +189,12 @@ class PlanSampler(Sampler[list[int]]):
         self.done = number + 1
         self._drawn.popleft()
 
+    def move_to(self, number: int) -> None:
+        """Goes on with batch `number`: those on their way are no longer taken."""
+        if number != self.done:
+            self.done = number
+            self._begin()
+
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,7 +219,7 @@ class PlanSampler(Sampler[list[int]]):
             )
         self._set_key(bytes.fromhex(state["key"]))
         self.done = int(state["done"])
-        self._drawn.clear()
+        self._begin()
 
     def _data(self) -> str:
         if self._fingerprint is None:

@@ -21,8 +21,8 @@ _FORMAT = 1
 SEAL_DIFFERS = (
     "step {number} was released before from another sum of gradients or with other settings of the "
     "optimizer, and both releases count: make the run deterministic "
-    "(torch.use_deterministic_algorithms) and restore its scheduler, or call step.renew_noise() to draw new "
-    "noise and count these steps again"
+    "(torch.use_deterministic_algorithms) and restore its scheduler, or call step.renew_noise() to go on "
+    "with new batches and noise; these steps stay counted"
 )
 
 

@@ -225,6 +225,10 @@ class Step:
         return self._number + self._renewed
 
     @property
+    def _device(self) -> torch.device:
+        return next(self._model.parameters()).device
+
+    @property
     def is_certified(self) -> bool:
         """Whether the gradients of a first batch have been proved."""
         return self._summation.is_certified
@@ -258,8 +262,8 @@ class Step:
         check_modules(self._norms)
         check_trained(self._optimizer, self._model, self._names)
         sampler = self._bound_sampler()
-        size = sampler.take(self._number)
-        seed = self._streams.seed(f"model {self._ranks.rank}", self._number, count=12)
+        size = sampler.take(self.spent)
+        seed = self._streams.seed(f"model {self._ranks.rank}", self.spent, count=12)
         sums, self.last = self._summation(batch, size, seed)
         count = self._bound.centred_count(self.last.norms)
         # Sums of sharded parameters are over all ranks already.
@@ -267,7 +271,7 @@ class Step:
         self._check_model()
         self._write(self._seal(sums, count), count.device)
         self._update(sums, count)
-        sampler.used(self._number)
+        sampler.used(self.spent)
         self._number += 1
         return Released(self._number, self.spent, self._plan)
 
@@ -434,6 +438,8 @@ class Step:
         self._sampler = None
         self._set_key(bytes.fromhex(state["key"]))
         self._number, self._renewed = int(state["number"]), int(state["renewed"])
+        if self._renewed:  # earlier states count the batches of such a run from its steps
+            self._plan.run.move_to(self.spent)
         self._summation.is_certified = bool(state["certified"])
         self._summation.shared = Shared(state.get("shared", ()))
         self._noise.load_state_dict(state["noise"], dict(self._model.named_parameters()))
@@ -459,24 +465,27 @@ class Step:
 
     def load(self, path: str | os.PathLike[str], **others: Any) -> None:
         """Reads what `save` has written."""
-        device = next(self._model.parameters()).device
-        states = read(path, {"model", "optimizer", "step", *others}, device)
+        states = read(path, {"model", "optimizer", "step", *others}, self._device)
         self.load_state_dict(states["step"])  # refuses before anything is changed
         loaded(self._model, self._optimizer, states)
         for name, part in others.items():
             part.load_state_dict(states[name])
 
     def renew_noise(self) -> None:
-        """Draws new noise for steps that the ledger has and this state has not, and counts them again.
+        """Goes on with new batches and new noise after the steps that the ledger has and this state has not.
 
         For a run that cannot repeat its steps bit for bit, such as one on a GPU without deterministic
-        algorithms: each such step has been released twice, from different sums.
+        algorithms. What it has released stays counted, and the next step takes the batch behind it: the same
+        batch released twice would tell more than two batches. Iterate the loader again.
         """
         if self._plan.bands > 1:
             raise PrivacyError("correlated noise cannot be renewed: begin a new run")
+        has_ledger = self._ranks.any(self._ledger is not None, self._device)
         known = max(self._released, default=-1) + 1
         if self._ledger is not None:
             known = len(self._ledger.seals)
-        elif known <= self._number:
+        known = self._ranks.most(known, self._device)
+        if not has_ledger and known <= self._number:
             raise PrivacyError("only a run with a ledger knows which steps were released before")
         self._renewed = max(self._renewed, known - self._number)
+        self._plan.run.move_to(self.spent)
