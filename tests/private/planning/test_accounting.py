@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 
 from pergrad.errors import PrivacyError
@@ -71,6 +72,25 @@ def test_a_target_beyond_all_that_can_leak_gives_the_least_noise() -> None:
     )
     assert plan.epsilon() == 0.0
     assert plan.noise_multiplier > 0
+
+
+@pytest.mark.parametrize("epsilon", [numpy.float32(3.0), numpy.int64(3)])
+def test_a_target_may_be_a_number_of_numpy(epsilon: Any) -> None:
+    options = OPTIONS | {"discretization": 5e-4}
+    expected = Plan.calibrate(epsilon=3, delta=1e-5, **options)
+    assert Plan.calibrate(epsilon=epsilon, delta=numpy.float64(1e-5), **options) == expected
+
+
+def test_noise_too_little_for_the_memory_of_an_account_is_refused() -> None:
+    plan = Plan(noise_multiplier=1e-3, **OPTIONS)
+    with pytest.raises(PrivacyError, match="too little for the PLD accountant"):
+        plan.epsilon(1e-5)
+    assert Plan(noise_multiplier=1e-3, accountant="rdp", **OPTIONS).epsilon(1e-5) > 1e5
+
+
+def test_what_the_accountant_cannot_count_is_refused() -> None:
+    with pytest.raises(PrivacyError, match="dp-accounting cannot count this plan"):
+        Plan(noise_multiplier=1.0, **OPTIONS | {"sample_rate": 5e-324}).epsilon(1e-5)
 
 
 def test_a_target_that_protects_nothing_is_refused() -> None:

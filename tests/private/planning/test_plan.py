@@ -136,6 +136,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"noise_multiplier": math.inf}, "noise_multiplier must be"),
     ({"steps": 0}, "steps must be a positive integer"),
     ({"steps": 2.0}, "steps must be a positive integer"),
+    ({"steps": 10**400}, "steps must be a positive integer"),
+    ({"noise_multiplier": 10**400}, "noise_multiplier must be"),
     ({"max_norm": 0}, "max_norm must be"),
     ({"max_norm": 1e-9}, "max_norm must be at least 1e-08"),
     ({"clipping": "automatic", "stability": 0}, "stability must be"),
@@ -193,7 +195,14 @@ def test_a_bad_plan_is_refused_in_one_sentence(changes: dict[str, Any], reason: 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"quantile": 2.0}, "quantile"), ({"rate": 0}, "rate"), ({"noise": 0}, "noise")],
+    [
+        ({"quantile": 2.0}, "quantile"),
+        ({"quantile": None}, "quantile of an adaptive bound must be a number"),
+        ({"rate": 0}, "rate"),
+        ({"rate": "0.2"}, "rate of an adaptive bound must be a number"),
+        ({"noise": 0}, "noise"),
+        ({"noise": True}, "noise of an adaptive bound must be a number"),
+    ],
 )
 def test_a_bad_adaptive_bound_is_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(PrivacyError, match=reason):
@@ -210,6 +219,10 @@ def test_calibration_refuses_what_it_finds_itself() -> None:
         Plan.calibrate(epsilon=1, delta=1e-5, **USUAL)
     with pytest.raises(PrivacyError, match="epsilon must be a positive number"):
         Plan.calibrate(epsilon=-1, delta=1e-5, sample_rate=0.1, steps=10, max_norm=1.0)
+    with pytest.raises(PrivacyError, match="epsilon must be a positive number, got True"):
+        Plan.calibrate(epsilon=True, delta=1e-5, sample_rate=0.1, steps=10, max_norm=1.0)
+    with pytest.raises(PrivacyError, match="delta must be a positive number, got None"):
+        Plan.calibrate(epsilon=1, delta=None, sample_rate=0.1, steps=10, max_norm=1.0)  # type: ignore[arg-type]
     with pytest.raises(PrivacyError, match="arguments of Plan"):
         Plan.calibrate(epsilon=1, delta=1e-5, sample_rate=0.1, step=10, max_norm=1.0)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from pergrad.errors import PrivacyError
 from pergrad.private.drawing.scheme import Sampling
+from pergrad.private.planning.plain import is_real
 from pergrad.runtime.caches import cached
 
 __all__ = ["Accountant", "Mechanism", "Neighbours", "epsilon_of", "noise_for"]
@@ -23,8 +24,10 @@ _RELATIONS = {
     "replace-special": "REPLACE_SPECIAL",
 }
 _COARSE = 1e-3  # discretization of a first guess
+_TAIL = 7.0  # deviations of the noise beyond which nothing is counted
 _CLOSE = 5e-5  # how far calibrated noise may stay below its epsilon
 _MOST_NOISE, _LEAST_NOISE = 1e6, 0.09  # the time of an account grows with 1 / noise²
+_MOST_INTERVALS = 1e7  # of the privacy loss of one release: composing more takes gigabytes
 _MOST_EPSILON = 100.0  # of a calibration: above, a record may change any probability e¹⁰⁰-fold
 
 
@@ -61,7 +64,23 @@ def epsilon_of(mechanism: Mechanism, delta: float) -> float:
             f"the {mechanism.accountant.upper()} accountant cannot count {mechanism.sampling} batches for "
             f"{mechanism.neighbours} neighbours: use another accountant or another sampling"
         )
-    return float(accountant.compose(event, mechanism.count).get_epsilon(delta))
+    _check_intervals(mechanism)
+    try:
+        return float(accountant.compose(event, mechanism.count).get_epsilon(delta))
+    except ValueError as error:
+        raise PrivacyError(f"dp-accounting cannot count this plan: {error}") from error
+
+
+def _check_intervals(mechanism: Mechanism) -> None:
+    """Refuses so little noise that the distribution of the privacy loss does not fit into memory."""
+    inverse = 1 / mechanism.noise_multiplier
+    intervals = inverse * (inverse / 2 + _TAIL) / mechanism.discretization
+    if mechanism.accountant == "pld" and intervals > _MOST_INTERVALS:
+        raise PrivacyError(
+            f"noise_multiplier = {mechanism.noise_multiplier:g} is too little for the PLD accountant, whose "
+            f"distribution would have {intervals:.1g} intervals of {mechanism.discretization:g}: add noise, "
+            "or count with accountant='rdp'"
+        )
 
 
 def _event(dp: Any, mechanism: Mechanism) -> Any:
@@ -92,7 +111,7 @@ def _accountant(dp: Any, mechanism: Mechanism) -> Any:
 
 def noise_for(mechanism: Mechanism, target: float, delta: float) -> float:
     """Finds the noise multiplier whose epsilon is at most the target, and by no more than 5e-5 below it."""
-    if not (isinstance(target, int | float) and 0 < target < math.inf):
+    if not (is_real(target) and 0 < target < math.inf):
         raise PrivacyError(f"epsilon must be a positive number, got {target!r}")
     if target > _MOST_EPSILON:
         raise PrivacyError(

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from pergrad.errors import PrivacyError
-from pergrad.private.planning.plain import plain_number
+from pergrad.private.planning.plain import is_real, plain_number
 
 __all__ = ["Adaptive"]
 
@@ -33,6 +33,12 @@ class Adaptive:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # a checkpoint holds them
             object.__setattr__(self, field.name, plain_number(getattr(self, field.name)))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not is_real(value) and not (field.name == "noise" and value is None):
+                raise PrivacyError(
+                    f"{field.name} of an adaptive bound must be a number, got {value!r}"
+                )
         if not 0 <= self.quantile <= 1:
             raise PrivacyError(f"quantile must be between 0 and 1, got {self.quantile!r}")
         if not 0 < self.rate < math.inf:

@@ -146,6 +146,8 @@ class Plan:
         """
         if "noise_multiplier" in options:
             raise PrivacyError("calibrate finds the noise_multiplier: leave it out")
+        epsilon, delta = plain_number(epsilon), plain_number(delta)
+        check_delta(delta, None)
         try:
             tried = cls(noise_multiplier=0.0, delta=delta, **options)  # its noise is looked for
         except TypeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -29,10 +30,15 @@ NoiseKind: TypeAlias = Literal["gaussian", "discrete"]
 _NAMED_CLIPPING = ("flat", "per-layer", "automatic")
 # Squares of float32 vanish below 1e-38: smaller norms are not known to a part in a million.
 LEAST_BOUND = 1e-8
+_MOST_COUNT = 1 << 53  # integers that float64 holds
 
 
 def check_positive(name: str, value: Any, *, or_zero: bool = False) -> None:
-    if not is_real(value) or not (value >= 0 if or_zero else value > 0) or math.isinf(value):
+    if (
+        not is_real(value)
+        or not (value >= 0 if or_zero else value > 0)
+        or value > sys.float_info.max
+    ):
         kind = "a number that is not negative" if or_zero else "a positive number"
         raise PrivacyError(f"{name} must be {kind}, got {value!r}")
 
@@ -59,7 +65,7 @@ def check_numbers(plan: Plan) -> None:
         value = getattr(plan, name)
         if value is None and name in ("population", "batch_cap"):
             continue
-        if not is_integer(value) or value < 1:
+        if not is_integer(value) or not 1 <= value <= _MOST_COUNT:
             raise PrivacyError(f"{name} must be a positive integer, got {value!r}")
     bounds = plan.max_norm if isinstance(plan.max_norm, Mapping) else {"": plan.max_norm}
     if not bounds:
