@@ -116,6 +116,36 @@ def test_the_first_compiled_step_of_a_process_has_the_bits_of_later_ones(certify
         assert all(torch.equal(total, other[name]) for name, total in first.items())
 
 
+def test_a_compiled_run_with_samples_that_are_not_finite_resumes_with_the_same_bits() -> None:
+    """The first graph of a process is certified, which samples that are not finite must not prevent."""
+    x = torch.randn(40, 64, generator=seeded(1))
+    x[3::11] = torch.nan
+    samples = TensorDataset(x, torch.randint(3, (40,), generator=seeded(2)))
+
+    def trained(stops: list[int]) -> Tensor:
+        state, at_stop = None, None
+        for stop in stops:
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(
+                torch.nn.Linear(64, 64), torch.nn.Dropout(0.3), torch.nn.Linear(64, 3)
+            )
+            step, loader = run(
+                plan(sample_rate=0.3), model, samples=samples, backend="eager", piece_size=24
+            )
+            if state is not None:
+                step.load_state_dict(state)
+                model.load_state_dict(at_stop)
+            for batch in loader:
+                step(*batch)
+                assert step.is_certified
+                if step.number == stop:
+                    break
+            state, at_stop = step.state_dict(), model.state_dict()
+        return weights(model)
+
+    assert torch.equal(trained([6]), trained([1, 2, 3, 4, 5, 6]))
+
+
 def test_steps_after_the_checkpoint_are_repeated_and_not_counted_again(tmp_path: Path) -> None:
     trained(tmp_path, 2)
     first, _ = trained(tmp_path, None)

@@ -225,8 +225,33 @@ def test_views_are_clipped_by_bounds_of_names(clipping: Any) -> None:
         torch.testing.assert_close(found[name], total, rtol=1e-12, atol=1e-14)
 
 
-def test_a_first_batch_of_one_sample_certifies_nothing() -> None:
-    step, loader = run(plan(sample_rate=0.02, steps=40))
+class Scaled(nn.Linear):
+    """Divides by the largest output of the batch, which hides that samples meet from the gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        return found / found.abs().max().detach()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_padding_does_not_hide_that_samples_meet(size: int) -> None:
+    made = plan(sample_rate=0.05, steps=40)
+    loader = next(
+        loader
+        for loader in (made.loader(data(), seeded(k)) for k in range(100))
+        if len(loader.sampler.drawn(0)) == size
+    )
+    model = Scaled(4, 3).double()
+    step = Step(model, sgd(model), losses, made, 8, backend="eager")
+    made.run.sampler = loader.sampler
+    with pytest.raises(PergradError, match="mixes samples"):
+        for batch in loader:
+            step(*batch)
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "eager", "piece_size": 8}])
+def test_a_first_batch_of_one_sample_certifies_nothing(options: dict[str, Any]) -> None:
+    step, loader = run(plan(sample_rate=0.02, steps=40), **options)
     for batch in loader:
         step(*batch)
         assert step.last is not None

@@ -142,10 +142,13 @@ class Summation:
     def _of_piece(self, piece: tuple[Any, ...], rows: int) -> tuple[Tensor, ClippedSum]:
         if self._backend is None:
             if self._certify and not self.is_certified:
-                return self._certified(piece, rows)
+                losses, clipped, self.is_certified = self._certified(piece, rows)
+                return losses, clipped
             clipped = self._clipped()
             losses = run_recorded(self._module, self._whole_losses, piece, [clipped], Options())
             return losses, clipped
+        if self._certify and not self.is_certified and not self._is_proved(piece, rows):
+            return self._untraced(piece, rows)
         if self._traced is None:
             clipped = self._clipped()
             step = compiled(
@@ -158,8 +161,7 @@ class Summation:
             )
             self._traced = step, clipped
         step, clipped = self._traced
-        device = next(self._model.parameters()).device
-        is_real = torch.arange(self._piece_size or rows, device=device) < rows
+        is_real = self._real(rows)
         # The first call is certified, and so is the first one of the graph.
         before = Snapshot(self._module) if not step.graphs else None
         try:
@@ -173,17 +175,52 @@ class Summation:
                 raise
             before.restore()
             self._traced = None
-            clipped = self._clipped()
-            masked = (is_real, *piece)
-            losses = run_recorded(self._module, self._masked_losses, masked, [clipped], Options())
-            if _finite(losses, clipped).all():
+            losses, clipped = self._untraced(piece, rows)
+            is_finite = _finite(losses, clipped)[:rows]
+            if is_finite.all():
                 raise
+            if self._is_traced_by(piece, is_finite):
+                before.restore()
+                return self._of_piece(piece, rows)
             return losses, clipped  # nothing can be proved of this piece: the next one is the first
         self.is_certified = self._certify
         return losses, clipped
 
-    def _certified(self, piece: tuple[Any, ...], rows: int) -> tuple[Tensor, ClippedSum]:
-        """Runs a piece and proves its gradients; those that are not finite cannot be, the others are."""
+    def _is_traced_by(self, piece: tuple[Any, ...], is_chosen: Tensor) -> bool:
+        """Compiles and certifies the step with some samples of a padded piece."""
+        count, size = int(is_chosen.sum()), self._piece_size or len(is_chosen)
+        if not count:
+            return False
+        places = torch.zeros(size, dtype=torch.bool, device=is_chosen.device)
+        places[: len(is_chosen)] = is_chosen
+        samples = chosen_of(piece, places, self.shared)
+        padded = rows_of(samples, count, 0, count, size - count, self.shared)
+        with undisturbed(self._module):
+            self._of_piece(padded, count)
+        return self._traced is not None and bool(self._traced[0].graphs)
+
+    def _real(self, rows: int) -> Tensor:
+        """Tells which rows of a padded piece are samples."""
+        device = next(self._model.parameters()).device
+        return torch.arange(self._piece_size or rows, device=device) < rows
+
+    def _untraced(self, piece: tuple[Any, ...], rows: int) -> tuple[Tensor, ClippedSum]:
+        """Runs a padded piece uncompiled."""
+        clipped, masked = self._clipped(), (self._real(rows), *piece)
+        losses = run_recorded(self._module, self._masked_losses, masked, [clipped], Options())
+        return losses, clipped
+
+    def _is_proved(self, piece: tuple[Any, ...], rows: int) -> bool:
+        """Proves the gradients of a padded piece without its padding, which would hide samples that meet."""
+        samples = rows_of(piece, self._piece_size or rows, 0, rows, shared=self.shared)
+        with undisturbed(self._module):
+            return self._certified(samples, rows)[2]
+
+    def _certified(self, piece: tuple[Any, ...], rows: int) -> tuple[Tensor, ClippedSum, bool]:
+        """Runs a piece and proves its gradients; those that are not finite cannot be, the others are.
+
+        Of one sample alone, nothing can be told of mixing, and the result is not certified.
+        """
         before = Snapshot(self._module)
         clipped, losses_of = self._clipped(), self._whole_losses
         proved = piece
@@ -199,14 +236,13 @@ class Summation:
                 raise
             rows = int(is_finite.sum())
             if not rows:
-                return losses, clipped
+                return losses, clipped, False
             proved = chosen_of(piece, is_finite, self.shared)
             with undisturbed(self._module):
                 again = [self._clipped()]
                 certified_run(self._module, losses_of, proved, again, Options())[1].check()
         check_sizes(self._module, losses_of, proved, rows, self.shared)
-        self.is_certified = rows > 1  # of one sample alone, nothing can be told of mixing
-        return losses, clipped
+        return losses, clipped, rows > 1
 
     def _whole_losses(self, module: nn.Module, *batch: Any) -> Tensor:
         return module(*batch) if self._views else self._losses(module, *batch)
