@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pergrad.errors import PrivacyError
+from pergrad.private.drawing.loading import without_rows
 from pergrad.private.stepping.pieces import Shared, check_rows, chosen_of, pieces_of
 
 
@@ -33,6 +35,18 @@ def test_rows_of_all_structures_are_cut_together() -> None:
         assert pair.x.tolist() == [2 * k for k in x.tolist()]
         assert pair.names == [*"abcde"][start : start + rows]
         assert len(other) == 2  # not of the samples
+
+
+def test_mappings_keep_their_kind() -> None:
+    class Tokens(UserDict[str, Tensor]):
+        def __getattr__(self, name: str) -> Tensor:
+            return self.data[name]
+
+    tokens = Tokens(ids=torch.arange(5))
+    pieces = [piece.ids.tolist() for _, (piece,) in pieces_of((tokens,), 5, 2, padded=False)]
+    assert pieces == [[0, 1], [2, 3], [4]]
+    assert without_rows(tokens).ids.tolist() == []
+    assert tokens.ids.tolist() == [*range(5)]
 
 
 def test_padding_repeats_the_last_row() -> None:

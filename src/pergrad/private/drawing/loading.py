@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from pergrad.errors import PrivacyError
 from pergrad.private.drawing.sampling import PlanSampler
 from pergrad.private.drawing.streams import seeded
 
-__all__ = ["PlanLoader"]
+__all__ = ["PlanLoader", "of_kind", "without_rows"]
 
 _PLANNED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator")
 _SEED_BYTES = 12
@@ -121,12 +122,21 @@ class _Collate:
         return self._empty
 
 
+def of_kind(mapping: Mapping[str, Any], items: dict[str, Any]) -> Mapping[str, Any]:
+    """Returns items as a mapping of the same kind, such as a tokenizer's, whose attributes are its items."""
+    if type(mapping) is dict or not isinstance(mapping, MutableMapping):
+        return items
+    made = copy.copy(mapping)
+    made.update(items)
+    return made
+
+
 def without_rows(batch: Any) -> Any:
     """Drops the one sample of a batch; keeps the structure."""
     if isinstance(batch, Tensor):
         return batch[:0] if batch.dim() else batch
     if isinstance(batch, Mapping):
-        return {name: without_rows(value) for name, value in batch.items()}
+        return of_kind(batch, {name: without_rows(value) for name, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*map(without_rows, batch))
     if isinstance(batch, list | tuple):

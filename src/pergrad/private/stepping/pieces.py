@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pergrad.errors import PrivacyError
+from pergrad.private.drawing.loading import of_kind
 
 __all__ = ["NONE_SHARED", "Shared", "check_rows", "chosen_of", "pieces_of", "rows_of"]
 
@@ -135,7 +136,8 @@ def _mapped(value: Any, place: str, change: Callable[[str, Any], Any]) -> Any:
     if isinstance(value, Tensor):
         return change(place, value) if value.dim() else value
     if isinstance(value, Mapping):
-        return {name: _mapped(item, f"{place}.{name}", change) for name, item in value.items()}
+        found = {name: _mapped(item, f"{place}.{name}", change) for name, item in value.items()}
+        return of_kind(value, found)
     if isinstance(value, list | tuple):
         is_named = isinstance(value, tuple) and hasattr(value, "_fields")
         if not is_named and not any(True for _ in _tensors(value)):
