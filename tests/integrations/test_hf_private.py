@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     TrainingArguments,
@@ -33,6 +35,14 @@ def llama() -> nn.Module:
         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16,
     )  # fmt: skip
     return LlamaForCausalLM(config).double()
+
+
+def gpt2() -> nn.Module:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=17, n_embd=8, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    return GPT2LMHeadModel(config).double()
 
 
 def bert(**options: Any) -> nn.Module:
@@ -161,6 +171,7 @@ def test_adapters_are_trained_and_nothing_else(tmp_path: Path) -> None:
         (lambda: bert(num_labels=1), torch.randn(4).double()),
         (lambda: bert(num_labels=3), torch.rand(4, 3).round().double()),
         (llama, torch.tensor([[-100, 3, 4], [1, 2, 3], [-100, -100, 4], [5, -100, 2]])),
+        (gpt2, torch.tensor([[-100, 3, 4], [1, 2, 3], [-100, -100, 4], [5, -100, 2]])),
     ],
 )
 def test_losses_are_those_of_the_model(model: Any, labels: Tensor) -> None:
@@ -186,6 +197,23 @@ def test_what_is_not_private_is_refused(
 ) -> None:
     with pytest.raises(PrivacyError, match=reason):
         trainer(tmp_path, llama(), **changes)
+
+
+def test_a_language_model_whose_name_tells_no_loss_is_trained(tmp_path: Path) -> None:
+    made = trainer(tmp_path, gpt2())
+    made.train()
+    assert made.released.step == 6
+
+
+def test_autocast_of_the_trainer_is_that_of_the_step(tmp_path: Path) -> None:
+    """Accelerate puts it into the forward, where a proof in float32 could not switch it off."""
+    made = trainer(tmp_path, llama().float(), plan(noise_multiplier=0.0), bf16=True)
+    dtypes = set()
+    made.model.lm_head.register_forward_hook(lambda *call: dtypes.add(call[2].dtype))
+    made.train()
+    assert made.step.is_certified
+    assert torch.bfloat16 in dtypes
+    assert made.model.forward is not made.model._original_forward
 
 
 def test_a_loss_of_another_kind_must_be_told(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pergrad.errors import PrivacyError
+from pergrad.integrations.next_tokens import predicts_next_token
 from pergrad.integrations.stepping import missing
 from pergrad.private import Plan, PlanLoader, Released, Step
 from pergrad.private.stepping.saving import read, write
@@ -127,10 +129,11 @@ class PrivateTrainer(transformers.Trainer):
         inputs = self._prepare_inputs(inputs)
         if self.step is None:
             self.step = self._new_step()
-        with self.compute_loss_context_manager():
+        bare = self.accelerator.unwrap_model(self.model)
+        with self.compute_loss_context_manager(), _plain_forward(bare), self.accelerator.autocast():
             if not self._is_compared and len(inputs.get("labels", ())):
                 self._is_compared = True
-                _compare(self.accelerator.unwrap_model(self.model), inputs)
+                _compare(bare, inputs)
             self.released = self.step(inputs)
         # Not the loss, which is not private. `Step` has called the optimizer, and has left no gradients.
         return torch.zeros((), device=self.args.device)
@@ -175,6 +178,20 @@ class PrivateTrainer(transformers.Trainer):
             )
         self.step = self._new_step()
         self.step.load_state_dict(read(path, {"step"}, self.args.device)["step"])
+
+
+@contextmanager
+def _plain_forward(model: nn.Module) -> Iterator[None]:
+    """Takes Accelerate's autocast out of the forward: a proof in float32 must be able to switch it off."""
+    original: Any = vars(model).get("_original_forward")
+    if original is None:
+        yield
+        return
+    wrapped, model.forward = model.forward, original
+    try:
+        yield
+    finally:
+        model.forward = wrapped
 
 
 @torch.no_grad()
@@ -229,7 +246,7 @@ def losses_of(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         return each.reshape(len(each), -1).mean(1)
     if labels.dim() == 1:
         return F.cross_entropy(logits, labels, reduction="none")
-    if getattr(base, "loss_type", None) == "ForCausalLM":
+    if predicts_next_token(base):
         logits, labels = logits[:, :-1], labels[:, 1:]
     # The tokens stay in rows of their samples: (n, t, v) to (n, v, t).
     wide = logits if logits.dtype == torch.float64 else logits.float()

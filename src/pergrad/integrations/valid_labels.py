@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pergrad.errors import PergradError
+from pergrad.integrations.next_tokens import predicts_next_token
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -44,7 +45,7 @@ def valid_labels(trainer: Trainer, inputs: Any) -> Tensor:
     if len(labels) != 1 or not isinstance(labels[0], Tensor) or labels[0].is_floating_point():
         return torch.ones(len(first), dtype=torch.float64, device=first.device)
     valid = first != _IGNORED
-    if first.dim() > 1 and _shifts(trainer):
+    if first.dim() > 1 and predicts_next_token(trainer.accelerator.unwrap_model(trainer.model)):
         valid = valid[..., 1:]
     return valid.reshape(len(valid), -1).sum(1).double()
 
@@ -105,11 +106,3 @@ def _untold(reason: str) -> PergradError:
         "the loss of the Trainer is not the mean of the losses of all valid labels, so no sample has a loss "
         f"of its own: {reason}. Losses that compare samples, and those of experts' routers, are of this kind"
     )
-
-
-def _shifts(trainer: Trainer) -> bool:
-    """Whether the model predicts the next token: the first label of a sample has no loss."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    if hasattr(model, "get_base_model"):  # PEFT
-        model = model.get_base_model()
-    return getattr(model, "loss_type", None) == "ForCausalLM"
