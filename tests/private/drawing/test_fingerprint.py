@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -94,6 +95,51 @@ def test_one_changed_sample_is_seen_wherever_it_is_held(kind: Any) -> None:
 
     assert found(values) == found(values)
     assert not {*found(values)} & {*found(changed)}
+
+
+def in_table(x: list[float]) -> Any:
+    return pytest.importorskip("datasets").Dataset.from_dict({"x": x})
+
+
+def in_pandas(x: list[float]) -> Any:
+    return pytest.importorskip("pandas").DataFrame({"x": x, "name": [f"{v}" for v in x]})
+
+
+HOLDERS: dict[str, Any] = {
+    "samples": lambda x: [{"x": torch.tensor(v), "y": 1} for v in x],
+    "bytes": lambda x: [numpy.float32(v).tobytes() for v in x],
+    "paths": lambda x: [(Path(f"{v}.png"), 1) for v in x],
+    "objects": lambda x: numpy.array([f"{v}" for v in x], dtype=object),
+    "sparse rows": lambda x: torch.tensor(x)[:, None].to_sparse_csr(),
+    "sparse": lambda x: torch.tensor(x).to_sparse(),
+    "nested": lambda x: {"deep": {"x": torch.tensor(x)}},
+    "pandas": in_pandas,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_one_changed_sample_is_seen_in_what_holds_it(kind: str) -> None:
+    values = [float(k) for k in range(3000)]
+
+    def found(x: list[float]) -> str:
+        held = Held(torch.zeros(3000))
+        held.columns = HOLDERS[kind](x)
+        return fingerprint_of(held, 3000)
+
+    assert found(values) == found([*values])
+    assert found(values) != found([*values[:1234], -1.0, *values[1235:]])
+
+
+def test_one_changed_row_of_a_table_is_seen_whatever_its_chunks() -> None:
+    datasets = pytest.importorskip("datasets")
+    values = [float(k) for k in range(3000)]
+    whole, changed = in_table(values), in_table([*values[:1234], -1.0, *values[1235:]])
+    assert fingerprint_of(whole, 3000) != fingerprint_of(changed, 3000)
+    parts = datasets.concatenate_datasets([in_table(values[:700]), in_table(values[700:])])
+    assert fingerprint_of(whole, 3000) == fingerprint_of(parts, 3000)
+    shuffled = whole.select([*range(2999, -1, -1)])
+    assert fingerprint_of(whole, 3000) != fingerprint_of(shuffled, 3000)
 
 
 def test_reading_a_data_set_does_not_change_its_fingerprint() -> None:

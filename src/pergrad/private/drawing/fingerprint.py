@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +20,8 @@ _SMALL, _PROBES = 1024, 256  # samples that are read of data sets that keep them
 
 
 def fingerprint_of(dataset: Any, size: int) -> str:
-    """Hashes the type, the length, the tensors that a data set holds, and samples of it: all of
-    1,024 and less, 256 of more.
+    """Hashes the type, the length, all tensors, tables and columns that a data set holds, and samples of it:
+    all of 1,024 and less, 256 of more.
 
     Samples that are different each time they are read are left out.
     """
@@ -69,13 +70,31 @@ def _add_held(digest: Any, name: str, value: Any, size: int) -> None:
         for key in value:
             column = value[key]
             is_scalar = isinstance(column, Tensor) and not column.dim()
-            if hasattr(column, "__len__") and not is_scalar and len(column) == size:
+            is_column = hasattr(column, "__len__") and not is_scalar and len(column) == size
+            if is_column or isinstance(column, Mapping):
                 _add_held(digest, f"{name} {key}", column, size)
     elif isinstance(value, list | tuple) and len(value) == size > 0:
+        digest.update(f"{name}:".encode())
         told = _json_of(value)
         if told is not None:
-            digest.update(f"{name}:".encode())
             digest.update(told)
+        else:
+            _add(digest, value)
+    elif hasattr(value, "to_numpy") and hasattr(value, "iloc"):  # of pandas
+        digest.update(f"{name} {[*getattr(value, 'columns', [])]}:".encode())
+        _add(digest, value.to_numpy())
+    elif hasattr(value, "combine_chunks") and hasattr(value, "slice"):
+        digest.update(f"{name}:".encode())
+        _add_table(digest, value)
+
+
+def _add_table(digest: Any, table: Any) -> None:
+    """Adds a table of Arrow, as Hugging Face data sets hold one, whatever its chunks are."""
+    table = getattr(table, "table", table)  # of the package datasets
+    digest.update(f"{table.schema.remove_metadata()}".encode())
+    for start in range(0, len(table), _SMALL):
+        for part in table.slice(start, _SMALL).combine_chunks().to_batches():
+            digest.update(memoryview(part.serialize()))
 
 
 def _json_of(column: list[Any] | tuple[Any, ...]) -> bytes | None:
@@ -100,6 +119,9 @@ def _of_sample(dataset: Any, place: int, seed: bytes) -> bytes:
 def _add(digest: Any, value: Any) -> None:
     if isinstance(value, Tensor):
         digest.update(f"{value.dtype} {tuple(value.shape)};".encode())
+        if value.layout is not torch.strided:
+            _add(digest, _parts_of(value))
+            return
         whole = value.detach().cpu().contiguous()
         if whole.numel():
             digest.update(whole.view(-1).view(torch.uint8).numpy(force=True).tobytes())
@@ -112,8 +134,25 @@ def _add(digest: Any, value: Any) -> None:
         for item in value:
             _add(digest, item)
     elif hasattr(value, "tobytes"):  # an array or a picture
-        digest.update(value.tobytes())
+        if getattr(getattr(value, "dtype", None), "kind", "") == "O":  # its bytes are addresses
+            _add(digest, value.tolist())
+        else:
+            digest.update(value.tobytes())
+    elif isinstance(value, os.PathLike):
+        digest.update(f"{os.fspath(value)!r};".encode())
     elif isinstance(value, str | bytes | int | float | bool | None):
         digest.update(f"{value!r};".encode())
     else:
         digest.update(type(value).__qualname__.encode())  # its repr may hold an address
+
+
+def _parts_of(sparse: Tensor) -> list[Tensor]:
+    """Returns the strided tensors that a sparse tensor consists of."""
+    if sparse.layout is torch.sparse_coo:
+        whole = sparse.coalesce()
+        return [whole.indices(), whole.values()]
+    if sparse.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [sparse.crow_indices(), sparse.col_indices(), sparse.values()]
+    if sparse.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [sparse.ccol_indices(), sparse.row_indices(), sparse.values()]
+    return [*sparse.unbind()]  # nested
