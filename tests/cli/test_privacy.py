@@ -38,6 +38,10 @@ def test_it_tells_the_epsilon_of_a_noise(command: Command) -> None:
     assert "█" in out
 
 
+def test_help_names_the_extra(command: Command) -> None:
+    assert 'Needs the extra "private"' in command("--help")[1]
+
+
 def test_it_finds_the_noise_for_an_epsilon(command: Command) -> None:
     _, out, _ = command(
         *("--epsilon", 2, "--delta", "1e-5", "--batch-size", 100, "--population", 10_000),
@@ -78,6 +82,12 @@ def test_it_tells_what_a_run_has_spent(command: Command, tmp_path: Path) -> None
         ),
         (["--ledger", "nothing.jsonl"], "No such file"),
         (["--ledger", "nothing.jsonl", "--epsilon", "3"], "leave out --epsilon"),
+        (["--ledger", "nothing.jsonl", "--accountant", "rdp"], "leave out --accountant"),
+        (["--selftest", "--epsilon", "3", "--delta", "1"], "leave out --epsilon, --delta"),
+        (
+            ["--noise", "1", *USUAL[:2], "--sample-rate", "0.1", "--epochs", "inf"],
+            "must be positive",
+        ),
         (
             ["--noise", "1", *USUAL[:2], "--batch-size", "9", "--population", "0", "--steps", "9"],
             "--population must be a positive integer",

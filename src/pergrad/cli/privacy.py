@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pergrad.errors import PrivacyError
@@ -18,6 +19,7 @@ from pergrad.private.stepping.ledger import read_ledger
 __all__ = ["privacy"]
 
 _FAILED = 1
+_SAMPLING, _ACCOUNTANT = "poisson", "pld"  # by default
 _ROWS, _WIDTH, _HEIGHT = 8, 48, 10  # of the table and of the plot
 
 
@@ -44,9 +46,9 @@ def privacy(
     neighbours: Annotated[
         str | None, typer.Option(help="add-remove, replace-one or replace-special.")
     ] = None,
-    sampling: Annotated[str, typer.Option(help="poisson, truncated or shuffled.")] = "poisson",
+    sampling: Annotated[str, typer.Option(help="poisson, truncated or shuffled.")] = _SAMPLING,
     bands: Annotated[int, typer.Option(help="Bands of correlated noise.", min=1)] = 1,
-    accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
+    accountant: Annotated[str, typer.Option(help="pld or rdp.")] = _ACCOUNTANT,
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger of a run: print the epsilon that it has spent.")
     ] = None,
@@ -58,12 +60,9 @@ def privacy(
 ) -> None:
     """Find the noise for an epsilon, or the epsilon of a noise, a plan or a run; or test the audit.
 
-    Prints epsilon after parts of the run as a table and as a plot. Needs `pip install "pergrad[private]"`.
+    Prints epsilon after parts of the run as a table and as a plot. Needs the extra "private".
     """
     console = Console()
-    if run_selftest:
-        _selftest(console, seed)
-        return
     asked = {
         "--epsilon": epsilon,
         "--noise": noise,
@@ -73,9 +72,21 @@ def privacy(
         "--steps": steps,
         "--epochs": epochs,
         "--neighbours": neighbours,
+        "--sampling": sampling if sampling != _SAMPLING else None,
+        "--bands": bands if bands != 1 else None,
+        "--accountant": accountant if accountant != _ACCOUNTANT else None,
     }
+    given = [name for name, value in asked.items() if value is not None]
+    if run_selftest:
+        more = {"--delta": delta, "--ledger": ledger}
+        given += [name for name, value in more.items() if value is not None]
+        if given:
+            raise PrivacyError(
+                f"--selftest trains by a plan of its own: leave out {', '.join(given)}"
+            )
+        _selftest(console, seed)
+        return
     if ledger is not None:
-        given = [name for name, value in asked.items() if value is not None]
         if given:
             raise PrivacyError(
                 f"--ledger tells what a run has spent by its own plan: leave out {', '.join(given)}"
@@ -86,7 +97,7 @@ def privacy(
         if delta is None:
             raise PrivacyError("the plan of this ledger has no delta: pass --delta")
         console.print(
-            f"{ledger}: {spent} of {plan.steps} steps released, "
+            f"{escape(str(ledger))}: {spent} of {plan.steps} steps released, "
             f"epsilon [bold]{plan.epsilon(delta, steps=spent):.4f}[/bold] at delta {delta:g}",
             highlight=False,
         )
@@ -144,7 +155,7 @@ def _steps(steps: int | None, epochs: float | None, rate: float) -> int:
     if steps is not None:
         return steps
     assert epochs is not None
-    if not 0 < rate <= 1 or not epochs > 0:
+    if not 0 < rate <= 1 or not 0 < epochs < math.inf:
         raise PrivacyError(
             f"--epochs must be positive and the sample rate in (0, 1], got {epochs:g} and {rate:g}"
         )
