@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from scipy import stats
@@ -156,8 +157,10 @@ def test_epochs_go_on_where_the_last_one_ended() -> None:
             found.used(len(seen))
             seen.append(indices)
     assert seen == [found.drawn(k) for k in range(5)]
-    with pytest.raises(PrivacyError, match="steps_per_epoch must be"):
-        plan.sampler([1, 2], steps_per_epoch=0)
+    for wrong in (0, True, 2.0):
+        with pytest.raises(PrivacyError, match="steps_per_epoch must be"):
+            plan.sampler([1, 2], steps_per_epoch=wrong)
+    assert len(plan.sampler([1, 2], steps_per_epoch=numpy.int64(2))) == 2
 
 
 def test_an_iteration_that_another_has_replaced_is_refused() -> None:

@@ -47,6 +47,11 @@ def test_streams_of_steps_and_purposes_are_uncorrelated(cryptographic: bool) -> 
     assert stats.chi2.sf(float(off.square().sum()), len(off)) > 1e-3
 
 
+def test_a_seed_that_is_no_generator_is_refused() -> None:
+    with pytest.raises(PrivacyError, match=r"must be a torch\.Generator, got 5"):
+        new_key(5)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("cryptographic", KINDS)
 def test_a_stream_repeats_by_its_key_purpose_and_number(cryptographic: bool) -> None:
     def drawn(key: bytes, purpose: str, number: int) -> torch.Tensor:

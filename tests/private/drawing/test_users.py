@@ -46,7 +46,11 @@ def test_removing_a_user_moves_the_sum_by_the_bound_at_most() -> None:
 
 @pytest.mark.parametrize(
     ("users", "samples", "reason"),
-    [([1, 2], 1, "each of 3 samples, got 2"), ([1, 2, 3], 0, "samples must be")],
+    [
+        ([1, 2], 1, "each of 3 samples, got 2"),
+        ([1, 2, 3], 0, "samples must be"),
+        ([1, 2, 3], True, "samples must be"),
+    ],
 )
 def test_bad_arguments_are_refused(users: Any, samples: Any, reason: str) -> None:
     with pytest.raises(PrivacyError, match=reason):

@@ -62,7 +62,10 @@ def test_more_delta_and_less_significance_prove_less() -> None:
         (([1.0], []), {}, "no scores of excluded canaries"),
         (([float("nan")], [1.0]), {}, "not all finite"),
         (([1.0], [1.0]), {"delta": 0}, "delta must be"),
+        (([1.0], [1.0]), {"delta": None}, "delta must be"),
         (([1.0], [1.0]), {"significance": 1}, "significance must be"),
+        (([1.0], [1.0]), {"threshold": float("nan")}, "threshold must be a number"),
+        ((["high"], [1.0]), {}, "scores of included canaries are not numbers"),
         (([1.0], [1.0]), {"claim": "zcdp"}, "claim must be one of"),
     ],
 )

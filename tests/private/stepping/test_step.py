@@ -520,6 +520,7 @@ def test_bad_arguments_are_refused() -> None:
     refused("loss_fn must be a function", model, optimizer, None, plan())
     refused("no expected_batch_size", model, optimizer, losses, plan(expected_batch_size=None))
     refused("piece_size must be", model, optimizer, losses, plan(), piece_size=0)
+    refused("piece_size must be", model, optimizer, losses, plan(), piece_size=True)
     refused("backend must be one of", model, optimizer, losses, plan(), backend="jit")
     refused("pass backend='inductor'", model, optimizer, losses, plan(), cuda_graphs=True)
     refused("needs one shape: pass piece_size", model, optimizer, losses, plan(), backend="eager")

@@ -17,6 +17,7 @@ from pergrad.private.drawing.fingerprint import fingerprint_of
 from pergrad.private.drawing.ranks import Ranks
 from pergrad.private.drawing.scheme import Scheme
 from pergrad.private.drawing.streams import Stream, Streams, new_key
+from pergrad.private.planning.plain import is_integer
 
 __all__ = ["PlanSampler", "Run", "poisson_indices"]
 
@@ -88,7 +89,7 @@ class PlanSampler(Sampler[list[int]]):
         size = _length_of(dataset)
         _check_size(scheme, size)
         if steps_per_epoch is not None and not (
-            isinstance(steps_per_epoch, int) and steps_per_epoch > 0
+            is_integer(steps_per_epoch) and steps_per_epoch > 0
         ):
             raise PrivacyError(
                 f"steps_per_epoch must be a positive integer, got {steps_per_epoch!r}"
@@ -96,7 +97,7 @@ class PlanSampler(Sampler[list[int]]):
         self.ranks = Ranks()
         self._scheme, self.size = scheme, size
         self._cryptographic = cryptographic
-        self._steps_per_epoch = steps_per_epoch
+        self._steps_per_epoch = None if steps_per_epoch is None else int(steps_per_epoch)
         self._dataset = dataset
         self._fingerprint: str | None = None
         self._set_key(self.ranks.shared(new_key(generator)))

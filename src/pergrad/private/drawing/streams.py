@@ -31,6 +31,10 @@ def new_key(generator: torch.Generator | None) -> bytes:
     """Draws a key: from the system by default, from a generator for runs that must repeat."""
     if generator is None:
         return secrets.token_bytes(KEY_BYTES)
+    if not isinstance(generator, torch.Generator):
+        raise PrivacyError(
+            f"generator must be a torch.Generator, got {generator!r}: torch.Generator().manual_seed(...)"
+        )
     drawn = torch.randint(256, (KEY_BYTES,), generator=generator, device=generator.device)
     return bytes(drawn.tolist())
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from pergrad.errors import PrivacyError
+from pergrad.private.planning.plain import is_integer
 
 __all__ = ["UserDataset"]
 
@@ -47,7 +48,7 @@ class UserDataset(Dataset[Any]):
             raise PrivacyError(
                 f"users must name the user of each of {len(dataset)} samples, got {len(names)} names"
             )
-        if not isinstance(samples, int) or samples < 1:
+        if not is_integer(samples) or samples < 1:
             raise PrivacyError(f"samples must be a positive integer, got {samples!r}")
         of_user: dict[Any, list[int]] = {}
         for index, name in enumerate(names):

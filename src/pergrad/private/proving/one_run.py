@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pergrad.errors import PrivacyError
+from pergrad.private.planning.plain import is_real
 from pergrad.runtime.caches import cached
 
 __all__ = ["Claim", "one_run_audit"]
@@ -53,10 +55,11 @@ def one_run_audit(
     0.0
     """
     here, gone = _scores("included", included), _scores("excluded", excluded)
-    if not 0 < significance < 1:
-        raise PrivacyError(f"significance must be between 0 and 1, got {significance!r}")
-    if not 0 < delta < 1:
-        raise PrivacyError(f"delta must be between 0 and 1, got {delta!r}")
+    for name, value in {"significance": significance, "delta": delta}.items():
+        if not is_real(value) or not 0 < value < 1:
+            raise PrivacyError(f"{name} must be between 0 and 1, got {value!r}")
+    if threshold is not None and (not is_real(threshold) or math.isnan(threshold)):
+        raise PrivacyError(f"threshold must be a number, got {threshold!r}")
     if claim not in get_args(Claim):
         raise PrivacyError(f"claim must be one of {get_args(Claim)}, got {claim!r}")
     canaries = len(here) + len(gone)
@@ -79,8 +82,11 @@ def one_run_audit(
 
 
 def _scores(name: str, scores: Iterable[float] | Tensor) -> Tensor:
-    found = torch.as_tensor(scores if isinstance(scores, Tensor) else [*scores]).detach().cpu()
-    found = found.double().flatten()
+    try:
+        found = torch.as_tensor(scores if isinstance(scores, Tensor) else [*scores])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise PrivacyError(f"the scores of {name} canaries are not numbers: {error}") from None
+    found = found.detach().cpu().double().flatten()
     if not len(found):
         raise PrivacyError(f"there are no scores of {name} canaries")
     if not found.isfinite().all():

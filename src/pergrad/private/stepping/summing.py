@@ -18,6 +18,7 @@ from pergrad.engine.recording.running import run_recorded
 from pergrad.errors import PergradError, PrivacyError
 from pergrad.private.drawing.ranks import Ranks
 from pergrad.private.drawing.streams import seeded
+from pergrad.private.planning.plain import is_integer
 from pergrad.private.stepping.checks import Written
 from pergrad.private.stepping.pieces import Shared, check_rows, chosen_of, pieces_of, rows_of
 from pergrad.private.stepping.sizes import check_sizes
@@ -302,8 +303,10 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
 
 
 def _checked(piece_size: int | None, backend: Backend | None) -> int | None:
-    if piece_size is not None and (not isinstance(piece_size, int) or piece_size < 1):
-        raise PrivacyError(f"piece_size must be a positive integer, got {piece_size!r}")
+    if piece_size is not None:
+        if not is_integer(piece_size) or piece_size < 1:
+            raise PrivacyError(f"piece_size must be a positive integer, got {piece_size!r}")
+        piece_size = int(piece_size)
     if backend is None:
         return piece_size
     if backend not in get_args(Backend):
