@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pergrad.distributed.sharding import is_sharded
 from pergrad.errors import PrivacyError
@@ -20,6 +22,8 @@ _WITHIN = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 __all__ = [
     "Written",
+    "bare_model",
+    "bare_optimizer",
     "check_modules",
     "check_optimizer",
     "check_parameters",
@@ -48,12 +52,36 @@ def check_modules(norms: Iterable[tuple[str, nn.Module]]) -> None:
             )
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Refuses an optimizer of parameters that get no noise."""
+def bare_model(model: nn.Module) -> nn.Module:
+    """Returns the model within DistributedDataParallel; refuses one with Opacus's hooks."""
+    if any(kind.__name__ == "AbstractGradSampleModule" for kind in type(model).__mro__):
+        raise PrivacyError(
+            f"{type(model).__name__} is Opacus's wrapper, whose hooks compute gradients of samples too: pass "
+            "the model that it wraps, after remove_hooks()"
+        )
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def bare_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """Returns the optimizer within Accelerate's; refuses other wrappers, such as Opacus's, which adds noise."""
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, torch.optim.Optimizer) and hasattr(optimizer, "accelerator_state"):
+        return bare_optimizer(inner)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise PrivacyError(
             f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}"
         )
+    try:
+        optimizer.register_step_pre_hook(lambda *_: None).remove()
+    except AttributeError:
+        raise PrivacyError(
+            f"{type(optimizer).__name__} wraps an optimizer and changes its steps: pass the one that it wraps"
+        ) from None
+    return optimizer
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Refuses an optimizer of parameters that get no noise."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise PrivacyError(

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from pergrad.distributed.sharding import grad_of, is_sharded
 from pergrad.distributed.wrappers import refuse_tensor_parallel
@@ -22,6 +21,8 @@ from pergrad.private.drawing.streams import Streams, new_key
 from pergrad.private.planning.plain import is_real
 from pergrad.private.planning.plan import Plan
 from pergrad.private.stepping.checks import (
+    bare_model,
+    bare_optimizer,
     check_modules,
     check_optimizer,
     check_parameters,
@@ -161,7 +162,7 @@ class Step:
                 "the plan has no expected_batch_size: the noisy sum is divided by this public number, never "
                 "by the batch that was drawn; pass it, or the population, to the plan"
             )
-        model = model.module if isinstance(model, DistributedDataParallel) else model
+        model, optimizer = bare_model(model), bare_optimizer(optimizer)
         check_optimizer(optimizer, model)
         self._norms = norms_of_batches(model)
         check_modules(self._norms)
