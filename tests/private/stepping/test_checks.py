@@ -34,7 +34,9 @@ def test_a_wrapper_that_changes_steps_is_refused() -> None:
             self.inner, self.param_groups = inner, inner.param_groups
 
     model = mlp()
-    with pytest.raises(PrivacyError, match="Twice wraps an optimizer .*pass the one that it wraps"):
+    with pytest.raises(
+        PrivacyError, match=r"Twice wraps an optimizer .*pass the one that it wraps"
+    ):
         Step(model, Twice(sgd(model)), losses, plan())
 
 

@@ -31,6 +31,22 @@ def test_a_run_with_numbers_of_numpy_resumes(tmp_path: Path) -> None:
     assert again._optimizer.param_groups[0]["lr"] == rate
 
 
+def test_another_model_or_optimizer_than_the_saved_one_is_refused(tmp_path: Path) -> None:
+    model = mlp()
+    step, _ = run(plan(), model, optimizer=torch.optim.Adam(model.parameters()))
+    step.save(tmp_path / "run.pt")
+    other, _ = run(plan(), model)
+    with pytest.raises(PrivacyError, match="have no dampening, momentum, nesterov: resume with"):
+        other.load(tmp_path / "run.pt")
+    small = torch.nn.Linear(4, 3).double()
+    other, _ = run(plan(), small, optimizer=torch.optim.Adam(small.parameters()))
+    with pytest.raises(
+        PrivacyError, match=r"is not the one that was saved: .*Missing key"
+    ) as caught:
+        other.load(tmp_path / "run.pt")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.AdamW, torch.optim.Rprop])
 def test_an_optimizer_s_state_keeps_its_types(

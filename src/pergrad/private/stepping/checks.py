@@ -63,7 +63,7 @@ def bare_model(model: nn.Module) -> nn.Module:
 
 
 def bare_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """Returns the optimizer within Accelerate's; refuses other wrappers, such as Opacus's, which adds noise."""
+    """Returns the optimizer within Accelerate's; refuses other wrappers, such as Opacus's."""
     inner = getattr(optimizer, "optimizer", None)
     if isinstance(inner, torch.optim.Optimizer) and hasattr(optimizer, "accelerator_state"):
         return bare_optimizer(inner)

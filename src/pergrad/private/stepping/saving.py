@@ -34,8 +34,15 @@ def gathered(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, A
 def loaded(model: nn.Module, optimizer: torch.optim.Optimizer, states: Mapping[str, Any]) -> None:
     """Gives whole states back to model and optimizer."""
     if not reshard(model):
-        model.load_state_dict(states["model"])
-        optimizer.load_state_dict(states["optimizer"])
+        _check_groups(optimizer, states["optimizer"])
+        try:
+            model.load_state_dict(states["model"])
+            optimizer.load_state_dict(states["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            told = " ".join(f"{error}".split())
+            raise PrivacyError(
+                f"the model or the optimizer is not the one that was saved: {told}"
+            ) from error
         _restore_types(optimizer, states["optimizer"])
         return
     dcp, options = _whole()
@@ -46,6 +53,17 @@ def loaded(model: nn.Module, optimizer: torch.optim.Optimizer, states: Mapping[s
         optim_state_dict=states["optimizer"],
         options=options,
     )
+
+
+def _check_groups(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Refuses the state of another kind of optimizer, which torch loads, to fail at the next step."""
+    for saved in state["param_groups"]:
+        missing = sorted({*optimizer.defaults} - {*saved})
+        if missing:
+            raise PrivacyError(
+                f"the optimizer is not the one that was saved, whose groups have no {', '.join(missing)}: "
+                f"resume with the same one, not with {type(optimizer).__name__}"
+            )
 
 
 def _restore_types(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
