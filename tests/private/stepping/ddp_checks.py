@@ -130,6 +130,15 @@ def check_renewed_noise_is_the_same_on_all_ranks() -> None:
     assert all(torch.equal(found, weights(model)) for found in gathered(weights(model)))
 
 
+def check_a_part_of_the_data_on_each_rank_is_refused() -> None:
+    made, model = plan(), mlp()
+    part = torch.utils.data.Subset(with_indices(), range(dist.get_rank(), 40, 2))
+    loader = made.loader(part, seeded())
+    step = Step(DistributedDataParallel(model), sgd(model), of_three, made)
+    with pytest.raises(PrivacyError, match="the ranks have different data sets"):
+        step(*next(iter(loader)))
+
+
 def check_different_parameters_are_refused() -> None:
     model = mlp()
     if dist.get_rank():

@@ -288,6 +288,12 @@ class Step:
                 "the plan has made another loader during this run, whose batches are others: use one loader; "
                 "steps_per_epoch lets it be iterated in parts"
             )
+        is_new = newest is not self._sampler
+        if is_new and self._ranks.count > 1 and not self._ranks.agree(newest.data_seal()):
+            raise PrivacyError(
+                "the ranks have different data sets: give the whole one to plan.loader on all of them, which "
+                "shares each batch out between the ranks"
+            )
         self._sampler = newest
         return newest
 
