@@ -11,6 +11,11 @@ def test_a_weight_of_zero_is_noticed() -> None:
     assert not SampleWeights(torch.tensor([1.0, float("nan")])).drops_any
 
 
+def test_what_the_caller_knows_of_weights_is_not_looked_up() -> None:
+    assert SampleWeights(torch.tensor([1.0, 2.0]), drops_any=True).drops_any
+    assert not SampleWeights(torch.tensor([1.0, 0.0]), drops_any=False).drops_any
+
+
 def test_casts_are_made_once() -> None:
     weights = SampleWeights(torch.tensor([1.0, 2.0], dtype=torch.float64))
     assert weights.to(torch.float64) is weights.values

@@ -18,9 +18,11 @@ class SampleWeights:
         """Returns weights that were looked at already as they are."""
         return weights if isinstance(weights, SampleWeights) else cls(weights)
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: Tensor, *, drops_any: bool | None = None) -> None:
         self.values = values
         self._cast: dict[torch.dtype, Tensor] = {values.dtype: values}
+        if drops_any is not None:  # the caller knows
+            self.drops_any = drops_any
 
     @cached_property
     def drops_any(self) -> bool:

@@ -54,13 +54,16 @@ class Attribution(Reduction[dict[str, Tensor]]):
         self.parameters = dict(batch.parameters)
         self.units = batch.units
         self.precision: dict[str, torch.dtype] = {}
-        weights = random_weights(batch.size, self.generator) if self._given is None else self._given
+        has_directions = self._has_directions and not internals.is_any_autocast_enabled()
+        entries = Directions.rows * COUNT if has_directions else 0
+        own = batch.size if self._given is None else 0
+        drawn = random_weights(own + entries, self.generator)
+        weights = drawn[:own] if self._given is None else self._given
         self.weights = weights.to(batch.device)
-        self._weights = SampleWeights(self.weights)
+        self._weights = SampleWeights(self.weights, drops_any=False)
         self._directions: Directions | None = None
-        if self._has_directions and not internals.is_any_autocast_enabled():
-            drawn = random_weights(Directions.rows * COUNT, self.generator)
-            self._directions = Directions(drawn.view(-1, COUNT))
+        if has_directions:
+            self._directions = Directions(drawn[own:].view(-1, COUNT))
         self._directed: set[str] = set()  # the parameters that are summed in directions
 
     def clear(self) -> None:
@@ -112,8 +115,9 @@ class Attribution(Reduction[dict[str, Tensor]]):
 
 def random_weights(size: int, generator: torch.Generator) -> Tensor:
     """Draws weights of either sign between 1 and 2: none is close to zero, where a sample could hide."""
-    drawn = torch.rand(size, generator=generator, dtype=torch.float64) * 2 - 1
-    return torch.where(drawn < 0, drawn - 1, drawn + 1)
+    drawn = torch.empty(size, dtype=torch.float64, device="cpu")
+    drawn.uniform_(-1, 1, generator=generator)
+    return drawn.add_(_ONE.copysign(drawn))
 
 
 def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
@@ -156,6 +160,9 @@ class Judge:
         """Returns max |found - wanted|, relative to the largest entry or the noise of terms that cancel."""
         scale = max(largest(wanted), _NOISE[self.dtype] * terms)
         return _relative(_distances([(found, wanted)])[0], scale)
+
+
+_ONE = torch.ones((), dtype=torch.float64, device="cpu")
 
 
 def _distances(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
