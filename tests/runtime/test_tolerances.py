@@ -73,6 +73,16 @@ def test_difference_is_found_in_every_piece(place: int, is_transposed: bool) -> 
     assert largest_difference(a, b) == math.inf
 
 
+@pytest.mark.parametrize("count", [1, 2**15, 2**15 + 1, 2**20 + 1])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_largest_element_is_found_in_tensors_of_all_sizes(count: int, sign: float) -> None:
+    t = torch.zeros(count)
+    t[-1] = 5.0 * sign
+    assert largest(t) == 5.0
+    t[0] = math.nan
+    assert math.isnan(largest(t))
+
+
 def test_difference_without_elements_is_zero() -> None:
     assert largest_difference(torch.zeros(0, 3), torch.zeros(0, 3)) == 0.0
 
