@@ -19,7 +19,7 @@ __all__ = ["Snapshot", "random_state", "undisturbed"]
 def random_state() -> list[Tensor]:
     """Returns torch's random state, on the CPU and on every GPU that is in use."""
     states = [torch.get_rng_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # only where a GPU is available
         states += torch.cuda.get_rng_state_all()
     return states
 
@@ -30,7 +30,8 @@ class Snapshot:
     def __init__(self, module: nn.Module) -> None:
         self._states = random_state()
         self._python = random.getstate()
-        self._numpy = _numpy_random().get_state() if _numpy_random() else None
+        numpy_random = _numpy_random()
+        self._numpy = None if numpy_random is None else numpy_random.get_state()
         self._buffers = [(b, b.detach().clone()) for b in buffers_in(module)]
 
     def draws_as(self, other: Snapshot) -> bool:
@@ -49,9 +50,10 @@ class Snapshot:
         random.setstate(self._python)
         if self._numpy is not None:
             _numpy_random().set_state(self._numpy)
-        with torch.no_grad():
-            for buffer, saved in self._buffers:
-                buffer.copy_(saved)
+        if self._buffers:
+            with torch.no_grad():
+                for buffer, saved in self._buffers:
+                    buffer.copy_(saved)
 
 
 @contextmanager
@@ -65,7 +67,10 @@ def undisturbed(module: nn.Module) -> Iterator[Snapshot]:
 
 
 def _numpy_random() -> Any:
-    """Returns numpy's random module where it is loaded; pergrad itself needs torch alone."""
+    """Returns numpy's random module where numpy is loaded; pergrad itself needs torch alone.
+
+    This loads it, so that the numbers that a step draws first can be drawn again.
+    """
     return getattr(sys.modules.get("numpy"), "random", None)
 
 
