@@ -171,15 +171,16 @@ class Certificate:
             proof, dtype, precise, noise_of_proof = self._proved(own)
             limits = self._limits(own, precise) if is_off else {}
             is_off = [name for name in is_off if not errors[name] <= limits[name]]
-        rows = []
+        rows: list[Certified] = []
+        tolerance, proved_in = Judge(dtype).tolerance, str(dtype)
         for name in self._names:
-            limit = max(Judge(dtype).tolerance, noise_of_proof[name])
+            limit = max(tolerance, noise_of_proof[name])
             is_ok = proof[name] <= limit and name not in is_off
             error = proof[name] if proof[name] > limit or name not in is_off else errors[name]
             is_reached = own.sizes[name] != 0 or largest(own.found[name]) != 0
             verdict = "wrong" if not is_ok else "ok" if is_reached else "untouched"
             shape = tuple(self._parameters[name].shape)
-            rows.append(Certified(name, shape, self._how(name) or "-", error, str(dtype), verdict))
+            rows.append(Certified(name, shape, self._how(name) or "-", error, proved_in, verdict))
             if not is_ok:
                 why = factor_off(own.found[name], own.wanted[name], self._replay.size)
                 self._problems += [f"{name}: the gradients are off by {why}"] if why else []
