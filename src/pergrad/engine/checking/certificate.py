@@ -144,7 +144,7 @@ class Certificate:
             reduced=self._attribution.views(sizes),
         )
         found = self._attribution.result
-        dtypes = [*self._attribution.precision.values(), *(g.dtype for g in wanted.values())]
+        dtypes = {*self._attribution.precision.values(), *(g.dtype for g in wanted.values())}
         sums = _Sums(found, wanted, coarsest(map(_real, dtypes)), outputs, sizes)
         for name, size in sums.sizes.items():
             if not isfinite(size):
