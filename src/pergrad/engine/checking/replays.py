@@ -222,7 +222,7 @@ class LossReplay(Replay):
         if self._losses is None:
             return True
         found = outputs[0].tensor.detach()
-        if torch.equal(found, self._losses):  # as mostly; in a twentieth of the time of what follows
+        if torch.equal(found, self._losses):  # as mostly, and soon seen
             return True
         size, apart = largest_of_each([self._losses, found - self._losses])
         close = tolerance_of_model(found.dtype, torch.float32) * max(size, 1e-30)
