@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from operator import call
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -79,8 +80,7 @@ class Tagged(list["ref[Tensor]"]):
 
     def untag(self, scope: Any) -> None:
         """Takes the tags of a scope off the tensors that are still there."""
-        for reference in self:
-            t = reference()
+        for t in map(call, self):
             if t is not None:
                 remove_tags(t, scope)
         self.clear()
