@@ -15,7 +15,7 @@ from pergrad.distributed.placing import Cutter, is_sharded
 from pergrad.engine.intercepting.plans import Plan
 from pergrad.engine.intercepting.weights import Root, Weight
 from pergrad.engine.samples.layouts import ROWS, Layout, Owners, Samples, samples_first
-from pergrad.engine.samples.proving import note
+from pergrad.engine.samples.proving import note, note_on
 from pergrad.errors import PergradError, ScopeError, UnsupportedFunctionError
 from pergrad.factors import Dense, Factor, owned
 from pergrad.runtime import internals, is_traced, without_autocast
@@ -365,12 +365,17 @@ def tap(
         if made is not None:
             node: Any = made.grad_fn
             layout = use.output_layouts[0]
-            shape = None if made is output else output.shape
-            note(made, layout, shape)
-            if shape is not None and layout.key is None:  # it may not survive the reshape
-                note(output, layout)
+            place = made.output_nr
+            if made is output:
+                shape = None
+                note_on(node, place, layout)
+            else:
+                shape = output.shape
+                note_on(node, place, layout, shape, made.shape)
+                if layout.key is None:  # it may not survive the reshape
+                    note(output, layout)
             results = _results(node, use.plan.results) if use.plan.results else _NOTHING
-            node.register_prehook(_Hook(use, kept, results, made.output_nr, shape))
+            node.register_prehook(_Hook(use, kept, results, place, shape))
             return outputs
     # Skips the functorch handling of Function.apply, which takes half of a tap's time.
     apply = internals.bind_apply(None, _Tap)

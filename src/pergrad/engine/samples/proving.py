@@ -32,6 +32,7 @@ __all__ = [
     "is_total",
     "keeps_apart",
     "note",
+    "note_on",
     "proved",
     "sources_of",
     "subsets",
@@ -73,10 +74,22 @@ def note(
     The layout is that of `t`, or, if `t` is the base of the result, of the result with its `shape`. Inside of
     a checkpoint saved tensors are packed, and only the recorder may unpack them.
     """
-    node: Any = t.grad_fn
-    if node is not None:
+    if t.grad_fn is not None:
         held = None if shape is None else t.shape
-        node.metadata[_KEY, t.output_nr] = layout, shape, held, is_packed
+        note_on(t.grad_fn, t.output_nr, layout, shape, held, is_packed=is_packed)
+
+
+def note_on(
+    node: Any,
+    place: int,
+    layout: Layout,
+    shape: torch.Size | None = None,
+    held: torch.Size | None = None,
+    *,
+    is_packed: bool = False,
+) -> None:
+    """Notes on an output of a node what `note` does on that of a tensor; `held` is the base's shape."""
+    node.metadata[_KEY, place] = layout, shape, held, is_packed
 
 
 def sources_of(t: Tensor, scope: Scope) -> tuple[list[Source] | None, bool]:
