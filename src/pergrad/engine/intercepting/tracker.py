@@ -401,7 +401,8 @@ class Tracker:
             node = outputs[0].grad_fn
             if node is None:
                 return False  # of data, which may count something
-            before = node.next_functions[0][0] if node.next_functions else None
+            behind = node.next_functions  # torch makes them anew for each look
+            before = behind[0][0] if behind else None
             if type(before).__name__ in PASSING:
                 return False  # what was divided before may be a mean
         has_gradients = torch.is_grad_enabled()
