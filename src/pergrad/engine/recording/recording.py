@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
 from typing import Any
 
@@ -513,7 +513,8 @@ class Recording:
     @contextmanager
     def intercepting(self) -> Iterator[None]:
         """Within, the recorder sees every function; parameters that were not asked for are frozen."""
-        if is_recording():
+        is_within_modes = bool(internals.function_modes())
+        if is_within_modes and is_recording():
             raise ScopeError(
                 "recordings cannot be nested: end the outer one first, or record one module that "
                 "holds both (for example an nn.ModuleList)"
@@ -523,7 +524,9 @@ class Recording:
         try:
             hooked = guarding_modules(self._hooked) if self._hooked else _NOTHING
             spread = self._spreading() if self._is_spread else _NOTHING
-            recorder = entered_beneath_modes(self._recorder) if foreign_modes() else self._recorder
+            recorder: AbstractContextManager[Any] = self._recorder
+            if is_within_modes and foreign_modes():
+                recorder = entered_beneath_modes(self._recorder)
             with running_eagerly(), spread, hooked, intercepting_functions(), recorder:
                 yield
         except PergradError:
