@@ -103,7 +103,7 @@ def refuse_gradients_of_weights(
     weight_of: Callable[[Tensor], Weight | None],
 ) -> None:
     """Raises an error if a backward pass asks for the ordinary gradient of a weight, which has none."""
-    place = {torch.autograd.grad: 1, torch.autograd.backward: 4}.get(func, 4)
+    place = 1 if func is torch.autograd.grad else 4
     inputs = kwargs.get("inputs", args[place] if len(args) > place else None)
     if inputs is None:
         return

@@ -95,6 +95,7 @@ class _Results(TorchFunctionMode):
 
 
 Earlier: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
+_NO_EARLIER: deque[Earlier] = deque(maxlen=0)  # stays empty, so that all recordings may have it
 
 
 class Recorder(WeightCalls):
@@ -137,7 +138,7 @@ class Recorder(WeightCalls):
                     root.operand = self._kept.attached(name, p)
         self._begun = True
         self.start = None
-        self.earlier = deque(maxlen=0)
+        self.earlier = _NO_EARLIER
 
     def _new_anchor(self) -> Tensor:
         """Makes a leaf, of any shape; zeros take twice as long as a detached parameter."""
@@ -248,16 +249,17 @@ class Recorder(WeightCalls):
         ):
             return self._by_their_classes(func, types, args, kwargs)
         kind = kind_of(func)
-        if kind is _PASSIVE:
-            found = func(*args, **kwargs)
-            return leaving_tags_out_of_files(found) if func is _REDUCE else found
-        if kind is _CONTROL_FLOW:
-            known = CONTROL_FLOW.get(func)
-            if known is not None:
-                with self:
-                    return known(*args, **kwargs)
-            args, kwargs = watched(func, args, kwargs, self._described)
-            kind = _ORDINARY
+        if kind is not _ORDINARY:  # as most are
+            if kind is _PASSIVE:
+                found = func(*args, **kwargs)
+                return leaving_tags_out_of_files(found) if func is _REDUCE else found
+            if kind is _CONTROL_FLOW:
+                known = CONTROL_FLOW.get(func)
+                if known is not None:
+                    with self:
+                        return known(*args, **kwargs)
+                args, kwargs = watched(func, args, kwargs, self._described)
+                kind = _ORDINARY
         if not self._begun:
             return self._before(kind, func, args, kwargs)
         if kind is not _ORDINARY:
@@ -307,8 +309,11 @@ class Recorder(WeightCalls):
                 continue
             if torch.is_grad_enabled():
                 plan = cached_plan(signature)
-                is_plain = internals.forward_level() < 0 and internals.level_of_transform() is None
-                if plan is not None and is_plain:
+                if (
+                    plan is not None
+                    and internals.forward_level() < 0
+                    and internals.level_of_transform() is None
+                ):
                     output = call_by_plan(plan, args, kwargs, tracker, tags, signature)
                     if output is not NotImplemented:
                         if self.journal is not None:
