@@ -33,6 +33,18 @@ def test_runs_draw_the_same_numbers() -> None:
     assert replay.forwards == 2
 
 
+@pytest.mark.parametrize(
+    ("factor", "is_repeated"), [(1.0, True), (1 + 1e-10, True), (1.01, False), (float("nan"), True)]
+)
+def test_a_step_is_repeated_up_to_rounding(factor: float, is_repeated: bool) -> None:
+    model, x = nn.Linear(D, OUT).double(), numbers(SIZE, D)
+    recorded = loss(model, x).detach()
+    model.bias.data.mul_(factor)
+    replay = LossReplay(model, loss, (x,), Options(), Snapshot(model), SIZE, losses=recorded)
+    # Losses that are not finite are refused later, by a message of their own.
+    assert replay.is_repeated_by(replay.outputs()) is is_repeated
+
+
 @pytest.mark.parametrize("loss_reduction", ["sum", "mean"])
 def test_ordinary_gradients_are_weighted_sums_of_the_loop(loss_reduction: Any) -> None:
     model, x, weights = nn.Linear(D, OUT).double(), numbers(SIZE, D), numbers(SIZE)
