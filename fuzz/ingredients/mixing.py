@@ -230,3 +230,10 @@ mix("vmapped_over_keys", """
     u = h
     h = h + torch.vmap(lambda row: (u @ row).softmax(0) @ u)(h)
     """, kind="vec", classes=(1, 2))
+
+# A constant whose values keep the samples apart in the first batch, and not in the second.
+mix("changing_constant", """
+    u = h.flatten(1)
+    h = <<torch.linalg.solve(self.c$k, u)|torch.linalg.multi_dot([self.c$k, u])|torch.inner(u.T, self.c$k).T>>.view_as(h)
+    """, "self.register_buffer('c$k', torch.eye($B) * 2)", classes=(3, 8),
+    between="model.c$k.add_(1)")

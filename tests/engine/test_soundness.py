@@ -154,6 +154,29 @@ def test_class_8_cached_answers_hold_for_other_indices() -> None:
         assert exact_or_refused(case.made) == verdict, step
 
 
+@pytest.mark.parametrize(
+    "combine",
+    [
+        torch.linalg.solve,
+        lambda c, h: torch.linalg.solve_triangular(c.tril(), h, upper=False),
+        lambda c, h: torch.cholesky_solve(h, c.tril()),
+        lambda c, h: torch.linalg.multi_dot([c, h]),
+        lambda c, h: torch.inner(h.T, c).T,
+        lambda c, h: F.bilinear(h.T.contiguous(), torch.ones(3, 1), c[..., None]).T,
+        torch.ops.aten.mm.default,
+    ],
+    ids=["solve", "solve_triangular", "cholesky_solve", "multi_dot", "inner", "bilinear", "mm"],
+)
+def test_class_8_an_answer_for_a_diagonal_matrix_is_none_for_others(combine: Any) -> None:
+    def combines(m: Any, x: Tensor) -> Tensor:
+        return x + m.b(combine(m.c, m.a(x)))
+
+    diagonal = 2 * torch.eye(4)
+    pergrad.runtime.caches.clear_caches()
+    for c, verdict in [(diagonal, "exact"), (diagonal + 1, "refused"), (diagonal, "exact")]:
+        assert exact_or_refused(Case(combines, "exact", parts=lambda c=c: {"c": c}).made) == verdict
+
+
 def test_class_8_a_nan_in_the_first_batch_does_not_spoil_the_next() -> None:
     def smooth(m: Any, x: Tensor) -> Tensor:
         return x + m.b(torch.special.expit(torch.special.erfcx(m.a(x))))

@@ -24,7 +24,8 @@ OWNERS = [4, 1, 1]
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "_ANSWERS", Cache(__name__, "answers of probes in a test"))
+    for cache in ("_ANSWERS", "_BY_VALUES"):
+        monkeypatch.setattr(probing, cache, Cache(__name__, f"{cache} of probes in a test"))
 
 
 def kept(x: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -475,3 +476,41 @@ def test_shapes_differ_where_a_size_does() -> None:
     assert probing._differing(size([2, 3, 4]), size([2, 4, 5])) == [1, 2]
     assert probing._differing(size([2]), size([2])) == []
     assert probing._differing(size([2]), size([2, 2])) is None
+
+
+def squared_by(constant: Any, x: Any) -> Any:
+    return constant @ x
+
+
+DIAGONAL = torch.eye(5, dtype=torch.float64)
+DENSE = DIAGONAL + 1
+
+
+@pytest.mark.parametrize("first", [DIAGONAL, DENSE])
+def test_answers_that_depend_on_the_values_of_a_constant_are_not_kept(first: Tensor) -> None:
+    inner = of_torch(squared_by)
+    for constant in (first, DIAGONAL, DENSE, DIAGONAL):
+        call = call_of(inner, constant, rows(5, 2), count=5)
+        assert described(layouts_by_probe(call)) == ([ROW] if constant is DIAGONAL else ["mixed"])
+        assert call.reads_values
+    assert len(probing._ANSWERS) == 0
+
+
+@pytest.mark.parametrize("function", [lambda x: x.sort(0)[0], lambda x: x.cummax(0)[0]])
+def test_answers_that_depend_on_the_order_of_samples_are_not_kept(function: Any) -> None:
+    own = of_torch(function)
+    ascending = torch.arange(10.0).view(5, 2)
+    for x, expected in [(ascending, [ROW]), (ascending.roll(2, 0), ["mixed"])]:
+        call = call_of(own, rows(of=x.requires_grad_()), count=5)
+        assert described(layouts_by_probe(call)) == expected
+
+
+def test_answers_for_functions_that_refuse_random_values_are_kept() -> None:
+    def roots(x: Tensor) -> Tensor:
+        return torch.linalg.cholesky(x)
+
+    own = of_torch(roots)
+    x = torch.randn(5, 3, 3)
+    call = call_of(own, rows(of=(x @ x.mT + torch.eye(3)).requires_grad_()), count=5)
+    assert described(layouts_by_probe(call)) == [ROW]
+    assert not call.reads_values

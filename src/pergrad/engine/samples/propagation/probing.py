@@ -7,7 +7,7 @@ samples, which may change no row of another sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, TypeAlias
 
@@ -18,6 +18,16 @@ from pergrad.engine.samples.known_indices import known_index
 from pergrad.engine.samples.layouts import Key, Layout, Lost, Owners, Samples
 from pergrad.engine.samples.moving import layout_after_moves
 from pergrad.engine.samples.origins import SUM
+from pergrad.engine.samples.propagation.other_values import (
+    devices_of,
+    itself,
+    nearby,
+    others_stay,
+    runs,
+    with_other_values,
+    with_values,
+    within_range,
+)
 from pergrad.engine.samples.propagation.table import (
     Call,
     is_own,
@@ -35,14 +45,16 @@ from pergrad.runtime.caches import Cache
 from pergrad.runtime.containers import map_parts
 from pergrad.runtime.tolerances import largest
 
-__all__ = ["layouts_by_probe", "others_stay", "proved_apart", "results_for", "runs"]
+__all__ = ["layouts_by_probe", "proved_apart"]
 
 # Maps the signature of a call to the keys of its outputs' layouts, or to the reason why they are unknown.
 # The signature has the function, the batch size, every plain argument with its type, and the shape, dtype and
-# layout of every tensor, but no values of tensors. So answers are kept for functions of torch, which treat
-# all values alike, and for functions with a rule; not for calls with integers, which may be indices; nor if
-# numbers are not finite.
+# layout of every tensor, but no values of tensors. So answers are kept for functions of torch and for those
+# with a rule, if random numbers in all arguments give the same answer; not for calls with integers, which may
+# be indices; nor if numbers are not finite.
 _ANSWERS: Cache[tuple[Key, ...] | str] = Cache(__name__, "answers of probes, by signature")
+# Signatures whose answers depend on values: the product with a diagonal matrix keeps the samples apart.
+_BY_VALUES: Cache[bool] = Cache(__name__, "calls whose samples depend on values, by signature")
 # Layouts, or the reason why there are none; and whether other values would give the same answer.
 Found: TypeAlias = tuple[list[Layout] | str, bool]
 _MIXES = "mixes or reorders the samples"
@@ -78,10 +90,39 @@ def layouts_by_probe(call: Call) -> list[Layout]:
     is_kept = is_certain and (
         answer == _MIXES or all(isinstance(layout, Samples) for layout in layouts)
     )
-    if signature is not None and is_kept and all(bool(t.isfinite().all()) for t in call.tensors):
-        _ANSWERS.put(signature, answer)
-        call.reads_values = False
+    if (
+        signature is not None
+        and is_kept
+        and not _BY_VALUES.get(signature)
+        and all(bool(t.isfinite().all()) for t in call.tensors)
+    ):
+        if _holds_for_other_values(call, layouts):
+            _ANSWERS.put(signature, answer)
+            call.reads_values = False
+        else:
+            _BY_VALUES.put(signature, True)
     return _refused(call, layouts) if isinstance(layouts, str) else layouts
+
+
+def _holds_for_other_values(call: Call, layouts: Sequence[Layout] | str) -> bool:
+    """Whether the answer does not depend on the values of the arguments, constant ones included.
+
+    Random numbers stand for all values; where the function refuses them, numbers close to the given ones.
+    """
+    if isinstance(layouts, str):  # other values of a constant may keep the samples apart
+        return not call.flows or all(layout.has_samples for layout in call.layouts)
+    for draw in (within_range, nearby):
+        twin = with_values(call, draw)
+        if twin is None:
+            continue
+        try:
+            proof = _proved_by_graph(twin) if any(t.requires_grad for t in twin.outputs) else None
+            return (proof or _found_by_values(twin))[0] == layouts
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            return False
+    return False
 
 
 def _probed_in_trace(call: Call) -> list[Layout]:
@@ -224,17 +265,13 @@ def _run_apart(
     """
     with (
         torch.enable_grad(),
-        torch.autograd.graph.saved_tensors_hooks(_itself, _itself),
+        torch.autograd.graph.saved_tensors_hooks(itself, itself),
         torch.random.fork_rng(devices=devices_of(call)),
     ):
         args, kwargs = with_other_values(call, mask)
         given = tensors_in(args, kwargs)
         leaves = [given[k].requires_grad_() for k in at]
         return leaves, tensors_in(call.func(*args, **kwargs))
-
-
-def _itself(t: Tensor) -> Tensor:
-    return t
 
 
 def _is_total_by_values(call: Call, place: int) -> bool:
@@ -470,101 +507,3 @@ def _extends(more: Tensor, t: Tensor, layout: Layout | str) -> bool:
     else:
         first = more.narrow(dim, 0, layout.size)
     return first.shape == t.shape and torch.allclose(first, t.detach(), equal_nan=True)
-
-
-# -- other values in some samples
-
-_NOTHING: Mapping[int, Tensor] = {}
-_REFUSALS = (RuntimeError, ValueError, IndexError)  # of a function that does not take these values
-
-
-def runs(
-    call: Call, changed: Mapping[int, Layout] | None = None
-) -> Iterator[tuple[list[Tensor], list[Tensor], Tensor]]:
-    """Yields the results of the call, those with other values in some samples, and these samples.
-
-    `changed` has the layouts of the arguments that get other values, by id; None means all.
-    """
-    before = results_for(call, None, changed)
-    for mask in subsets(call.scope.count):
-        try:
-            yield before, results_for(call, mask, changed), mask
-        except _REFUSALS:
-            yield before, [], mask
-
-
-def results_for(
-    call: Call,
-    mask: Tensor | None,
-    changed: Mapping[int, Layout] | None = None,
-    replaced: Mapping[int, Tensor] | None = None,
-) -> list[Tensor]:
-    """Returns the results with other values in the samples of the mask, and some arguments replaced."""
-    with torch.no_grad(), torch.random.fork_rng(devices=devices_of(call)):
-        args, kwargs = with_other_values(call, mask, changed, replaced or {})
-        return tensors_in(call.func(*args, **kwargs)) or tensors_in(args)[:1]  # of `__setitem__`
-
-
-def with_other_values(
-    call: Call,
-    mask: Tensor | None,
-    changed: Mapping[int, Layout] | None = None,
-    replaced: Mapping[int, Tensor] = _NOTHING,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copies the arguments; samples in the mask get the values of their neighbours, which are valid ones."""
-
-    def other(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) in replaced:
-            return replaced[id(value)].clone()
-        layout = call.layout(value) if changed is None else changed.get(id(value))
-        return _of_neighbours(value, layout, mask)
-
-    args, kwargs = map_parts(other, (call.args, call.kwargs))
-    return args, kwargs
-
-
-def _of_neighbours(value: Tensor, layout: Layout | None, mask: Tensor | None) -> Tensor:
-    t = value.detach().clone()
-    if mask is None or not isinstance(layout, Samples | Owners) or not t.numel():
-        return t
-    rows = mask.to(t.device)[layout.owner_of_each(t.device)]
-    rows = rows.view([-1 if d == layout.dim else 1 for d in range(t.dim())])
-    other = t.roll(layout.post if isinstance(layout, Samples) else 1, layout.dim)
-    if t.is_floating_point() or t.is_complex():
-        other = torch.where(other == t, t * 0.5, other)
-    return t.copy_(torch.where(rows, other, t))  # with the strides of the argument: same kernels
-
-
-def others_stay(before: Tensor, after: Tensor, layout: Layout, mask: Tensor) -> bool:
-    """Whether a result is the same in all rows but those of the samples in the mask."""
-    if before.shape != after.shape:
-        return False
-    if not isinstance(layout, Samples | Owners):
-        return True
-    if not before.dim():  # of one sample
-        before, after = before.reshape(1), after.reshape(1)
-    rows = ~mask.to(before.device)[layout.owner_of_each(before.device)]
-    return _are_equal(*(t.movedim(layout.dim, 0)[rows] for t in (before, after)))
-
-
-def _are_equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two results of the same numbers are equal but for rounding; NaN equals NaN.
-
-    Kernels of matrix products round a row by the place that it has in memory.
-    """
-    if torch.equal(a, b):
-        return True
-    if not (a.is_floating_point() or a.is_complex()):
-        return False
-    eps = torch.finfo(a.dtype).eps
-    # Halves are rounded once, from sums in float32; a GPU may sum in another order.
-    rtol, floor = (eps, 0.1 * eps) if eps > 1e-4 else (4 * eps, eps)
-    if a.is_cuda:
-        rtol = max(rtol, 1e-5)
-    return torch.allclose(a, b, rtol=rtol, atol=floor * largest(a[a.isfinite()]), equal_nan=True)
-
-
-def devices_of(call: Call) -> list[torch.device]:
-    return list({t.device for t in call.tensors if t.is_cuda})

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pergrad
-from pergrad.engine.samples.propagation import probing
-from pergrad.engine.samples.propagation.probing import with_other_values
+from pergrad.engine.samples.propagation import other_values
+from pergrad.engine.samples.propagation.other_values import with_other_values
 from pergrad.testing import assert_near
 from tests.engine.samples.propagation.calls import call_of, rows
 
@@ -53,18 +53,18 @@ def test_results_are_equal_but_for_rounding(dtype: torch.dtype) -> None:
     rounded = torch.where(a.abs() < 1.5, a * (1 + eps), a)
     changed = torch.where(a.abs() < 1.5, a * 1.02, a)
     assert not torch.equal(rounded[:1], a[:1])
-    assert probing._are_equal(a, rounded)
-    assert not probing._are_equal(a, changed)
-    assert not probing._are_equal(a, a.nan_to_num())
-    assert not probing._are_equal(torch.tensor([1, 2]), torch.tensor([1, 3]))
+    assert other_values.are_equal(a, rounded)
+    assert not other_values.are_equal(a, changed)
+    assert not other_values.are_equal(a, a.nan_to_num())
+    assert not other_values.are_equal(torch.tensor([1, 2]), torch.tensor([1, 3]))
 
 
 def test_results_are_equal_where_numbers_or_both_nan() -> None:
     x = torch.tensor([1.0, torch.nan])
-    assert probing._are_equal(x, x.clone())
-    assert not probing._are_equal(x, torch.tensor([1.0, 2.0]))
-    assert not probing._are_equal(x, torch.tensor([1.0 + 1e-6, torch.nan]))
-    assert not probing._are_equal(torch.tensor([1]), torch.tensor([2]))
+    assert other_values.are_equal(x, x.clone())
+    assert not other_values.are_equal(x, torch.tensor([1.0, 2.0]))
+    assert not other_values.are_equal(x, torch.tensor([1.0 + 1e-6, torch.nan]))
+    assert not other_values.are_equal(torch.tensor([1]), torch.tensor([2]))
 
 
 def test_a_loss_of_a_batch_with_a_nan_is_a_sum_over_the_samples() -> None:
