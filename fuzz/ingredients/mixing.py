@@ -233,7 +233,8 @@ mix("vmapped_over_keys", """
 
 # A constant whose values keep the samples apart in the first batch, and not in the second.
 mix("changing_constant", """
-    u = h.flatten(1)
-    h = <<torch.linalg.solve(self.c$k, u)|torch.linalg.multi_dot([self.c$k, u])|torch.inner(u.T, self.c$k).T>>.view_as(h)
+    c, u = self.c$k, h.flatten(1)
+    u = <<torch.linalg.solve(c, u)|torch.linalg.multi_dot([c, u])|torch.inner(u.T, c).T>>
+    h = u.view_as(h)
     """, "self.register_buffer('c$k', torch.eye($B) * 2)", classes=(3, 8),
     between="model.c$k.add_(1)")

@@ -159,3 +159,34 @@ add("constant_changed_later", """
     c = c.<<mul(2)|clone().mul_(2)>>
     h = h * u + c
     """, "self.w$k = weight($D)", classes=(6,))
+
+# Moved in place: shapes and strides change, elements do not.
+add("transposed_in_place", """
+    u = h * 1.0
+    v = u[..., 0]
+    u.<<t_()|transpose_(0, 1)|swapaxes_(0, 1)>>.mul_(2)
+    h = u.T + v.unsqueeze(-1)
+    """, kind="vec", classes=(6,))
+add("unsqueezed_in_place", """
+    u = h.clone()
+    u.unsqueeze_(<<0|1|-1>>).<<squeeze_()|mul_(2).squeeze_()>>
+    h = u.view_as(h)
+    """, classes=(6,))
+add("weight_transposed_in_place", """
+    w = self.w$k * 1
+    v = w<<[0]|[:, 0]>>
+    w.<<t_()|transpose_(0, 1)|t_().mul_(2)|mul_(2).t_()>>
+    h = h @ w + v
+    """, "self.w$k = weight($D, $D)", classes=(6,))
+add("weight_detached_in_place", """
+    w = self.w$k * 1
+    v = w[0]
+    w.detach_()
+    h = h @ w + v
+    """, "self.w$k = weight($D, $D)", classes=(6,))
+add("written_without_gradients", """
+    u, w = h * 1.0, self.w$k * 1
+    with torch.no_grad():
+        <<u[..., 1:]|w[1:]|w[:, 1:]>>.mul_(2).<<add_(1)|clamp_(-1, 1)>>
+    h = u @ w
+    """, "self.w$k = weight($D, $D)", classes=(6,))

@@ -127,3 +127,20 @@ def data_replaced(m: Any, x: Tensor) -> Tensor:
     h = m.a(x) * 1
     h.data = h.data.flip(0)
     return x + m.b(h)
+
+
+@CASES.exact()
+def samples_transposed_in_place(m: Any, x: Tensor) -> Tensor:
+    inputs, h = x.clone(), m.a(x) * 1
+    column = h[:, 0]
+    inputs.t_().unsqueeze_(0)
+    h.t_()
+    h.mul_(2)
+    return m.b(inputs[0].T) + h.T + column[:, None]
+
+
+@CASES.refused(size=3)
+def samples_left_transposed_in_place(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x) * 1
+    h.t_()
+    return x + h

@@ -193,3 +193,63 @@ def detached_constant_stays_constant(m: Any, x: Tensor) -> Tensor:
     apart = buffer.detach()
     buffer.copy_(m.a.bias)
     return m.b(x) * (buffer + apart)
+
+
+@CASES.exact()
+def weight_transposed_in_place(m: Any, x: Tensor) -> Tensor:
+    w = m.w * 1
+    row, column = w[0], w[:, 1]
+    w.t_()
+    w.mul_(2)
+    w.unsqueeze_(0).squeeze_(0)
+    return F.linear(x, w) + row + column
+
+
+@CASES.exact()
+def view_of_a_weight_transposed_in_place(m: Any, x: Tensor) -> Tensor:
+    w = m.w * 1
+    rows = w[1:]
+    rows.transpose_(0, 1).mul_(2)
+    w.add_(1)
+    return F.linear(x, w) + rows.sum(1)
+
+
+@CASES.refused()
+def weight_cut_in_place(m: Any, x: Tensor) -> Tensor:
+    w = m.w * 1
+    w.as_strided_((3,), (3,))
+    return m.a(x) * w
+
+
+@CASES.refused()
+def weight_transposed_without_gradients(m: Any, x: Tensor) -> Tensor:
+    w = m.w * 1
+    with torch.no_grad():
+        w.t_()
+    return F.linear(x, w)
+
+
+@CASES.exact()
+def weight_detached_in_place(m: Any, x: Tensor) -> Tensor:
+    w = m.w * 1
+    row = w[0]
+    w.detach_()
+    return F.linear(m.a(x), w) + row
+
+
+@CASES.exact()
+def weight_detached_and_written(m: Any, x: Tensor) -> Tensor:
+    w = m.w * 1
+    w.detach_().add_(m.b.weight)
+    return F.linear(m.a(x), w)
+
+
+@CASES.exact()
+def rows_written_twice_without_gradients(m: Any, x: Tensor) -> Tensor:
+    w, h = m.w * 1, m.a(x) * 1
+    with torch.no_grad():
+        m.b.weight[1:].mul_(2).mul_(0.5)
+        for t in (w, h):
+            t[1:].mul_(2).clamp_(-1, 1)
+            t[:, 1:].mul_(2)[:, 0].add_(1)
+    return m.b(F.linear(h, w))

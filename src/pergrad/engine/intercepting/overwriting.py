@@ -12,7 +12,7 @@ from torch import Tensor
 from pergrad.engine.intercepting.rule_calls import unsupported
 from pergrad.engine.intercepting.tracker import Tracker
 from pergrad.engine.intercepting.weights import LateView, Weight
-from pergrad.engine.samples.propagation.in_place import out_of_place
+from pergrad.engine.samples.propagation.in_place import only_moves, out_of_place
 from pergrad.runtime import internals
 
 __all__ = ["Overwriting"]
@@ -78,6 +78,8 @@ class Overwriting:
         assert pure is not None
         self.has_written = True
         old = tracker.weight_of(target)
+        if old is not None and only_moves(func):
+            return self._move(run, func, old, args, kwargs)
         if old is not None and old.is_view and not self._is_alone(old):
             return self._write_through(run, func, old, args, kwargs)
         before = target
@@ -103,6 +105,41 @@ class Overwriting:
         else:  # graphs that use its old value have saved that memory
             target.data = weight.value.to(target.dtype)
             old.write()
+        tracker.mark(target, weight)
+        return target
+
+    def _move(
+        self,
+        run: Run,
+        func: Callable[..., Any],
+        old: Weight,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        """Gives a weight another shape and other strides; it remains a view of what it is a view of."""
+        target, pure, tracker = args[0], out_of_place(func), self._tracker
+        assert pure is not None
+        fresh = None if id(target) in tracker.roots else run(pure, args, kwargs)
+        weight = None if fresh is None else tracker.weight_of(fresh)
+        if weight is None or not weight.is_view:
+            raise unsupported(func, [old], "the function changes the shape of a weight in place")
+        if old.is_view:
+            reference, offset = self._bases.get(old, (None, 0))
+            if reference is not None:
+                moved = weight.value.storage_offset() - old.value.storage_offset()
+                self._bases[weight] = reference, offset + int(moved)
+        else:  # other views stay where they are in memory, if the copy has its elements there
+            copy = run(Tensor.clone, (fresh,), {})
+            whole = tracker.weight_of(copy)
+            assert whole is not None
+            is_same_memory = whole.value.stride() == weight.value.stride()
+            if not is_same_memory or whole.value.numel() != old.value.numel():
+                raise unsupported(
+                    func, [old], "the function leaves out elements of a weight in place"
+                )
+            weight = whole
+            old.write()
+        target.data = weight.value
         tracker.mark(target, weight)
         return target
 

@@ -28,12 +28,13 @@ from pergrad.engine.intercepting.composites import (
 )
 from pergrad.engine.intercepting.function_kinds import Kind, kind_of
 from pergrad.engine.intercepting.mapping import mapped_over_samples, mapped_over_weights
-from pergrad.engine.intercepting.rule_calls import cached_plan, call_by_plan
+from pergrad.engine.intercepting.rule_calls import cached_plan, call_by_plan, unsupported
 from pergrad.engine.intercepting.tracker import Tracker, is_same_view
 from pergrad.engine.intercepting.weight_calls import WeightCalls
 from pergrad.engine.intercepting.weights import Root, quoted
 from pergrad.engine.samples.layouts import Owners, Samples
-from pergrad.engine.samples.propagation import name_of, tensors_in
+from pergrad.engine.samples.propagation import name_of, refuse_lost, tensors_in
+from pergrad.engine.samples.propagation.in_place import only_moves, out_of_place
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.engine.samples.tags import TAG, leaving_tags_out_of_files
 from pergrad.errors import UnsupportedFunctionError
@@ -298,6 +299,8 @@ class Recorder(WeightCalls):
         if kind is _WRITING:
             kind = _ORDINARY
             self._save_buffers(tensors)
+            if only_moves(func) and not tags[0].is_weight:
+                return self._move(func, args, kwargs)
         looks_at_weights = False
         for tag in tags:
             if not tag.is_weight:
@@ -320,14 +323,27 @@ class Recorder(WeightCalls):
                             self.note_use(func, args, kwargs, "rule")
                         return output
                 return self.call_on_weights(func, args, kwargs)
+            if only_moves(func):
+                raise unsupported(func, [tag], "the function changes where a weight's elements are")
             self.uses.expect_in_recomputation(tag.roots)
         output = func(*args, **kwargs)
         if looks_at_weights and any(output is t for t in tensors):
+            tracker.forget_detached(output)
             return output  # `w.float()` of a float weight: it keeps its tag
         if id(output) in tracker.roots:
             return output  # `w.requires_grad_()` of a frozen one: a tag would hide the weight
         if not tracker.recall(signature, output):
             tracker.propagate_from(func, args, kwargs, output, tensors, tags, signature)
+        return output
+
+    def _move(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Changes the shape of a tensor in place; its samples are where they are in a view of that shape."""
+        pure = out_of_place(func)
+        assert pure is not None
+        layout = self.tracker.layout(self.__torch_function__(pure, (), args, kwargs))
+        output = func(*args, **kwargs)
+        refuse_lost(output, layout)
+        self.tracker.mark(output, layout)
         return output
 
     def _described(self, t: Tensor) -> str | None:

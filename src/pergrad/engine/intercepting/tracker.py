@@ -104,6 +104,14 @@ def is_same_view(a: Tensor, b: Tensor) -> bool:
     return of_a is of_b and a.shape == b.shape and is_same_place
 
 
+def _has_graph(t: Tensor) -> bool:
+    """Whether functions in autograd's graph have made a tensor."""
+    try:
+        return t.requires_grad and t.grad_fn is not None
+    except RuntimeError:  # of a view that was taken without gradients, once it is written to
+        return False
+
+
 class Tracker:
     """Tracks the layouts of one scope, whose inputs have their samples in dimension `batch_dim`."""
 
@@ -146,7 +154,7 @@ class Tracker:
         """
         if getattr(t, VERSION, 0) == internals.version_of(t) or tag.is_weight:
             return tag
-        if not t.requires_grad or t.grad_fn is None or internals.is_transformed(t):
+        if not _has_graph(t) or internals.is_transformed(t):
             return self._view_of_weight(t) or tag  # data
         found = self._made_out_of_sight(t) or tag
         self._settle(t, found)
@@ -166,7 +174,7 @@ class Tracker:
             return self.constant
         inner: Layout | Weight | None = getattr(t, DATA, None)  # as `inner_tag`, inlined
         is_inner = inner is not None and inner.scope is self.scope
-        if is_inner and not (t.requires_grad and t.grad_fn is not None):
+        if is_inner and not _has_graph(t):
             assert inner is not None
             return inner
         base = None if t.requires_grad else internals.base_of(t)
@@ -175,7 +183,7 @@ class Tracker:
             if not tag.is_weight:
                 return tag
         if t.requires_grad:
-            if t.grad_fn is None:
+            if not _has_graph(t):
                 if self.adopt is not None:
                     self.adopt()
                     if id(t) in self.roots:
@@ -210,6 +218,12 @@ class Tracker:
     def weight_of(self, t: Tensor) -> Weight | None:
         tag = self.tag(t)
         return tag if tag.is_weight else None  # type: ignore[return-value]
+
+    def forget_detached(self, t: Tensor) -> None:
+        """Makes a derived weight constant that has lost its gradient in place, by `detach_`."""
+        weight = None if t.requires_grad or not self.knows(t) else self.weight_of(t)
+        if weight is not None and (weight.value.is_floating_point() or weight.value.is_complex()):
+            self.mark(t, self.constant)
 
     def layout(self, t: Tensor) -> Layout:
         tag = self.tag(t)
@@ -453,7 +467,7 @@ class Tracker:
             raise _nested(func, "makes")
         if flows is None and not any(t.requires_grad for t in tensors):
             # What requires grad was made of tensors that the arguments hide: its graph says of which.
-            outputs = [t for t in outputs if not t.requires_grad or t.grad_fn is None]
+            outputs = [t for t in outputs if not _has_graph(t)]
             if not outputs:
                 return
         hints = () if is_trusted(func) else [self._hint(t) for t in outputs]

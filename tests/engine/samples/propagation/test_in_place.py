@@ -9,7 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pergrad
-from pergrad.engine.samples.propagation.in_place import out_of_place, writes_in_place
+from pergrad.engine.samples.propagation.in_place import (
+    only_moves,
+    out_of_place,
+    writes_in_place,
+)
 from pergrad.errors import PergradError
 from tests.engine.exactness import Case, Formula, assert_exact, numbers, of
 from tests.engine.samples.propagation.calls import named, of_torch
@@ -252,3 +256,17 @@ def test_a_write_keeps_the_dtype_of_its_target() -> None:
         model(x).sum().backward()
     expected = (x * model.v).detach()
     torch.testing.assert_close(grads.result["w"], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ detach_".split()
+)
+def test_functions_that_only_move_return_a_view_out_of_place(name: str) -> None:
+    assert only_moves(getattr(Tensor, name))
+
+
+@pytest.mark.parametrize(
+    "name", "mul_ copy_ zero_ resize_ resize_as_ requires_grad_ __iadd__ __setitem__ t".split()
+)
+def test_functions_that_write_or_return_no_view_do_not_only_move(name: str) -> None:
+    assert not only_moves(getattr(Tensor, name))

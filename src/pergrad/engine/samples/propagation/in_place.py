@@ -11,7 +11,7 @@ from torch import Tensor
 from pergrad.engine.samples.propagation.table import is_own
 from pergrad.runtime.caches import cached
 
-__all__ = ["out_of_place", "writes_in_place"]
+__all__ = ["only_moves", "out_of_place", "writes_in_place"]
 
 
 class _Put:
@@ -56,6 +56,24 @@ def writes_in_place(func: Callable[..., Any]) -> bool:
     if not is_own(func):
         return False
     return func in _SPECIAL or name.startswith("__i") or (name.endswith("_") and name[-2] != "_")
+
+
+@cached("whether a function changes shape and strides in place, by function")
+def only_moves(func: Callable[..., Any]) -> bool:
+    """Whether a function changes the shape and the strides of a tensor in place, but no element: `t_`.
+
+    Its out-of-place form returns a view.
+    """
+    if not writes_in_place(func):
+        return False
+    return any(
+        torch.Tag.inplace_view in operator.tags for operator in _overloads(func.__name__)
+    ) and any(operator.is_view for operator in _overloads(func.__name__[:-1]))
+
+
+def _overloads(name: str) -> list[Any]:
+    operator = getattr(torch.ops.aten, name, None)
+    return [] if operator is None else [*map(operator.__getattr__, operator.overloads())]
 
 
 @cached("out-of-place forms, by function")
