@@ -190,3 +190,21 @@ add("written_without_gradients", """
         <<u[..., 1:]|w[1:]|w[:, 1:]>>.mul_(2).<<add_(1)|clamp_(-1, 1)>>
     h = u @ w
     """, "self.w$k = weight($D, $D)", classes=(6,))
+add("copied_in_another_order", """
+    p = torch.randperm($B)
+    u = <<torch.empty_like(h)|torch.zeros(h.shape)|h.detach() * 2>>
+    u<<.copy_(h[p])|[:] = h[p]>>
+    h = self.a$k(u)[p.argsort()]
+    """, _A, classes=(4, 6))
+add("data_in_another_order", """
+    p, d = torch.randperm($B), h.detach()
+    u = <<torch.empty_like(d)|torch.zeros(d.shape)|d * 2>>
+    <<torch.sin(d[p], out=u)|torch.mul(d[p], 2, out=u[:])|u.view(-1).copy_(d[p].flatten())|u.data = d[p]>>
+    h = h + self.a$k(u)[p.argsort()]
+    """, _A, classes=(4, 6))
+add("data_in_two_halves", """
+    u = torch.zeros(*h.shape[:-1], 2 * $D)
+    torch.sin(h.detach(), out=u[..., :$D])
+    u[..., $D:]<<.copy_(h.detach())|.add_(h.detach())|[:] = h.detach()>>
+    h = h + self.a$k(u)
+    """, "self.a$k = nn.Linear(2 * $D, $D)", classes=(6,))

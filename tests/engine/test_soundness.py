@@ -116,6 +116,39 @@ def test_class_6_views_are_exact_or_refused(case: Case) -> None:
     check(case)
 
 
+# Writes of samples into data of as many rows.
+WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "copy_": lambda t, s: t.copy_(s),
+    "copy_ to a view": lambda t, s: t.view(-1).copy_(s.reshape(-1)),
+    "copy_ row by row": lambda t, s: [t[n].copy_(s[n]) for n in range(len(s))],
+    "setitem": lambda t, s: t.__setitem__(..., s),
+    "setitem in a view": lambda t, s: t.T.__setitem__(slice(None), s.T),
+    "out": lambda t, s: torch.sin(s, out=t),
+    "out in a view": lambda t, s: torch.mul(s, 2, out=t[:, :]),
+    "data": lambda t, s: setattr(t, "data", s.clone()),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("fill", [torch.empty_like, torch.clone, lambda x: torch.zeros(x.shape)])
+@pytest.mark.parametrize("move", [lambda s: s.flip(0), lambda s: s * 1])
+def test_class_6_data_written_in_another_order_keeps_its_samples_in_a_block(
+    name: str, grad: bool, fill: Callable[[Tensor], Tensor], move: Callable[[Tensor], Tensor]
+) -> None:
+    def moved(m: Any, x: Tensor) -> Tensor:
+        target = fill(x)
+        with torch.set_grad_enabled(grad):
+            WRITES[name](target, move(x))
+        return m.b(m.a(target).sin())
+
+    model, (x,) = Case(moved, "exact").made()
+    with pergrad.record(model, pergrad.Grads()) as grads:
+        squares(model, x).sum().backward()
+    for parameter, rows in loop_grads(model, squares, x).items():
+        assert_near(grads.result[parameter], rows, parameter)
+
+
 @each(names.CASES)
 def test_class_7_names_of_torch_are_exact_or_refused(case: Case) -> None:
     check(case)

@@ -413,19 +413,47 @@ def test_leaves_with_a_gradient_that_are_not_of_the_model_are_strangers() -> Non
     assert not root_of.strangers
 
 
-def test_a_write_that_changes_no_layout_or_carries_no_gradient_leaves_what_is_behind() -> None:
+def test_a_write_that_changes_no_layout_leaves_what_is_behind() -> None:
     tracker = tracker_of()
     base = samples(tracker, N, 3)
     view = base[:, 0]
     tracker.mark(view, tracker.scope.samples(0))
     run(tracker, Tensor.mul_, view, 2.0)
     assert tracker.layout(base) == tracker.scope.samples(0)
+    tracker.mark(view, tracker.constant)
+    run(tracker, Tensor.mul_, view, 2.0)
+    assert tracker.layout(base) == tracker.scope.samples(0)
+
+
+def test_data_behind_a_view_has_the_samples_that_are_written_to_it() -> None:
+    tracker = tracker_of()
     constant = torch.zeros(3, N, dtype=torch.float64)
     tracker.mark(constant, tracker.constant)
-    row = constant[0]
-    tracker.mark(row, tracker.constant)
+    row, other = constant[0], constant.view(-1)[2 * N :]
+    for view in (row, other):
+        tracker.mark(view, tracker.constant)
     run(tracker, Tensor.add_, row, samples(tracker, N))
-    assert tracker.layout(constant) is tracker.constant
+    assert tracker.layout(constant) == tracker.scope.samples(1)
+    assert tracker.layout(other) == tracker.scope.samples(0)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda tracker, t, moved: run(tracker, Tensor.copy_, t, moved),
+        lambda tracker, t, moved: run(tracker, torch.mul, moved, 2.0, out=t),
+    ],
+    ids=["copy_", "out"],
+)
+@pytest.mark.parametrize("grad", [True, False])
+def test_samples_written_over_others_stay_in_their_order(write: Any, grad: bool) -> None:
+    tracker = tracker_of()
+    t, moved = samples(tracker, N, 3), samples(tracker, N, 3)
+    order = tracker.scope.owners(0, torch.arange(N).flip(0))
+    tracker.mark(moved, order)
+    with torch.set_grad_enabled(grad):
+        write(tracker, t, moved)
+    assert tracker.layout(t) == order
 
 
 # -- against the loop

@@ -282,8 +282,11 @@ class Recorder(WeightCalls):
             if kind is _SET_DATA:
                 _refuse_in_trace(args)
                 weight = self.tracker.weight_of(args[0])
+                layout = self.tracker.layout(args[1])
                 func(*args, **kwargs)
-                if weight is not None:
+                if weight is None and not args[0].requires_grad:
+                    self.tracker.mark(args[0], layout)
+                elif weight is not None:
                     weight.value = weight.operand = args[0].detach()
                     if self._kept is not None:
                         weight.operand = self._kept.attached(weight.name, args[0])

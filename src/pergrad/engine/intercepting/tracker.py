@@ -45,6 +45,7 @@ from pergrad.engine.samples.propagation import (
 )
 from pergrad.engine.samples.propagation.elementwise import aligned
 from pergrad.engine.samples.propagation.in_place import writes_in_place
+from pergrad.engine.samples.propagation.shared_memory import layout_of_base, layout_of_view
 from pergrad.engine.samples.shares import PASSING
 from pergrad.engine.samples.signatures import PLAIN, Signature, describe
 from pergrad.engine.samples.sizes import BatchSize
@@ -112,6 +113,25 @@ def _has_graph(t: Tensor) -> bool:
         return False
 
 
+def _without_overwritten(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: list[Tensor],
+    layouts: list[Layout],
+) -> tuple[list[Tensor], list[Layout]]:
+    """Leaves out the tensors whose values get lost as samples are written over them, as with `out=`."""
+    targets = [args[0]] if func is Tensor.copy_ else tensors_in(kwargs.get("out"))
+    kept = [
+        (t, layout)
+        for t, layout in zip(tensors, layouts, strict=True)
+        if not any(t is target for target in targets)
+    ]
+    if not any(isinstance(layout, Samples | Owners) for _, layout in kept):
+        return tensors, layouts
+    return [t for t, _ in kept], [layout for _, layout in kept]
+
+
 class Tracker:
     """Tracks the layouts of one scope, whose inputs have their samples in dimension `batch_dim`."""
 
@@ -155,8 +175,20 @@ class Tracker:
         if getattr(t, VERSION, 0) == internals.version_of(t) or tag.is_weight:
             return tag
         if not _has_graph(t) or internals.is_transformed(t):
-            return self._view_of_weight(t) or tag  # data
+            return self._view_of_weight(t) or self._after_writes(t, tag)  # data
         found = self._made_out_of_sight(t) or tag
+        self._settle(t, found)
+        return found
+
+    def _after_writes(self, t: Tensor, tag: Layout | Weight) -> Layout | Weight:
+        """Returns the tag of data that was written to elsewhere: it has the samples of its base."""
+        base = internals.base_of(t)
+        if base is None or tag.is_weight or not self.knows(base) or t.is_inference():
+            return tag
+        behind = self.tag(base)
+        if behind.is_weight:
+            return tag
+        found = layout_of_view(base, behind, t, tag)  # type: ignore[arg-type]
         self._settle(t, found)
         return found
 
@@ -333,6 +365,8 @@ class Tracker:
             setattr(t, DATA, tag)
             if t.is_inference():
                 return  # it has no version
+            if not t.requires_grad and self.knows(t):
+                setattr(t, TAG, tag)  # data from before, written to
         version = internals.version_of(t)
         if version:
             setattr(t, VERSION, version)
@@ -459,10 +493,14 @@ class Tracker:
                 found = [layout_of_write(call) if is_tensor else layouts[0]]
                 self._refuse_other_data(call, found)
                 self._mark_all(call, found)
+                self._mark_bases(call, found)
             return
         outputs = [output] if isinstance(output, Tensor) else tensors_in(output)
         if not outputs or any(map(internals.is_transformed, outputs)):
             return  # inside of torch.vmap or torch.func, whose own result is judged
+        is_write = writes_in_place(func) or kwargs.get("out") is not None
+        if is_write:
+            tensors, layouts = _without_overwritten(func, args, kwargs, tensors, layouts)
         if any(t.is_nested for t in outputs):
             raise _nested(func, "makes")
         if flows is None and not any(t.requires_grad for t in tensors):
@@ -475,7 +513,10 @@ class Tracker:
         found = layouts_of_outputs(call)
         self._refuse_other_data(call, found)
         self._mark_all(call, found)
-        self._remember(call, output, found, signature)
+        if is_write:
+            self._mark_bases(call, found)
+        else:
+            self._remember(call, output, found, signature)
 
     def _refuse_other_data(self, call: Call, found: list[Layout]) -> None:
         if call.flows and call.has_samples:
@@ -508,6 +549,20 @@ class Tracker:
                     call.reads_values = True
                 refuse_lost(t, found[k])
             self.mark(t, found[k])
+
+    def _mark_bases(self, call: Call, found: list[Layout]) -> None:
+        """Tags the tensors of which those that a call has written to are views; of data alone.
+
+        Where a gradient flows, the graph of the base says what was written.
+        """
+        for t, layout in zip(call.outputs, found, strict=True):
+            base = None if t.requires_grad or t.is_inference() else internals.base_of(t)
+            if base is None or base.requires_grad:
+                continue
+            before = self.tag(base)
+            if not before.is_weight:
+                self.mark(base, layout_of_base(base, before, t, layout))  # type: ignore[arg-type]
+                self.mark(t, layout)
 
     def inner_tag(self, t: Tensor) -> Any:
         """Returns the tag that a tensor got while gradients were off; None if it has none."""

@@ -64,7 +64,7 @@ def layout_out_of_sight(t: Tensor, scope: Scope, promises: list[Promise]) -> Lay
                     return found
                 if is_total(t, sources):
                     return scope.total(
-                        "a function out of sight sums over the batch",
+                        "a function out of sight sums over the batch, or puts it in another order",
                         untold(f"`{_maker_of(t)}` was made out of sight of the recorder"),
                     )
             except Exception as error:  # of a backward that cannot run by itself, or may not

@@ -73,7 +73,7 @@ def only_moves(func: Callable[..., Any]) -> bool:
 
 def _overloads(name: str) -> list[Any]:
     operator = getattr(torch.ops.aten, name, None)
-    return [] if operator is None else [*map(operator.__getattr__, operator.overloads())]
+    return [] if operator is None else [getattr(operator, of) for of in operator.overloads()]
 
 
 @cached("out-of-place forms, by function")

@@ -19,9 +19,15 @@ from pergrad.engine.samples.propagation.table import Call, handler_of, moves_sam
 from pergrad.runtime import internals, is_traced
 from pergrad.runtime.containers import tensors_in
 
-__all__ = ["layout_after_unfinished", "layout_after_write"]
+__all__ = [
+    "NOBODY",
+    "after_elements",
+    "by_dimension",
+    "layout_after_unfinished",
+    "layout_after_write",
+]
 
-_NOBODY = -1  # the owner of an element that no sample has written
+NOBODY = -1  # the owner of an element that no sample has written
 # Scatters that combine the values with what the target had before.
 _COMBINING = frozenset(["scatter_add", "scatter_reduce", "index_add", "index_reduce"])
 # Functions that keep rows without an owner apart from all others.
@@ -34,20 +40,20 @@ _BY_ROWS = frozenset(
 def _elements(layout: Layout, rank: int, device: torch.device) -> Tensor:
     """Returns the owners of a tensor's elements, with size 1 in all dimensions but that of the samples."""
     if not isinstance(layout, Samples | Owners):
-        return torch.full([1] * rank, _NOBODY, device=device)
+        return torch.full([1] * rank, NOBODY, device=device)
     return layout.owner_of_each(device).view([-1 if d == layout.dim else 1 for d in range(rank)])
 
 
-def _by_dimension(elements: Tensor, dims: Sequence[int]) -> tuple[int, Tensor] | None:
+def by_dimension(elements: Tensor, dims: Sequence[int]) -> tuple[int, Tensor] | None:
     """Finds a dimension whose every index has one owner; returns it with the owners, or None.
 
-    `dims` are tried first. An index without any owner has the owner `_NOBODY`.
+    `dims` are tried first. An index without any owner has the owner `NOBODY`.
     """
     ranked = [*dims, *(d for d in range(elements.dim()) if d not in dims)]
     for dim in ranked:
         rows = elements.movedim(dim, 0).flatten(1) if elements.dim() > 1 else elements.unsqueeze(1)
         most = rows.amax(1)
-        if bool(((rows == most.unsqueeze(1)) | (rows == _NOBODY)).all()):
+        if bool(((rows == most.unsqueeze(1)) | (rows == NOBODY)).all()):
             return dim, most
     return None
 
@@ -78,7 +84,7 @@ def _gather(call: Call) -> Layout | None:
     if index.dim() != t.dim() or not index.numel():
         return None
     alike = [d for d in range(t.dim()) if d != dim and index.stride(d) == 0]
-    found = _by_dimension(layout.owner_of_each(t.device)[_thin(index, alike).long()], [dim])
+    found = by_dimension(layout.owner_of_each(t.device)[_thin(index, alike).long()], [dim])
     return call.mixed() if found is None else call.scope.owners(*found)
 
 
@@ -118,19 +124,19 @@ def _scatter(call: Call) -> Layout | None:
     givers = _elements(own, t.dim(), t.device)
     givers = givers.narrow(own.dim, 0, index.shape[own.dim]).expand(index.shape)
     sizes = [1 if d in alike else size for d, size in enumerate(t.shape)]
-    written = torch.full(sizes, _NOBODY, device=t.device).scatter(dim, index, givers)
+    written = torch.full(sizes, NOBODY, device=t.device).scatter(dim, index, givers)
     is_last = torch.equal(written.gather(dim, index), givers)
     if not is_last:  # several samples write to one target
         return call.mixed("adds up values of several samples")
     combines = call.name in _COMBINING
-    return _after(call, t, layout, written, [own.dim, dim], combines=combines)
+    return after_elements(call, t, layout, written, [own.dim, dim], combines=combines)
 
 
 def _after_nothing(call: Call, t: Tensor, layout: Layout, dim: int) -> Layout:
     """Returns the layout after a write of no rows: autograd makes it part of the graph, but no sample's."""
     if not isinstance(layout, Constant) or not call.flows:
         return layout
-    owner = torch.full((t.shape[dim],), _NOBODY, device=t.device)
+    owner = torch.full((t.shape[dim],), NOBODY, device=t.device)
     return Unfinished(call.scope, f"`{call.name}` writes no rows", "cut", dim, owner)
 
 
@@ -141,8 +147,8 @@ def _rows_in_trace(call: Call, index: Tensor, own: Samples | Owners, size: int) 
     """
     call.layout(index)
     givers = own.owner_of_each(index.device)
-    owner = torch.full((size,), _NOBODY, device=index.device).scatter(0, index.long(), givers)
-    call.scope.misplaced.append((owner[index] != givers).any() | (owner == _NOBODY).any())
+    owner = torch.full((size,), NOBODY, device=index.device).scatter(0, index.long(), givers)
+    call.scope.misplaced.append((owner[index] != givers).any() | (owner == NOBODY).any())
     return Owners(call.scope, own.dim, owner)
 
 
@@ -153,7 +159,7 @@ def _same_rows(call: Call, layout: Layout, index: Layout) -> Layout | None:
     return index if call.output.shape[index.dim] == index.size else None
 
 
-def _after(
+def after_elements(
     call: Call,
     t: Tensor,
     before: Layout,
@@ -171,21 +177,21 @@ def _after(
     if _had_gradient(t, call.output):
         if not isinstance(before, Samples | Owners | Unfinished | Constant):
             return call.mixed("overwrites samples with others")
-        meet = (written != _NOBODY) & (claims != _NOBODY) & (written != claims)
+        meet = (written != NOBODY) & (claims != NOBODY) & (written != claims)
         if combines and bool(meet.any()):
             return call.mixed("overwrites samples with others")
     elif isinstance(before, Samples | Owners):
-        found = _by_dimension(torch.where(written == _NOBODY, claims, written), dims)
+        found = by_dimension(torch.where(written == NOBODY, claims, written), dims)
         if found is None and not call.flows:  # data of others in part of each sample, as for CutMix
             return before if isinstance(before, Samples) else call.scope.constant()
         call.leaves_data = found is None and _has_data_left(call, t, written)
-        claims = claims if found is not None else torch.full_like(claims, _NOBODY)
+        claims = claims if found is not None else torch.full_like(claims, NOBODY)
     first = [before.dim] if isinstance(before, Samples | Owners | Unfinished) else []
-    found = _by_dimension(torch.where(written == _NOBODY, claims, written), [*first, *dims])
+    found = by_dimension(torch.where(written == NOBODY, claims, written), [*first, *dims])
     if found is None:
         return call.mixed("overwrites samples with others")
     dim, owner = found
-    if bool((owner != _NOBODY).all()):
+    if bool((owner != NOBODY).all()):
         return call.scope.owners(dim, owner)
     return _unfinished(call, dim, owner)
 
@@ -195,7 +201,7 @@ def _has_data_left(call: Call, t: Tensor, written: Tensor) -> bool:
     if is_traced(t):
         return False
     call.reads_values = True
-    left = t.detach()[(written == _NOBODY).expand(t.shape)]
+    left = t.detach()[(written == NOBODY).expand(t.shape)]
     return not bool(((left == left[:1]) | (left.isnan() & left[:1].isnan())).all())
 
 
@@ -205,7 +211,7 @@ def _claims(before: Layout, t: Tensor, written: Tensor) -> Tensor:
         assert before.owner is not None
         owner = before.owner.view([-1 if d == before.dim else 1 for d in range(t.dim())])
     elif isinstance(before, Owners) and before.presumed is not None:
-        known = before.owner.masked_fill(before.presumed, _NOBODY)
+        known = before.owner.masked_fill(before.presumed, NOBODY)
         owner = known.view([-1 if d == before.dim else 1 for d in range(t.dim())])
     else:
         owner = _elements(before, t.dim(), t.device)
@@ -218,7 +224,7 @@ def _unfinished(call: Call, dim: int, owner: Tensor, reason: str | None = None) 
     If row n can be sample n's, it is presumed to be: a sample that writes nothing has constant rows.
     """
     count, size = call.scope.count, len(owner)
-    is_free = owner == _NOBODY
+    is_free = owner == NOBODY
     if size % count == 0:
         natural = call.scope.samples(dim, 1, size // count).owner_of_each(owner.device)
         if bool((is_free | (owner == natural)).all()):
@@ -274,7 +280,7 @@ def layout_after_write(call: Call) -> Layout:
                 alike.append(first)
         first += width(item)
     sizes = [1 if d in alike else size for d, size in enumerate(t.shape)]
-    written = torch.full(sizes, _NOBODY, device=t.device)
+    written = torch.full(sizes, NOBODY, device=t.device)
     items = tuple(where.items)
     givers = _elements(own, value.dim(), t.device) if value.dim() else own.owner_of_each(t.device)
     try:
@@ -285,7 +291,7 @@ def layout_after_write(call: Call) -> Layout:
         return call.mixed("overwrites samples with others")
     if not is_last:
         return call.mixed("writes several samples to one place")
-    return _after(call, t, layout, written, dims)
+    return after_elements(call, t, layout, written, dims)
 
 
 @moves_samples("index_put", "index_put_impl", by_value=True)
@@ -315,12 +321,12 @@ def _index_put(call: Call) -> Layout | None:
     if len(indices) != 1 or indices[0].dim() != 1 or own.dim != 0 or value.dim() != t.dim():
         return None
     rows = indices[0].nonzero().flatten() if indices[0].dtype is torch.bool else indices[0]
-    owner, givers = torch.full((len(t),), _NOBODY, device=t.device), own.owner_of_each(t.device)
+    owner, givers = torch.full((len(t),), NOBODY, device=t.device), own.owner_of_each(t.device)
     owner[rows] = givers
     if not torch.equal(owner[rows], givers):
         return call.mixed("adds up values of several samples")
     written = owner.view([-1] + [1] * (t.dim() - 1))
-    return _after(call, t, layout, written, [0], combines=True)
+    return after_elements(call, t, layout, written, [0], combines=True)
 
 
 # -- rows without an owner, which are constant
@@ -363,7 +369,7 @@ def layout_after_unfinished(call: Call) -> Layout | None:
     )
     after = handler(inner)
     call.reads_values = True
-    if isinstance(after, Owners) and bool((after.owner == _NOBODY).any()):
+    if isinstance(after, Owners) and bool((after.owner == NOBODY).any()):
         return _unfinished(call, after.dim, after.owner, layout.reason)
     return after if isinstance(after, Samples | Owners | Unfinished) else None
 
@@ -375,7 +381,7 @@ def _owners_of_others(call: Call, t: Tensor, owner: Tensor, dim: int) -> Tensor 
         if rank - other.dim() + layout.dim != rank - t.dim() + dim or layout.size != len(owner):
             return None
         given = layout.owner_of_each(owner.device)
-        if not bool(((owner == _NOBODY) | (owner == given)).all()):
+        if not bool(((owner == NOBODY) | (owner == given)).all()):
             return None
         owner = given
     return owner
@@ -389,8 +395,8 @@ def _owners_of_targets(call: Call, owner: Tensor, dim: int) -> Tensor | None:
     rows = index.reshape(-1, 1) if index.dim() == 1 else index.movedim(dim, 0).flatten(1)
     if len(rows) != len(owner) or not bool((rows == rows[:, :1]).all()):
         return None
-    to, is_free = rows[:, 0], owner == _NOBODY
-    targets = torch.full((call.output.shape[dim],), _NOBODY, device=owner.device)
+    to, is_free = rows[:, 0], owner == NOBODY
+    targets = torch.full((call.output.shape[dim],), NOBODY, device=owner.device)
     targets[to[~is_free]] = owner[~is_free]
     return torch.where(is_free, targets[to], owner)
 
@@ -430,7 +436,7 @@ def _masked_scatter(call: Call) -> Layout | None:
             each = places.reshape(len(elements), -1).sum(1)
             call.scope.misplaced.append((each != torch.tensor(elements, device=each.device)).any())
             return layout
-    written = torch.full(t.shape, _NOBODY, device=t.device)
+    written = torch.full(t.shape, NOBODY, device=t.device)
     givers = _elements(own, source.dim(), t.device).expand(source.shape).flatten()
     written[places] = givers[: int(places.sum())]
-    return _after(call, t, layout, written, [own.dim])
+    return after_elements(call, t, layout, written, [own.dim])
