@@ -54,6 +54,20 @@ def test_a_hook_that_combines_samples_is_refused(name: str) -> None:
         guarded(TOGETHER[name], Scope(N).samples(0))(gradient())
 
 
+def test_a_hook_that_draws_random_numbers_leaves_them_as_one_call_does() -> None:
+    def dropping(g: Tensor) -> Tensor:
+        return g * (torch.rand(g.shape) < 0.5)
+
+    g = gradient()
+    torch.manual_seed(0)
+    expected, after = dropping(g), torch.get_rng_state()
+    torch.manual_seed(0)
+    found = guarded(dropping, Scope(N).samples(0))(g)
+    assert found is not None
+    assert torch.equal(found, expected)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
 def test_whose_rows_they_are_decides() -> None:
     def summed(g: Tensor) -> Tensor:
         return g + g[[1, 0, 3, 2]]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.samples.layouts import Owners, Samples, Scope
-from pergrad.engine.samples.moving import layout_after_moves
+from pergrad.engine.samples.moving import layouts_after_moves
 
 B, T = 4, 3
 MOVES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -20,6 +20,10 @@ MOVES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def single(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], list[Tensor]]:
+    return lambda t: [function(t)]
+
+
 def owners_of(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
     """The samples of all elements, from a tensor that holds its sample in each of them."""
     return function(torch.arange(len(t), dtype=t.dtype).unsqueeze(1).expand(t.shape))
@@ -30,7 +34,9 @@ def owners_of(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
 def test_moved_rows_keep_their_sample(name: str, dtype: torch.dtype) -> None:
     function, scope = MOVES[name], Scope(B)
     t = torch.randint(0, 5, (B, T)).to(dtype)
-    layout = layout_after_moves(function, t, scope.samples(0), function(t))
+    layouts = layouts_after_moves(single(function), t, scope.samples(0), [function(t)])
+    assert layouts is not None
+    (layout,) = layouts
     assert isinstance(layout, Samples | Owners)
     expected = owners_of(function, t)
     found = layout.owner_of_each(t.device)
@@ -50,9 +56,22 @@ def test_moved_rows_keep_their_sample(name: str, dtype: torch.dtype) -> None:
 )
 def test_other_functions_have_no_layout(function: Callable[[Tensor], Tensor]) -> None:
     t = torch.randint(0, 50, (B, T))
-    assert layout_after_moves(function, t, Scope(B).samples(0), function(t)) is None
+    assert layouts_after_moves(single(function), t, Scope(B).samples(0), [function(t)]) is None
 
 
 def test_numbers_that_a_dtype_cannot_hold_have_no_layout() -> None:
     t = torch.zeros(B, 600, dtype=torch.bfloat16)
-    assert layout_after_moves(torch.flipud, t, Scope(B).samples(0), torch.flipud(t)) is None
+    assert layouts_after_moves(single(torch.flipud), t, Scope(B).samples(0), [t.flipud()]) is None
+
+
+def test_parts_of_the_rows_have_the_samples_of_their_rows() -> None:
+    t = torch.rand(B, T)
+
+    def parts(t: Tensor) -> list[Tensor]:
+        return [*t.vsplit([1]), t[2], t[:, 0]]
+
+    layouts = layouts_after_moves(parts, t, Scope(B).samples(0), parts(t))
+    assert layouts is not None
+    owners = [layout.owner_of_each(t.device).tolist() for layout in layouts]  # type: ignore[union-attr]
+    assert owners == [[0], [1, 2, 3], [2] * T, [0, 1, 2, 3]]
+    assert layouts_after_moves(parts, t, Scope(B).samples(0), [t]) is None

@@ -301,3 +301,22 @@ def apply_bound_before_reverses(m: Any, x: Tensor) -> Tensor:
 @CASES.exact(loss_fn=lambda m, x: m(x).logsumexp(1))
 def logsumexp_losses(m: Any, x: Tensor) -> Tensor:
     return m.b(m.a(x))
+
+
+@CASES.exact()
+def function_of_torch_that_keeps_samples_apart(m: Any, x: Tensor) -> Tensor:
+    torch.manual_seed(2)
+    return x + m.b(torch.distributions.Dirichlet(m.a(x).exp() + 1).rsample())
+
+
+@CASES.exact()
+def parts_of_the_batch_by_functions_without_a_handler(m: Any, x: Tensor) -> Tensor:
+    first, others = torch.vsplit(m.a(x), [1])
+    rest = torch.ops.aten.slice.Tensor(m.b(others), 0, 0, 3)
+    return torch.cat([m.b(first), rest])
+
+
+@CASES.refused()
+def part_of_the_batch_beside_another(m: Any, x: Tensor) -> Tensor:
+    first, others = torch.vsplit(m.a(x), [2])
+    return torch.cat([first * others, others])

@@ -38,28 +38,39 @@ def guarded(hook: Hook, layout: Samples | Owners) -> Hook:
             )
         if changed is gradient:
             return None  # it only looks, as those of `fully_shard` do
-        if changed is not None and not _treats_each_alone(hook, gradient, changed, layout):
+        if changed is not None and not _treats_each_alone(hook, gradient, layout):
             raise MixedSamplesError(
                 f"a hook on a tensor of shape {tuple(gradient.shape)} combines the gradients of several "
-                "samples, so no sample has a gradient of its own; let it change each row by itself, or "
-                "remove it"
+                "samples, or makes something of zeros, so no sample has a gradient of its own; let it change "
+                "each row by itself, and leave zeros zero, or remove it"
             )
         return changed
 
     return call
 
 
-def _treats_each_alone(
-    hook: Hook, gradient: Tensor, changed: Tensor, layout: Samples | Owners
-) -> bool:
-    """Whether the hook gives each sample's rows whatever the others are, and zero for zero."""
+def _treats_each_alone(hook: Hook, gradient: Tensor, layout: Samples | Owners) -> bool:
+    """Whether the hook gives each sample's rows whatever the others are, and zero for zero.
+
+    It draws the same random numbers each time, and none that anybody notices.
+    """
     shape = [-1 if d == layout.dim else 1 for d in range(gradient.dim())]
     owner = layout.owner_of_each(gradient.device).view(shape)
-    with torch.no_grad():
+    generators = [torch.default_generator]
+    if gradient.is_cuda:
+        generators.append(torch.cuda.default_generators[gradient.device.index])
+
+    def rerun(gradient: Tensor) -> Tensor | None:
+        for generator in generators:
+            generator.manual_seed(0)
+        return hook(gradient)
+
+    with torch.no_grad(), torch.random.fork_rng([gradient.device] if gradient.is_cuda else []):
+        whole = rerun(gradient)
         for mask in subsets(layout.scope.count).to(gradient.device):
             rows = mask[owner]
-            alone = hook(gradient * rows)
-            if alone is None or not torch.equal(alone, changed * rows):
+            alone = rerun(gradient * rows)
+            if alone is None or whole is None or not torch.equal(alone, whole * rows):
                 return False
     return True
 

@@ -135,7 +135,8 @@ def _apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
             return output
         with _unseen_by(recorder) as mode:
             # A function that uses weights inside runs them again in its backward, as a checkpoint does.
-            if is_checkpoint or is_torchs or uses.to_recompute > before:
+            is_rerun = is_checkpoint or uses.to_recompute > before
+            if is_rerun or (is_torchs and _is_tracked(mode.tracker, output)):
                 _refuse_untracked(mode.tracker, output)
             else:
                 mode.tracker.propagate(_applied(function), args, kwargs, output)
@@ -205,6 +206,15 @@ def _refuse_output(tracker: Tracker, t: Tensor, reason: str) -> None:
     lost = tracker.scope.lost(f"{reason} (try use_reentrant=False)", "mixed")
     tracker.mark(t, lost)
     refuse_gradients(t, functools.partial(refuse_mixed_samples, lost.reason))
+
+
+def _is_tracked(tracker: Tracker, output: Any) -> bool:
+    """Whether the functions inside of an autograd.Function tell the samples of all that it returns."""
+    return all(
+        isinstance(tracker.inner_tag(t), Samples | Owners)
+        for t in tensors_in(output)
+        if t.requires_grad
+    )
 
 
 def _refuse_untracked(tracker: Tracker, output: Any) -> None:

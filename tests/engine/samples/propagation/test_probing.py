@@ -127,7 +127,7 @@ def test_private_operators_are_not_run_on_other_values(monkeypatch: pytest.Monke
     def fail(*_: Any) -> None:
         raise AssertionError("it runs on numbers of elements")
 
-    monkeypatch.setattr(probing, "layout_after_moves", fail)
+    monkeypatch.setattr(probing, "layouts_after_moves", fail)
     x, index = torch.randn(4, 2, dtype=torch.float64), torch.tensor([0, 0, 1, 3])
     found = pergrad.norms(model, loss, x, index, owners=ids)
     plain = pergrad.norms(model, lambda m, x: 4 * m(x).square().sum(1), x, owners=ids)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pergrad.engine.samples.known_indices import known_index
 from pergrad.engine.samples.layouts import Key, Layout, Lost, Owners, Samples
-from pergrad.engine.samples.moving import layout_after_moves
+from pergrad.engine.samples.moving import layouts_after_moves
 from pergrad.engine.samples.origins import SUM
 from pergrad.engine.samples.propagation.other_values import (
     devices_of,
@@ -82,6 +82,9 @@ def layouts_by_probe(call: Call) -> list[Layout]:
     try:
         found = _proved_by_graph(call) if any(t.requires_grad for t in call.outputs) else None
         layouts, is_certain = found or _found_by_values(call)
+        if isinstance(layouts, str):
+            moved = _by_moves(call, layouts)
+            layouts, is_certain = (layouts, is_certain) if moved is None else (moved, False)
     except RuntimeError as error:  # a trace of the user's own has no values to compare
         if isinstance(error, PergradError | torch.OutOfMemoryError):
             raise
@@ -238,7 +241,7 @@ def _proved_by_graph(call: Call) -> Found | None:
     found: list[Layout] = []
     is_certain = True
     for t, hint in zip(outputs, hints, strict=True):
-        if not t.requires_grad:
+        if not t.requires_grad or (not t.numel() and len(outputs) > 1):
             found.append(hint or call.scope.constant())
             continue
         try:
@@ -316,16 +319,21 @@ def _found_by_values(call: Call) -> Found:
     layouts = _by_growth(call)
     if not isinstance(layouts, str) and _values_stay_apart(call, layouts):
         return layouts, True
-    moved = _by_moves(call)
-    if moved is not None:
-        return [moved], False
     return (layouts, False) if isinstance(layouts, str) else (_MIXES, True)
 
 
-def _by_moves(call: Call) -> Layout | None:
-    """Returns the layout after a function that only moves the elements of its one tensor, such as `rot90`."""
-    if len(call.tensors) != 1 or len(call.outputs) != 1 or call.flows:
+def _by_moves(call: Call, why_not: str) -> list[Layout] | None:
+    """Returns the layouts after a function that only moves the elements of its one tensor, such as `rot90`.
+
+    The gradients of torch's own functions move back, unless the graph has shown that samples meet there; the
+    gradients of views always do.
+    """
+    if len(call.tensors) != 1:
         return None
+    if call.flows:
+        is_view = all(internals.base_of(t) is not None for t in call.outputs)
+        if call.is_of_weights or not is_own(call.func) or (why_not == _MIXES and not is_view):
+            return None
     if call.name.startswith("_"):
         return (
             None  # private operators, such as _convert_indices_from_coo_to_csr, trust their values
@@ -333,16 +341,15 @@ def _by_moves(call: Call) -> Layout | None:
     (t,), (layout,) = call.tensors, call.layouts
     assert isinstance(layout, Samples | Owners)
 
-    def moved(numbers: Tensor) -> Tensor:
+    def moved(numbers: Tensor) -> list[Tensor]:
         args, kwargs = internals.pytree.tree_map(
             lambda value: numbers if value is t else value, (call.args, call.kwargs)
         )
-        found: Tensor = call.func(*args, **kwargs)
-        return found
+        return tensors_in(call.func(*args, **kwargs))
 
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=devices_of(call)):
-            return layout_after_moves(moved, t, layout, call.output)
+            return layouts_after_moves(moved, t, layout, call.outputs)
     except (RuntimeError, ValueError, IndexError):  # the function refuses these values
         return None
 
