@@ -80,3 +80,15 @@ def test_dimensions_that_are_none_are_refused(dim: Any) -> None:
 def test_methods_that_are_none_are_refused() -> None:
     with pytest.raises(PergradError, match=r"one of \('count', 'two_sided'\), got 'gauss'"):
         pergrad.Projection(8, method="gauss")  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_parameters_without_elements_add_nothing() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 0), nn.Linear(0, 2)).double(), numbers(4, 3)
+    found = []
+    for params in (None, "1.bias"):
+        with pergrad.record(model, pergrad.Projection(5), params=params) as projection:
+            model(x).sum().backward()
+        found.append(projection.result)
+    assert_near(*found)
+    assert found[0].any()

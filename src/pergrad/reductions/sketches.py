@@ -211,6 +211,8 @@ def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
 
 def _scattered(x: Tensor, buckets: Tensor, signs: Tensor, size: int) -> Tensor:
     """Adds entry j of the last dimension, with its sign, to bucket h(j)."""
+    if not x.numel():  # of a parameter without elements
+        return x.new_zeros(*x.shape[:-1], size)
     flat = x.reshape(-1, x.shape[-1])
     way = chooser_of(x).pick("buckets")
     return BUCKET_WAYS[way](flat, buckets, signs.to(x.dtype), size).reshape(*x.shape[:-1], size)
@@ -253,7 +255,7 @@ def by_entries(factor: Factor, sketch: CountSketch, bound: int) -> Tensor:
     # A row of fewer entries than buckets is added faster entry by entry.
     by_columns = sketch.is_row and len(sketch.column_signs) >= sketch.size
     for samples, rows, gradients in sample_tiles([factor], bound):
-        flat = gradients.reshape(len(gradients), -1)
+        flat = gradients.reshape(len(gradients), prod(gradients.shape[1:]))
         if by_columns and rows == ALL:
             some = sketch.of_columns(flat)
         else:

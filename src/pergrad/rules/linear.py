@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pergrad.errors import PergradError
+from pergrad.errors import MixedSamplesError, PergradError
 from pergrad.factors import OuterProduct, PositionSum
 from pergrad.rules.registry import Gradients, by_shape, implements_per_sample_grads
 
@@ -21,6 +21,11 @@ def _is_layer(arguments: Mapping[str, Any], dims: Mapping[str, int]) -> bool:
     """Whether the samples are no features, and the bias has a number for each output."""
     input: Tensor = arguments["input"]
     if dims["input"] >= input.dim() - 1:
+        if input.dim() > 1:
+            raise MixedSamplesError(
+                f"`linear` gets an input of shape {tuple(input.shape)} whose features, its last dimension, "
+                "are the samples, so that its outputs mix them: move the samples to another dimension first"
+            )
         raise PergradError(
             "Input does not have a batch dimension. Expanded Weights expected input "
             f"of at least rank 2, got of rank {input.dim()}"

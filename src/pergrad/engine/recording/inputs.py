@@ -169,6 +169,7 @@ def mark_inputs(tracker: Tracker, inputs: Sequence[Input]) -> list[Tensor]:
     if len(set(sizes)) == 1 and count not in sizes:
         raise BatchSizeError(
             "Expected ExpandedWeights to have batch size matching input but got "
-            f"input batch size of {sizes[0]} with ExpandedWeight of batch size {count}"
+            f"input batch size of {sizes[0]} with ExpandedWeight of batch size {count}: the module's first "
+            "call in the block had another batch; make it outside of the block, or pass batch_size="
         )
     return marked
