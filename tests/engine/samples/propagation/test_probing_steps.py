@@ -187,7 +187,7 @@ PROBES: dict[str, Probe] = {
     "in numpy, transposed": (transposed, (rows(5, 2),), [(1, 1, 1)], [(1, 1, 1)]),
     "in numpy, reversed": (flipped, (rows(5, 2),), [REFUSED], [REFUSED]),
     "in numpy, summed": (summed, (rows(5, 2),), [REFUSED], [REFUSED]),
-    "fails with one more": (fixed, (rows(5, 2),), [ROW], [REFUSED]),
+    "fails with one more": (fixed, (rows(5, 2),), [ROW], [ROW]),
     "sizes": (of_sizes, (rows(5), BatchSize(5)), [ROW], [ROW]),
     "sizes, and a sum": (of_sum, (rows(5), BatchSize(5)), [REFUSED], [REFUSED]),
 }
@@ -339,8 +339,8 @@ def test_signature_needs_values_of_integers() -> None:
 
 
 def test_reason_of_a_failed_trial_is_one_line() -> None:
-    call = call_of(of_torch(fixed), frozen(rows(5, 2)), count=5, flows=True)
-    (layout,) = layouts_by_probe(call)
+    mixing = of_torch(lambda x: centered(fixed(x)))
+    (layout,) = layouts_by_probe(call_of(mixing, frozen(rows(5, 2)), count=5, flows=True))
     assert isinstance(layout, Lost)
     assert layout.reason.endswith("with one more sample it raises AssertionError (too long)")
 

@@ -36,7 +36,7 @@ from pergrad.engine.samples.propagation.table import (
     tensors_in,
 )
 from pergrad.engine.samples.propagation.totals import origin_of
-from pergrad.engine.samples.proving import Source, proved, subsets
+from pergrad.engine.samples.proving import Source, candidates, proved, subsets
 from pergrad.engine.samples.signatures import Signature, describe_hashable, signature_of_call
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.errors import PergradError
@@ -317,9 +317,29 @@ def _found_by_values(call: Call) -> Found:
     if owners and (len(kinds) > 1 or any(la.owner is not owners[0].owner for la in owners)):
         return "moves samples in an unknown way", False
     layouts = _by_growth(call)
-    if not isinstance(layouts, str) and _values_stay_apart(call, layouts):
+    if isinstance(layouts, str):
+        told = _by_other_values(call) if call.flows else None
+        return (layouts, False) if told is None else (told, True)
+    if _values_stay_apart(call, layouts):
         return layouts, True
-    return (layouts, False) if isinstance(layouts, str) else (_MIXES, True)
+    return _MIXES, True
+
+
+def _by_other_values(call: Call) -> list[Layout] | None:
+    """Returns the only layouts whose other rows stay if some samples change; None without such.
+
+    For a function that takes no further sample, such as one of a constant with a row for each sample.
+    """
+    given = [layout for _, layout in call.with_samples]
+    allowed = [candidates(t, given, call.scope) for t in call.outputs]
+    for before, after, mask in runs(call):
+        if len(before) != len(after) or not all(allowed):
+            return None
+        allowed = [
+            [layout for layout in layouts if others_stay(a, b, layout, mask)]
+            for a, b, layouts in zip(before, after, allowed, strict=True)
+        ]
+    return [layouts[0] for layouts in allowed] if {*map(len, allowed)} == {1} else None
 
 
 def _by_moves(call: Call, why_not: str) -> list[Layout] | None:
