@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pergrad.engine.samples.layouts import Layout, Owners, Samples, Scope
 from pergrad.engine.samples.propagation.elementwise import ELEMENTWISE
-from pergrad.engine.samples.propagation.other_values import others_stay, results_for, runs
+from pergrad.engine.samples.propagation.probes.other_values import others_stay, results_for, runs
 from pergrad.engine.samples.propagation.table import Call, refuse_gradients, refuse_mixed_samples
 from pergrad.runtime import is_traced
 

@@ -33,7 +33,7 @@ from pergrad.engine.samples.propagation.creating import layout_by_sizes, sizes_i
 from pergrad.engine.samples.propagation.declared import declared_samples
 from pergrad.engine.samples.propagation.elementwise import ELEMENTWISE
 from pergrad.engine.samples.propagation.pairing import layout_of_pairs
-from pergrad.engine.samples.propagation.probing import layouts_by_probe, proved_apart
+from pergrad.engine.samples.propagation.probes.probing import layouts_by_probe, proved_apart
 from pergrad.engine.samples.propagation.table import (
     Call,
     Handler,

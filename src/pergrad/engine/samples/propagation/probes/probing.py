@@ -18,7 +18,7 @@ from pergrad.engine.samples.known_indices import known_index
 from pergrad.engine.samples.layouts import Key, Layout, Lost, Owners, Samples
 from pergrad.engine.samples.moving import layouts_after_moves
 from pergrad.engine.samples.origins import SUM
-from pergrad.engine.samples.propagation.other_values import (
+from pergrad.engine.samples.propagation.probes.other_values import (
     devices_of,
     itself,
     nearby,

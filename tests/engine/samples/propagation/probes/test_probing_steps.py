@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from pergrad.engine.samples.layouts import Lost, Owners, Samples, Scope
-from pergrad.engine.samples.propagation import Call, probing
-from pergrad.engine.samples.propagation.probing import layouts_by_probe
+from pergrad.engine.samples.propagation import Call
+from pergrad.engine.samples.propagation.probes import probing
+from pergrad.engine.samples.propagation.probes.probing import layouts_by_probe
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.errors import MixedSamplesError
 from pergrad.runtime.caches import Cache

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 import pergrad
-from pergrad.engine.samples.propagation import probing
+from pergrad.engine.samples.propagation.probes import probing
 from pergrad.runtime.caches import Cache
 from pergrad.testing import assert_near
 from tests.engine.samples.propagation.dependence import Batched, assert_followed

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pergrad
-from pergrad.engine.samples.propagation import other_values
-from pergrad.engine.samples.propagation.other_values import with_other_values
+from pergrad.engine.samples.propagation.probes import other_values
+from pergrad.engine.samples.propagation.probes.other_values import with_other_values
 from pergrad.testing import assert_near
 from tests.engine.samples.propagation.calls import call_of, rows
 
