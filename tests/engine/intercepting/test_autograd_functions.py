@@ -171,6 +171,15 @@ class ForFourOnly(torch.autograd.Function):
         return None, (grad * ctx.saved_tensors[0]).flatten(0, -2).sum(0)
 
 
+class CentredForFourOnly(ForFourOnly):
+    """Mixes the samples, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        found: Tensor = ForFourOnly.forward(ctx, x - x.mean(0), weight)
+        return found
+
+
 def formula(function: Callable[..., Any], *sample: int, **shapes: tuple[int, ...]) -> Case:
     return Case(
         lambda: Formula(function, **{name: numbers(*shape) for name, shape in shapes.items()}),
@@ -233,10 +242,18 @@ def test_function_that_leaves_torch_and_mixes_samples_is_refused() -> None:
 
 
 def test_function_whose_samples_cannot_be_told_says_why_and_what_to_do() -> None:
-    model = Formula(lambda m, x: ForFourOnly.apply(x, m.w), w=numbers(D))
-    message = r"ForFourOnly.*samples cannot be told.*one more sample.*ValueError.*(Keep|Register)"
+    model = Formula(lambda m, x: CentredForFourOnly.apply(x, m.w), w=numbers(D))
+    message = (
+        r"CentredForFourOnly.*samples cannot be told.*one more sample.*ValueError.*(Keep|Register)"
+    )
     with pytest.raises(PergradError, match=message):
         pergrad.grads(model, lambda m, x: total(m(x)), numbers(4, T, D))
+
+
+def test_function_for_one_size_is_judged_by_other_values() -> None:
+    model, x = Formula(lambda m, x: ForFourOnly.apply(x, m.w), w=numbers(D)), numbers(4, T, D)
+    found = pergrad.grads(model, lambda m, x: m(x).square().flatten(1).sum(1), x)
+    torch.testing.assert_close(found["w"], (2 * x.square() * model.w).sum(1).detach())
 
 
 class Normalised(torch.autograd.Function):

@@ -498,8 +498,9 @@ class Tracker:
         outputs = [output] if isinstance(output, Tensor) else tensors_in(output)
         if not outputs or any(map(internals.is_transformed, outputs)):
             return  # inside of torch.vmap or torch.func, whose own result is judged
-        is_write = writes_in_place(func) or kwargs.get("out") is not None
-        if is_write:
+        is_out = kwargs.get("out") is not None
+        is_write = is_out or writes_in_place(func)
+        if is_out or func is Tensor.copy_:
             tensors, layouts = _without_overwritten(func, args, kwargs, tensors, layouts)
         if any(t.is_nested for t in outputs):
             raise _nested(func, "makes")
