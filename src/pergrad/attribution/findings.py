@@ -13,7 +13,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from pergrad.attribution.alignment import alignment
-from pergrad.attribution.directions import Directions, directions
+from pergrad.attribution.directions import Directions, directions, shortened
 from pergrad.attribution.duplicates import EXACT_UP_TO, Duplicates, near_duplicates
 from pergrad.attribution.evidence import evidence
 from pergrad.attribution.groups import dominant_groups
@@ -23,7 +23,6 @@ from pergrad.attribution.matrices import Chosen, is_small
 from pergrad.attribution.noise import Noise, gradient_noise
 from pergrad.attribution.pushes import Pushes, pushes
 from pergrad.attribution.samples import Floats, Integers, Samples
-from pergrad.attribution.shortening import shortened
 from pergrad.attribution.suspicion import ranks, suspicion
 
 __all__ = ["Findings", "analyse", "quantiles"]

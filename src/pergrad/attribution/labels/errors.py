@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pergrad.attribution.directions import shortened
 from pergrad.attribution.labels.leave_one_out import LeaveOneOut, tried_rows
 from pergrad.attribution.matrices import Chosen, Matrix, blocks, held
 from pergrad.attribution.samples import Floats, Integers
-from pergrad.attribution.shortening import shortened
 
 __all__ = ["LabelErrors", "label_errors"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import TorchFunctionMode
 
 from pergrad.distributed.gathering import without_policies
-from pergrad.engine.checking.casting import WholeNumbersAs
 from pergrad.engine.checking.watched_calls import WatchedCalls, tensors_of_output
 from pergrad.engine.looping.loop import looped
 from pergrad.engine.looping.owned_slices import OwnedSlices
@@ -32,7 +32,7 @@ from pergrad.quantities import Quantity
 from pergrad.runtime import without_autocast
 from pergrad.runtime.tolerances import largest_of_each, tolerance_of_model
 
-__all__ = ["LossReplay", "ModuleReplay", "Output", "Replay"]
+__all__ = ["LossReplay", "ModuleReplay", "Output", "Replay", "WholeNumbersAs"]
 
 
 @dataclass(frozen=True)
@@ -326,3 +326,33 @@ def _detached(value: Any) -> Any:
 
 def _device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
+
+
+class WholeNumbersAs(TorchFunctionMode):
+    """Casts float32 results of functions of whole numbers alone, such as `pixels.float()`, to another dtype.
+
+    Casts of floats are left to the model, which may want float32.
+
+    >>> pixels = torch.tensor([0, 255], dtype=torch.uint8)
+    >>> with WholeNumbersAs(torch.float64):
+    ...     print(pixels.float().dtype, (pixels / 255).dtype, torch.ones(1).dtype)
+    torch.float64 torch.float64 torch.float32
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if not isinstance(found, Tensor) or found.dtype != torch.float32 or found.requires_grad:
+            return found
+        given = [part for part in (*args, *(kwargs or {}).values()) if isinstance(part, Tensor)]
+        are_whole = given and not any(t.is_floating_point() or t.is_complex() for t in given)
+        return found.to(self._dtype) if are_whole else found
