@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pergrad.factors import Dense, Factor, joined
+from pergrad.reductions import sketches
 from pergrad.reductions.choosing import fourier_is_cheaper
 from pergrad.reductions.sketches import (
     CountSketch,
@@ -21,6 +22,7 @@ from pergrad.reductions.sketches import (
     count_sketch,
     two_sided_sketch,
 )
+from pergrad.runtime import Chooser
 from pergrad.testing import assert_near
 from tests.reductions.factor_cases import (
     BOUNDS,
@@ -238,6 +240,26 @@ def test_reading_the_members_of_buckets_is_adding_to_buckets(side: str, count: i
     halves = x.to(torch.bfloat16)
     assert _gathered(halves, members).dtype == torch.float32
     assert_near(_gathered(halves, members), _gathered(halves.float(), members))
+
+
+@pytest.mark.parametrize(
+    ("way", "step"),
+    [("gathered", "_gathered"), ("runs", "_by_runs"), ("single entries", "_scattered")],
+)
+def test_columns_are_sketched_by_the_way_that_is_picked(
+    way: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sketch, x = CountSketch.of("w", (3, 20), 8, 0), data(2, 5, 20)
+    expected, called = sketch.of_columns(x), []
+    for name, of in (("_gathered", sketches), ("_scattered", sketches), ("_by_runs", CountSketch)):
+        run = getattr(of, name)
+        monkeypatch.setattr(
+            of, name, lambda *args, name=name, run=run: (called.append(name), run(*args))[1]
+        )
+    chooser = Chooser({"sketch of columns": way, "buckets": "by row"})
+    monkeypatch.setattr(sketches, "chooser_of", lambda _: chooser)
+    assert_near(sketch.of_columns(x), expected)
+    assert called == [step]
 
 
 def test_rows_of_one_run_never_meet_and_others_do_by_chance() -> None:

@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import pergrad
-from pergrad.factors import Dense
-from pergrad.rules import RULES
-from pergrad.rules.normalization import group_norm
+from pergrad.factors import Dense, ElementProduct, NormalizedProduct
+from pergrad.factors.choosing import CHOOSERS
+from pergrad.rules import RULES, normalization
+from pergrad.rules.normalization import group_norm, layer_norm
+from pergrad.runtime import MACHINES
 from pergrad.testing import assert_near
 
 
@@ -86,3 +88,33 @@ def test_statistics_of_the_forward_are_used_where_samples_are_its_rows(is_halved
     assert given == [not is_halved]
     alone = [torch.autograd.grad(model(x[n : n + 1]).sum(), model.norm.weight)[0] for n in range(3)]
     assert_near(grads.result["norm.weight"], torch.stack(alone))
+
+
+def of_a_gpu(monkeypatch):
+    """Has the rules choose as on a GPU."""
+    chooser = CHOOSERS[MACHINES["cuda", "eager"]]
+    monkeypatch.setattr(normalization, "chooser_of", lambda _: chooser)
+
+
+def test_a_gpu_leaves_the_input_to_reductions_where_the_statistics_are_known(monkeypatch):
+    of_a_gpu(monkeypatch)
+    g, x = (torch.randn(3, 2, 4, dtype=torch.float64) + 1 for _ in range(2))
+    _, mean, inverse = torch.native_layer_norm(x, (4,), None, None, 1e-5)
+    for given, kind in (
+        ({"mean": mean, "inverse": inverse}, NormalizedProduct),
+        ({"mean": mean}, ElementProduct),
+        ({"inverse": inverse}, ElementProduct),
+    ):
+        factor = layer_norm(g, x, (4,), **given)["weight"]()
+        assert type(factor) is kind
+        assert_near(factor.materialize(), (g * F.layer_norm(x, (4,))).sum(1))
+
+
+def test_a_gpu_leaves_groups_to_reductions_where_the_statistics_are_known(monkeypatch):
+    of_a_gpu(monkeypatch)
+    g, x = (torch.randn(3, 1, 4, 5, dtype=torch.float64) + 1 for _ in range(2))
+    flat = x.flatten(0, 1)
+    normalized, mean, inverse = torch.native_group_norm(flat, None, None, 3, 4, 5, 2, 1e-5)
+    factor = group_norm(g, x, 2, mean=mean, inverse=inverse)["weight"]()
+    assert type(factor) is NormalizedProduct
+    assert_near(factor.materialize(), (g[:, 0] * normalized).sum(2))
