@@ -228,3 +228,40 @@ def test_what_is_no_set_of_quantities_is_refused(passed: list[Any], says: str) -
     with pytest.raises(pergrad.PergradError, match=says), pergrad.record(net, *passed):
         net(torch.randn(5, 3).double()).sum().backward()
     assert not net._forward_hooks
+
+
+SHOWN: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "settings": (
+        lambda: pergrad.Norms(accumulate=True),
+        "Norms(accumulate=True)",
+        "result (5,) float64",
+    ),
+    "no settings": (lambda: pergrad.Norms(), "Norms()", "result (5,) float64"),
+    "variance": (
+        lambda: pergrad.Variance(),
+        "Variance()",
+        "result {'0.weight': (4, 3) float64, '0.bias': (4,) float64, ",
+    ),
+    "noise": (lambda: pergrad.NoiseScale(decay=0.5), "NoiseScale(decay=0.5)", "result "),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_quantity_shows_its_settings_and_what_it_has(name: str) -> None:
+    build, settings, result = SHOWN[name]
+    net, quantity = model(), build()
+    assert repr(quantity) == f"<{settings}: no result yet>"
+    with pergrad.record(net, quantity):
+        out = net(torch.randn(5, 3).double())
+        assert repr(quantity) == f"<{settings}: recording 5 samples>"
+        out.square().sum().backward()
+    assert repr(quantity).startswith(f"<{settings}: 5 samples, 4 parameters, {result}")
+    assert "_batch" not in dir(quantity)
+    assert {"result", "accumulate", "names"} <= {*dir(quantity)}
+
+
+def test_a_noise_scale_of_one_sample_is_shown_as_undefined() -> None:
+    net, noise = nn.Linear(3, 1).double(), pergrad.NoiseScale()
+    with pergrad.record(net, noise):
+        net(torch.randn(1, 3).double()).sum().backward()
+    assert repr(noise).endswith(": 1 sample, 2 parameters, result undefined>")

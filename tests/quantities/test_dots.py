@@ -93,3 +93,24 @@ def test_gram_of_a_low_precision_model_comes_in_float32() -> None:
     assert gram.result.dtype == torch.float32
     g = flat(loop_grads(model, losses, x)).double()
     assert (gram.result - g @ g.T).abs().max() < 0.03 * (g @ g.T).abs().max()
+
+
+def test_reports_of_a_sample_are_the_inner_products_of_its_gradient() -> None:
+    model, x = net(), numbers(5, 2, 4)
+    grads = loop_grads(model, losses, x)
+    stored = {"2.weight": numbers(6, 2, 3), "0.bias": numbers(6, 3).float()}
+    with pergrad.record(model, pergrad.Gram(against=stored)) as gram:
+        losses(model, x).sum().backward()
+    for n in (0, 4):
+        own = {name: g[n] for name, g in grads.items()}
+        report = gram.sample_report(n, own)
+        assert report.expected.shape == (6,)
+        assert_near(report.found, gram.result[n])
+        assert_near(report.expected, gram.result[n])
+        bound = sum(
+            float(stored[name].double().flatten(1).norm(dim=1).max() * own[name].norm())
+            for name in stored
+        )
+        assert report.scale == pytest.approx(bound)
+        only = gram.sample_report(n, {"0.bias": own["0.bias"]})
+        assert_near(only.expected, stored["0.bias"].double() @ own["0.bias"])

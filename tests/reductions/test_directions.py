@@ -101,3 +101,20 @@ def test_output_gradients_that_were_written_to_are_projected_again() -> None:
     assert_near(drawn.of_factor(factor).materialize(), 2 * before)
     drawn.forget_last()
     assert_near(drawn.of_factor(factor).materialize(), 2 * before)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_directions_of_rows_or_columns_are_products_with_the_blocks(shape: tuple[int, int]) -> None:
+    some = directions()
+    blocks = some._blocks_of(shape)
+    total = outer(*shape).materialize()[0]
+    drawn = some._drawn[: blocks.size]
+    parts = total.unflatten(blocks.dim, (-1, blocks.size))
+    expected = (
+        torch.einsum("bsi,sk->bki", parts, drawn).flatten(0, 1)
+        if blocks.dim == 0
+        else torch.einsum("obs,sk->obk", parts, drawn).flatten(1)
+    )
+    assert_near(some.of(total), expected)
+    (found,) = (f.materialize()[0] for f in [some.of_factor(outer(*shape))])
+    assert_near(found, expected)
