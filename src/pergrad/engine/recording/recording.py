@@ -312,7 +312,10 @@ class Recording:
     @contextmanager
     def taking_losses(self) -> Iterator[None]:
         """Takes the numbers on losses, (B,), as they are while they are added up."""
-        scope = Scope(0) if self._tracker is None else self._tracker.scope
+        if self._tracker is None:
+            yield
+            return
+        scope = self._tracker.scope
         scope.takes_losses = True
         try:
             yield
