@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import textwrap
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from pergrad.engine.compiling.guarding.reads import Reads, on_one_stack_chunk
+from pergrad.engine.looping.snapshots import Snapshot
+from pergrad.reductions import sketches
 
 
 class Own(nn.Linear):
@@ -87,3 +90,42 @@ def test_no_depth_of_calls_makes_reads_map_their_stack_anew() -> None:
 
     faults = [on_one_stack_chunk(faults_at, depth) for depth in range(0, 200, 2)]
     assert max(faults) < 500  # a chunk for every event has thousands, in one depth of twenty or so
+
+
+def test_code_of_the_engine_is_not_of_the_step() -> None:
+    with Reads() as reads:
+        sketches._as_matrix((2, 3))
+    assert not reads.names
+    assert not reads.scopes
+    assert not reads.codes
+
+
+def test_code_of_a_library_is_of_the_step_where_the_step_calls_it() -> None:
+    def step() -> str:
+        return textwrap.indent("a", " ")
+
+    with Reads() as reads:
+        textwrap.indent("a", " ")  # not called by code that was noted
+    assert "splitlines" not in reads.names
+    with Reads() as reads:
+        step()
+    assert {"textwrap", "indent", "splitlines"} <= reads.names
+    assert step.__code__ in [code for _, code in reads.scopes]
+    assert all(scope is globals() for scope, _ in reads.scopes)  # a library's do not change
+
+
+def test_keys_that_code_mentions_are_names_also_in_tuples() -> None:
+    def step(options: dict[str, int]) -> bool:
+        return options["key_of_step"] == 1 or "a" in ("first_of_step", "last_of_step", 3)
+
+    with Reads() as reads:
+        step({"key_of_step": 1})
+    assert {"key_of_step", "first_of_step", "last_of_step"} <= reads.names
+    assert all(isinstance(name, str) for name in reads.names)
+
+
+def test_random_numbers_that_the_engine_sets_back_are_not_counted() -> None:
+    snapshot = Snapshot(nn.Linear(1, 1))
+    with Reads() as reads:
+        snapshot.restore()
+    assert reads.rewinds == 0
