@@ -327,3 +327,21 @@ def test_verify_within_a_block_takes_no_owners() -> None:
         pergrad.record(model, pergrad.Norms(), owners=[0, 0, 1], verify=True),
     ):
         pass
+
+
+def test_positions_of_owners_are_those_of_the_loss_function() -> None:
+    """The model numbers its arguments anew, and gets a tensor that is none of the loss function's."""
+    model = Formula(lambda m, scale, x: m.a(scale * x), a=nn.Linear(3, 1)).double()
+    x, y, scale = numbers(5, 3), numbers(4, 1), numbers(5, 3)
+    of_x, of_y = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])
+
+    def losses(model: nn.Module, y: Tensor, x: Tensor) -> Tensor:
+        return model(scale, x).square().squeeze(1)
+
+    found = pergrad.grads(model, losses, y, x, owners={0: of_y, 1: of_x})
+    for n in range(2):
+        rows = x[of_x == n]
+        total = model(scale[of_x == n], rows).square().sum()
+        wanted = torch.autograd.grad(total, list(model.parameters()))
+        for own, g in zip(found.values(), wanted, strict=True):
+            assert_near(own[n], g)

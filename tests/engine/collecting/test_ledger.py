@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import pergrad
+from pergrad.distributed.spread import Spread
 from pergrad.engine.collecting.ledger import Ledger, UseCounter
 from pergrad.errors import ScopeError
 from pergrad.factors import Dense
@@ -477,3 +478,21 @@ def test_gradients_are_reduced_in_the_backward_and_not_held_until_the_end() -> N
     with pergrad.record(model, Watching(log)):
         model(numbers(3, 3)).sum().backward()
     assert seen == [["begin", "consume b"]]
+
+
+def test_a_quantity_gets_whole_gradients_unless_it_takes_shards() -> None:
+    class TakingShards(Watching):
+        takes_shards = True
+
+    whole, sharded = Watching([]), TakingShards([])
+    piece = SimpleNamespace(whole_rows=lambda rows: torch.cat([rows, -rows], 1))
+    parallel: Any = SimpleNamespace(pieces={"w": piece}, factor=lambda name, factor: factor)
+    ledger = opened(whole, sharded, spread=Spread(tensor_parallel=parallel), scale=2.0)
+    factors = {"w": dense(), "v": dense()}
+    for name, factor in factors.items():
+        ledger.add(name, factor)
+    ledger.close()
+    for name, factor in factors.items():
+        own = 2 * factor.gradients
+        assert_near(sharded.rows[name], own)
+        assert_near(whole.rows[name], torch.cat([own, -own], 1) if name == "w" else own)

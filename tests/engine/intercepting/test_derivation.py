@@ -1,6 +1,7 @@
 """Weights computed from weights, tied, shared and repeated over the batch, against the loop."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn.utils import spectral_norm as old_spectral_norm
 from torch.nn.utils import weight_norm as old_weight_norm
 
 import pergrad
+from pergrad.errors import UnsupportedFunctionError
 from tests.engine.exactness import Case, Formula, assert_exact, numbers, of
 
 # A batch of 4 has the size of every other dimension.
@@ -506,3 +508,32 @@ def test_a_constant_that_changes_before_the_backward_is_refused() -> None:
 
     with pytest.raises(pergrad.PergradError, match="changed in place"):
         step()
+
+
+class Overlapping(torch.autograd.Function):
+    """Returns views of a tensor that nobody else has; they share a row."""
+
+    @staticmethod
+    def forward(weight: Tensor) -> tuple[Tensor, Tensor]:
+        doubled = weight * 2
+        return doubled[:3], doubled[1:]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return 2 * (F.pad(grads[0], (0, 0, 0, 1)) + F.pad(grads[1], (0, 0, 1, 0)))
+
+
+def test_a_result_whose_memory_was_changed_through_another_is_refused() -> None:
+    def forward(m: Any, x: Tensor, *, changes: bool) -> Tensor:
+        first, last = Overlapping.apply(m.w)
+        if changes:
+            first.mul_(3)
+        return x @ first.t() + x @ last.t()
+
+    assert_exact(formula(partial(forward, changes=False), w=(4, D)), 3)
+    model = Formula(partial(forward, changes=True), w=numbers(4, D))
+    with pytest.raises(UnsupportedFunctionError, match="changes a view of it in place"):
+        pergrad.grads(model, lambda m, x: m(x).sum(1), numbers(3, D))

@@ -470,3 +470,12 @@ def sizes_and_writes(m: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("size", [1, 3, N])
 def test_sizes_and_writes_give_the_gradients_of_the_loop(size: int) -> None:
     assert_exact(Case(lambda: Formula(sizes_and_writes, w=numbers(N)), of((N, N))), size)
+
+
+def test_data_of_an_earlier_scope_is_read_by_its_shape() -> None:
+    earlier, later = tracker_of(), tracker_of()
+    t = torch.zeros(2, N)
+    with torch.no_grad():  # tagged as data
+        earlier.mark(t, earlier.scope.samples(1))
+    assert earlier.read(torch.sin, (t,), {})[1] == [earlier.scope.samples(1)]
+    assert later.read(torch.sin, (t,), {})[1] == [later.constant]

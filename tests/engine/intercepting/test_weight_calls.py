@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import pergrad
@@ -378,3 +379,29 @@ def test_data_made_out_of_sight_is_refused_by_the_function_that_got_it(way: str)
     )
     with pytest.raises(PergradError, match=says), pergrad.record(model, pergrad.Norms()):
         model(numbers(4, 3)).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_forward_mode_differentiation_is_refused() -> None:
+    model, x = model_of(linear), numbers(3, D)
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(UnsupportedFunctionError, match="forward-mode differentiation"),
+        pergrad.record(model, pergrad.Norms()),
+    ):
+        model(forward_ad.make_dual(x, torch.ones_like(x))).sum().backward()
+
+
+def test_strides_of_a_call_are_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    strides_of = module.WeightCalls._strides_of
+
+    def counted(self: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        found.append(func)
+        return strides_of(self, func, args, kwargs)
+
+    monkeypatch.setattr(module.WeightCalls, "_strides_of", counted)
+    model, x = Formula(lambda m, x: m.w @ x.mT, w=numbers(D, D)), numbers(3, D, D)
+    for _ in range(3):
+        pergrad.norms(model, lambda m, x: m(x).flatten(1).sum(1), x)
+    assert len(found) == 1

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils import _pytree as pytree
 from transformers import BatchEncoding
 
 from pergrad.engine.recording.arguments import leaves, map_leaves
+from tests.engine.ragged import graph_batch
 
 
 @dataclass
@@ -90,3 +92,38 @@ def test_a_packed_sequence_is_one_leaf() -> None:
 
 def test_a_class_of_a_dataclass_is_a_leaf() -> None:
     assert list(leaves([Open])) == [Open]
+
+
+def test_a_batch_of_graphs_is_copied_only_for_tensors_that_are_replaced() -> None:
+    (graphs,) = graph_batch("GIN").batch
+    graphs.names = ["a", "b"]
+    assert map_leaves(lambda leaf: leaf, graphs) is graphs
+    x, y = graphs.x, torch.zeros_like(graphs.x)
+    changed = map_leaves(lambda leaf: y if leaf is x else leaf, graphs)
+    assert changed.x is y
+    assert graphs.x is x
+    assert changed.edge_index is graphs.edge_index
+    assert changed.names is graphs.names
+
+
+class Pair:
+    """A container that others have registered with torch."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first, self.second = first, second
+
+
+def test_containers_that_others_have_registered_are_opened() -> None:
+    pytree.register_pytree_node(
+        Pair, lambda pair: ([pair.first, pair.second], None), lambda parts, _: Pair(*parts)
+    )
+    try:
+        x, y = torch.ones(2), torch.zeros(3)
+        given = Pair(x, {"y": y})
+        assert [id(t) for t in leaves([given])] == [id(x), id(y)]
+        changed = map_leaves(lambda leaf: y if leaf is x else leaf, given)
+        assert isinstance(changed, Pair)
+        assert changed.first is y
+        assert given.first is x
+    finally:
+        pytree._deregister_pytree_node(Pair)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pergrad
+from pergrad.engine.recording.loss_units import EvenSamples, UnitsOfLoss
 from pergrad.errors import MixedSamplesError, PergradError
 from pergrad.testing import assert_near
 
@@ -588,3 +589,36 @@ def test_terms_divided_before_a_sum_are_seen_after_plain_sums_of_their_shape() -
         pergrad.record(model, pergrad.Norms()),
     ):
         (averaged(model, x, y) / x.shape[0]).sum().backward()
+
+
+def test_backward_passes_with_equal_factors_of_a_trainer_agree() -> None:
+    model, (x, y) = net(), batch()
+    trainer: dict[str, Any] = {"__name__": "accelerate.accelerator"}
+    exec("def backward(loss, steps):\n    return loss / steps\n", trainer)
+
+    def run(*steps: float) -> None:
+        losses = summed(model, x, y)
+        scaled = [trainer["backward"](losses.sum(), by) for by in steps]
+        for loss in scaled:
+            loss.backward(retain_graph=True)
+
+    with pergrad.record(model, pergrad.Sum()) as both:
+        run(3.0, 3.0)
+    with pergrad.record(model, pergrad.Sum()) as once:
+        summed(model, x, y).sum().backward()
+    for name, g in once.result.items():
+        assert_near(both.result[name], 2 * g, name)
+    with (
+        pytest.raises(PergradError, match="of different kinds"),
+        pergrad.record(model, pergrad.Sum()),
+    ):
+        run(3.0, 4.0)
+
+
+@pytest.mark.parametrize("kind", [UnitsOfLoss, EvenSamples])
+def test_quantities_that_only_look_allow_two_backward_passes(kind: type[Any]) -> None:
+    model, (x, y) = net(), batch()
+    with pergrad.record(model, kind()):
+        losses = summed(model, x, y)
+        losses.sum().backward(retain_graph=True)
+        losses.sum().backward()

@@ -275,3 +275,22 @@ def test_calls_with_the_same_inputs_are_the_same_samples() -> None:
 
     for name, g in loop_grads(model, thrice, x).items():
         assert_near(grads.result[name], g)
+
+
+def test_an_error_before_the_first_call_puts_the_gradients_back() -> None:
+    model = net()
+    before = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    for name, p in model.named_parameters():
+        p.grad = before[name]
+
+    def fail() -> None:
+        model.zero_grad()
+        raise ValueError("no data")
+
+    with (
+        pytest.raises(ValueError, match="no data"),
+        pergrad.record(model, pergrad.Norms(), calls="more", keep_grad=True),
+    ):
+        fail()
+    for name, p in model.named_parameters():
+        assert p.grad is before[name]
