@@ -11,7 +11,10 @@ from torch import Tensor
 
 from pergrad.engine.samples.layouts import Owners, Scope, Unfinished
 from pergrad.engine.samples.propagation import Call, layouts_of_outputs
-from pergrad.engine.samples.propagation.writing import layout_after_write
+from pergrad.engine.samples.propagation.writing import (
+    layout_after_unfinished,
+    layout_after_write,
+)
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.rules.samples import are_samples, carry_samples
 from tests.engine.samples.propagation.calls import Tagged, answer, call_of, described, named, rows
@@ -276,3 +279,122 @@ def test_owners_of_unfinished_tensors_are_copied() -> None:
     )
     assert isinstance(found, Owners)
     assert owner.tolist() == [2, -1, -1, -1]
+
+
+def unfinished_of(
+    func: Callable[..., Any], t: Tensor, owners: list[int], *args: Any, **kw: Any
+) -> Any:
+    """The layout of a function of a tensor whose rows have these owners, -1 for those that are constant."""
+    call = call_of(func, t, *args, flows=True, **kw)
+    k = next(k for k, own in enumerate(call.tensors) if own is t)
+    call.layouts[k] = Unfinished(call.scope, "half", "cut", 0, I(owners))
+    found = layout_after_unfinished(call)
+    if isinstance(found, Unfinished):
+        assert found.owner is not None
+        return "unfinished", found.dim, found.owner.tolist()
+    return described(found)
+
+
+UNKNOWN: dict[str, tuple[Any, Answer]] = {
+    "gather by fewer dimensions": (
+        None,
+        lambda: answer(torch.gather, rows(3), 0, I(0)),
+    ),
+    "gather of nothing": (
+        None,
+        lambda: answer(torch.gather, rows(3, 2), 0, torch.zeros(0, 2, dtype=torch.long)),
+    ),
+    "scatter into a scalar": (
+        None,
+        lambda: answer(torch.scatter, torch.zeros(()), 0, I(0), torch.ones(())),
+    ),
+    "nothing scattered into samples": (
+        (0, 1, 1),
+        lambda: answer(
+            torch.index_add, rows(3, 2), 0, I([], dtype=torch.long), rows(0, 2, owners=[])
+        ),
+    ),
+    "nothing written into samples": (
+        (0, 1, 1),
+        lambda: written(rows(3, 2), I([], dtype=torch.long), rows(0, 2, owners=[])),
+    ),
+    "written by a Python bool": ("mixed", lambda: written(rows(3, 2), True, rows(3, 2))),
+    "constants put into samples": (
+        (0, 1, 1),
+        lambda: answer(torch.index_put, rows(3, 2), (I([0]),), C(1, 2).double(), True),
+    ),
+    "put by two indices": (
+        None,
+        lambda: answer(torch.index_put, rows(3, 2), (I([0, 1, 2]), I([0, 1, 1])), rows(3), True),
+    ),
+    "two samples put into one row": (
+        "mixed",
+        lambda: answer(torch.index_put, C(3, 2).double(), (I([0, 0, 1]),), rows(3, 2), True),
+    ),
+    "masked scatter that broadcasts": (
+        None,
+        lambda: answer(torch.masked_scatter, C(2).double(), C(3, 2).bool(), rows(3, 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_a_write_leaves_open_is_not_guessed(name: str) -> None:
+    expected, found = UNKNOWN[name]
+    assert found() == expected
+
+
+UNFINISHED: dict[str, tuple[Any, Answer]] = {
+    "elementwise": (("unfinished", 0, [0, -1]), lambda: unfinished_of(torch.exp, W(2, 2), [0, -1])),
+    "with those of others": (
+        (0, [0, 2]),
+        lambda: unfinished_of(torch.add, W(2, 2), [0, -1], rows(2, 2, owners=[0, 2])),
+    ),
+    "with those of other samples": (
+        None,
+        lambda: unfinished_of(torch.add, W(2, 2), [0, -1], rows(2, 2, owners=[1, 2])),
+    ),
+    "with samples in another dimension": (
+        None,
+        lambda: unfinished_of(torch.add, W(2, 3), [0, -1], rows(2, 3, dim=1)),
+    ),
+    "with fewer rows": (
+        None,
+        lambda: unfinished_of(torch.add, W(2, 2), [0, -1], rows(1, 2, owners=[0])),
+    ),
+    "a function that is none of these": (
+        None,
+        lambda: unfinished_of(torch.cumsum, W(2, 2), [0, -1], 0),
+    ),
+    "another number of rows": (None, lambda: unfinished_of(torch.exp, W(3, 2), [0, -1])),
+    "added to rows of their own": (
+        (0, [2, 0, 1]),
+        lambda: unfinished_of_source([2, 0, 1, -1], 0, I([0, 1, 2, 1])),
+    ),
+    "added along another dimension": (
+        None,
+        lambda: unfinished_of_source([0, 1, 2, -1], 1, I([0, 1])),
+    ),
+}
+
+
+def unfinished_of_source(owners: list[int], dim: int, index: Tensor) -> Any:
+    """The layout of rows of a constant to which those of a tensor with constant rows are added."""
+    source, t = W(4, 2), W(4, 3) if dim else W(3, 2)
+    call = call_of(torch.index_add, t, dim, index, source, flows=True)
+    call.layouts[2] = Unfinished(call.scope, "half", "cut", 0, I(owners))
+    assert call.tensors[2] is source
+    return described(layout_after_unfinished(call))
+
+
+@pytest.mark.parametrize("name", UNFINISHED)
+def test_constant_rows_belong_to_whom_they_are_combined_with(name: str) -> None:
+    expected, found = UNFINISHED[name]
+    assert found() == expected
+
+
+def test_a_tensor_with_constant_rows_through_which_nothing_flows_is_unknown() -> None:
+    t = W(2, 2)
+    call = call_of(torch.exp, t, flows=False)
+    call.layouts[0] = Unfinished(call.scope, "half", "cut", 0, I([0, -1]))
+    assert layout_after_unfinished(call) is None
