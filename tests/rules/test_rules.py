@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import pergrad
-from pergrad.errors import MixedSamplesError
+from pergrad.errors import MixedSamplesError, PergradError
 from pergrad.factors import Factor
 from pergrad.rules import DECOMPOSITIONS, RULES
+from pergrad.rules.embedding import embedding_bag
 from pergrad.rules.experts import rows_by_group
 from pergrad.rules.recurrence import linear_over_steps
-from pergrad.testing import check_rule
+from pergrad.testing import check_rule, loop_grads
+from tests.engine.exactness import Formula, assert_all_near
 from tests.rules.cases import CASES, Case, recurrent
 
 # Arguments whose other values no sample can have alone, or the same twice.
@@ -201,3 +203,37 @@ def test_normalising_over_the_samples_is_refused() -> None:
     model = torch.nn.BatchNorm1d(4)
     with pytest.raises(MixedSamplesError, match="training mode"):
         pergrad.call_for_per_sample_grads(model)(torch.randn(5, 4))
+
+
+def test_a_rule_takes_the_gradient_of_the_output_first() -> None:
+    def gradients(x: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    with pytest.raises(TypeError, match=r"must be `grad_output`, but .*gradients takes \('x', "):
+        pergrad.implements_per_sample_grads(torch.sinc)(gradients)  # type: ignore[arg-type]
+    assert torch.sinc not in RULES
+
+
+def exact(model: nn.Module, x: Tensor) -> None:
+    assert_all_near(
+        pergrad.grads(model, lambda m, x: m(x).square().sum(1), x),
+        loop_grads(model, lambda m, x: m(x).square().sum(1), x),
+    )
+
+
+def test_operands_of_einsum_may_be_in_a_list() -> None:
+    w, x = torch.randn(4, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    model = Formula(lambda m, x: torch.einsum("oi,ni->no", [m.w, x]), w=w)
+    exact(model, x)
+
+
+def test_a_product_over_dimensions_in_a_tensor_is_computed_without_a_rule() -> None:
+    w, x = torch.randn(3, 4, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    model = Formula(lambda m, x: torch.tensordot(x, m.w, dims=torch.tensor([[1], [0]])), w=w)
+    exact(model, x)
+
+
+def test_bags_of_one_vector_need_their_offsets() -> None:
+    table = nn.Parameter(torch.randn(4, 2))
+    with pytest.raises(PergradError, match="a 1-D input needs `offsets`"):
+        embedding_bag(torch.tensor([0, 1]), table)

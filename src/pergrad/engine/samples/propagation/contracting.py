@@ -159,6 +159,8 @@ def _tensordot(call: Call) -> Layout | None:
     a, b, dims = call.argument(0, "a"), call.argument(1, "b"), call.argument(2, "dims", default=2)
     if isinstance(dims, int):
         dims = range(a.dim() - dims, a.dim()), range(dims)
+    if len(call.args) > 3 and isinstance(call.args[3], Sequence):  # torch's body calls it with both
+        dims = dims, call.args[3]
     if isinstance(dims, Tensor):
         return None
     pairs = [(i % a.dim(), k % b.dim()) for i, k in zip(*dims, strict=True)]
