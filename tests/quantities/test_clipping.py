@@ -116,6 +116,8 @@ def test_weights_of_the_wrong_shape_are_refused(memory: Any, weighting: Any, got
         ({"max_norm": {"a": 1.0, "b": -1.0}}, "got -1.0 for 'b'"),
         ({"max_norm": 1.0, "weighting": "clamp"}, r"\('clip', 'normalize'\)"),
         ({"max_norm": 1.0, "memory": "none"}, r"\('kept', 'low', 'high'\)"),
+        ({"max_norm": 1.0, "total": 0}, "total must be a positive number of samples, got 0"),
+        ({"max_norm": 1.0, "total": 2.5}, "got 2.5"),
         ({"max_norm": 1.0, "stability": -1.0}, "stability must not be negative"),
     ],
     ids=str,

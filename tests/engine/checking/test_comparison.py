@@ -142,3 +142,7 @@ def test_a_factor_that_explains_the_difference_is_named(factor: float, said: str
 def test_no_factor_is_named_where_none_explains_the_difference(found: Tensor) -> None:
     assert factor_off(found, torch.tensor([1.0, 2.0, 3.0, 4.0]), SIZE) == ""
     assert factor_off(found, torch.zeros(4), SIZE) == ""
+
+
+def test_gradients_of_another_shape_are_off_by_no_factor() -> None:
+    assert factor_off(torch.ones(3), torch.ones(1, 3), size=3) == ""

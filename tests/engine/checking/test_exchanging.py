@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
-from pergrad.engine.checking.exchanging import meeting
+from pergrad.engine.checking.exchanging import _differs, meeting
 from pergrad.engine.checking.replays import LossReplay
 from pergrad.engine.looping.snapshots import Snapshot
 from pergrad.engine.recording.options import Options
@@ -222,3 +222,12 @@ def test_samples_with_losses_that_are_not_finite_are_compared() -> None:
     x = numbers(SIZE, D)
     x[2] = torch.nan
     assert problems(nn.Linear(D, OUT), x) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.complex64, torch.int64, torch.bool])
+def test_outputs_of_any_type_are_compared(dtype: torch.dtype) -> None:
+    a = torch.tensor([[1, 0], [0, 1], [1, 1]]).to(dtype)
+    assert not _differs(a, a.clone()).any()
+    b = a.clone()
+    b[1, 0] = 1j if dtype.is_complex else 1
+    assert _differs(a, b).tolist() == [False, True, False]

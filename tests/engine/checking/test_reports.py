@@ -56,3 +56,9 @@ def test_repr_of_a_denied_certificate_says_why() -> None:
     report = pergrad.certify(Mixing(2, 3), loss, torch.randn(5, 2), quiet=True)
     assert repr(report).startswith("<CertifyReport: not right (the model mixes samples: ")
     assert "\n" not in repr(report)
+
+
+def test_a_report_names_the_parameters_that_no_sample_touches() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(2, 3), "spare": nn.Linear(2, 3)})
+    report = pergrad.verify(model, lambda m, x: m["used"](x).sum(1), torch.ones(5, 2), quiet=True)
+    assert report.untouched == ("spare.weight", "spare.bias")

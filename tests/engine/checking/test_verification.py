@@ -368,3 +368,11 @@ def test_a_problem_has_a_reason_even_if_the_error_has_no_message(
 def test_an_error_of_the_model_itself_is_raised() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         quietly(network(), loss, numbers(SIZE, D + 1))
+
+
+def test_a_model_without_parameters_to_verify_is_not_right() -> None:
+    model = nn.Linear(2, 1).requires_grad_(False)
+    report = pergrad.verify(model, lambda m, x: m(x).sum(1), torch.ones(3, 2), quiet=True)
+    assert not report.ok
+    assert report.problems == ("the model has no parameter that requires grad",)
+    assert report.rows == ()

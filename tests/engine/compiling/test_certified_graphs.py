@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 import pergrad
 from pergrad.engine.checking import certification
+from pergrad.engine.checking.attribution import Judge
 from pergrad.engine.compiling import step as step_module
-from pergrad.engine.compiling.certified_graphs import check_graph, copies_of
+from pergrad.engine.compiling.certified_graphs import _differences, check_graph, copies_of
 from pergrad.errors import PergradError
 from tests.engine.exactness import Formula, numbers
 from tests.engine.wrong_rule import Scaled, doubled_rule
@@ -170,3 +171,16 @@ def test_copies_are_filled_without_touching_the_originals() -> None:
         model(torch.ones(SIZE, D)).sum().backward()
     assert other.has_ended
     assert not norms.has_ended
+
+
+def differences(found: list[Any], wanted: list[Any]) -> list[str]:
+    return _differences("Results", found, wanted, SIZE, Judge(torch.float64))
+
+
+def test_results_of_another_number_shape_or_of_other_integers_differ() -> None:
+    t, k = numbers(SIZE), torch.arange(SIZE)
+    assert differences([t, k], [t, k.clone()]) == []
+    assert differences([t], [t, k]) == ["Results: 1 tensors, not 2"]
+    assert differences([t, k + 1], [t, k]) == ["Results differ by inf"]
+    assert differences([t[:2]], [t]) == ["Results differ by inf"]
+    assert differences([t.expand(1, SIZE)], [t]) == ["Results differ by inf"]

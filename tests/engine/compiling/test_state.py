@@ -1,6 +1,7 @@
 """States and batches that a graph could tell apart have keys of their own, and only those."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -77,6 +78,16 @@ def test_autocast_is_that_of_the_states_devices() -> None:
     assert numbers.autocast() == before
 
 
+@dataclass
+class Options:
+    factor: float
+    names: tuple[str, ...] = ()
+
+
+@dataclass
+class Others(Options): ...
+
+
 x = torch.ones(2, 3)
 BATCHES: dict[str, list[Any]] = {
     "tensor": [x],
@@ -89,6 +100,11 @@ BATCHES: dict[str, list[Any]] = {
     "float": [x, 1.0],
     "unhashable": [x, bytearray(b"1")],
     "another unhashable": [x, bytearray(b"2")],
+    "dataclass": [x, Options(1.0)],
+    "dataclass of other numbers": [x, Options(-0.0)],
+    "dataclass of zero": [x, Options(0.0)],
+    "dataclass of other names": [x, Options(1.0, ("a",))],
+    "dataclass of another class": [x, Others(1.0)],
 }
 
 
@@ -96,6 +112,7 @@ def test_batches_that_a_graph_could_tell_apart_have_signatures_of_their_own() ->
     found = {name: signature_of_leaves(flat) for name, flat in BATCHES.items()}
     assert len(set(found.values())) == len(BATCHES)
     assert signature_of_leaves([torch.zeros(2, 3)]) == found["tensor"]
+    assert signature_of_leaves([x, Options(1.0)]) == found["dataclass"]
 
 
 def test_a_graph_is_called_with_detached_tensors_only() -> None:

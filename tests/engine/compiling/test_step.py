@@ -481,3 +481,16 @@ def test_unknown_backend_is_refused() -> None:
 def test_nothing_to_compute_is_refused() -> None:
     with pytest.raises(pergrad.PergradError, match="pass at least one quantity"):
         pergrad.compiled(nn.Linear(2, 1), losses)
+
+
+def test_a_step_shows_its_model_its_quantities_and_how_it_runs() -> None:
+    model = nn.Linear(3, 2)
+    step = pergrad.compiled(
+        model, lambda m, x: m(x).sum(1), pergrad.Norms(), pergrad.Sum(), backend="eager"
+    )
+    assert repr(step) == "<compiled step of Linear for Norms, Sum: 0 graphs by eager>"
+    for _ in range(2):
+        step(torch.ones(4, 3))
+    assert repr(step) == "<compiled step of Linear for Norms, Sum: 1 graph by eager>"
+    assert "graphs" in dir(step)
+    assert not any(name.startswith("_") for name in dir(step))

@@ -287,3 +287,10 @@ def test_autocast_holds_in_the_loop_too() -> None:
         expected = loop_grads(model, loss, x.float(), y)
     for name, rows in expected.items():
         assert torch.allclose(grads.result[name], rows, rtol=0.05, atol=0.05), name
+
+
+def test_the_cost_is_told_in_passes_and_in_plain_steps_if_one_was_timed() -> None:
+    losses = torch.zeros(3)
+    assert Looped(losses, 6, 2.0).cost == "6 backward passes"
+    timed = Looped(losses, 6, 2.0, plain_seconds=0.8)
+    assert timed.cost == "6 backward passes, 2.5 times as long as one plain step of the batch"

@@ -60,3 +60,16 @@ def test_samples_are_replaced_by_others_of_as_many_rows_or_by_their_own_reversed
 
 def test_nothing_is_exchanged_where_all_rows_are_the_same() -> None:
     assert slices(torch.ones(5, 2)).sources() is None
+
+
+def test_edges_of_nodes_that_no_vector_counts_are_left() -> None:
+    def forward(x: Tensor, edge_index: Tensor) -> None: ...
+
+    edges = torch.tensor([[0, 5], [5, 0]])
+    assert slices(X, edges, names=forward).sample(0)[1] is edges
+    nothing = torch.zeros(2, 0, dtype=torch.long)
+    assert slices(X, nothing, names=forward).sample(1)[1].shape == (2, 0)
+
+
+def test_what_is_no_tensor_is_left() -> None:
+    assert slices(X, 2.5, "a").sample(0)[1:] == (2.5, "a")

@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from pergrad.engine.looping.snapshots import Snapshot, random_state, undisturbed
+from pergrad.engine.looping.snapshots import (
+    Snapshot,
+    _is_same_state,
+    random_state,
+    undisturbed,
+)
 
 
 def drawn() -> tuple[float, float, float]:
@@ -57,3 +62,12 @@ def test_snapshots_tell_whether_random_numbers_were_drawn_between_them(draw: Any
     assert before.draws_as(Snapshot(model))
     draw()
     assert not before.draws_as(Snapshot(model))
+
+
+def test_a_snapshot_from_before_numpy_was_loaded_says_nothing_of_its_numbers() -> None:
+    state = np.random.get_state()
+    assert _is_same_state(None, state)
+    assert _is_same_state(state, None)
+    assert _is_same_state(state, np.random.get_state())
+    np.random.rand()
+    assert not _is_same_state(state, np.random.get_state())
