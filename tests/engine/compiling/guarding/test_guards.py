@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import enum
 import random
+import types
 import warnings
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -314,6 +316,71 @@ def checkpoint_with_dropout() -> Steps:
 def model_that_asks_whether_it_is_traced() -> Steps:
     m = Model(lambda m, x: m.b(m.a(x)) * (1.0 if type(x) is Tensor else 5.0))
     yield m, losses, (x(),)
+
+
+@program
+def context_variable() -> Steps:
+    m, scale = Model(lambda m, x: m.b(m.a(x))), ContextVar("scale", default=1.0)
+    for value in (1.0, 2.0):
+        scale.set(value)
+        yield m, lambda m, x: losses(m, x) * scale.get(), (x(),)
+
+
+class Slots:
+    __slots__ = ("k",)
+
+    def __init__(self, k: float) -> None:
+        self.k = k
+
+
+@program
+def slot_of_an_object() -> Steps:
+    m = Model(lambda m, x: m.b(m.a(x) * m.options.k), options=Slots(1.0))
+    yield m, losses, (x(),)
+    m.options.k = 2.0
+    yield m, losses, (x(),)
+
+
+@program
+def module_in_a_variable() -> Steps:
+    m, own = Model(lambda m, x: m.b(m.a(x))), types.ModuleType("own")
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return losses(model, x) * own.k
+
+    for own.k in (1.0, 2.0):  # type: ignore[attr-defined]
+        yield m, loss, (x(),)
+
+
+@program
+def variable_that_is_assigned_later() -> Steps:
+    m = Model(lambda m, x: m.b(m.a(x)))
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        try:
+            return losses(model, x) * later
+        except NameError:
+            return losses(model, x)
+
+    yield m, loss, (x(),)
+    later = 0
+    yield m, loss, (x(),)
+
+
+@program
+def length_of_a_large_dictionary() -> Steps:
+    m = Model(lambda m, x: m.b(m.a(x) * len(m.table)), table=dict.fromkeys(range(20_000)))
+    yield m, losses, (x(),)
+    m.table[-1] = None
+    yield m, losses, (x(),)
+
+
+@program
+def shape_of_a_large_tensor() -> Steps:
+    m = Model(lambda m, x: m.b(m.a(x) * len(m.table)), table=torch.zeros(20_000))
+    for size in (20_000, 30_000):
+        m.table.data = torch.zeros(size, dtype=torch.float64)
+        yield m, losses, (x(),)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
