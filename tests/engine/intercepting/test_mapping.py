@@ -11,11 +11,13 @@ from torch.func import functional_call, grad, hessian, jacrev
 from torch.nn import functional as F
 
 import pergrad
+from pergrad.engine.intercepting.mapping import mapped_over_samples
 from pergrad.errors import UnsupportedFunctionError
 from pergrad.runtime import internals
 from pergrad.testing import loop_grads
 from tests.engine.exactness import assert_all_near
 from tests.engine.soundness.judge import Cases, exact_or_refused
+from tests.engine.trackers import N, samples, tracker_of, with_root
 
 CASES = Cases()
 
@@ -182,3 +184,41 @@ def test_vmap_is_torchs_own_outside_of_recordings() -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert internals.transforms.vmap_impl is before
+
+
+def test_samples_and_constants_are_mapped_and_nothing_else() -> None:
+    tracker = tracker_of()
+    x, second = samples(tracker, N, 3), samples(tracker, 3, N, dim=1)
+    constant, by_owner = torch.ones(3), torch.ones(5)
+    tracker.mark(constant, tracker.constant)
+    tracker.mark(by_owner, tracker.scope.owned(0, torch.tensor([0, 0, 1, 2, 3])))
+
+    def is_mapped(in_dims: Any, *args: Any, **kwargs: Any) -> bool:
+        found = mapped_over_samples(tracker, torch.add, in_dims, args, kwargs)
+        if found is not None:
+            assert found[1] == (in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(args))
+            assert len(found[2]) == len(args)
+        return found is not None
+
+    assert is_mapped(0, x)
+    assert is_mapped((0, None), x, constant)
+    assert is_mapped((0, -1), x, second)
+    assert is_mapped(0, [x, x])
+    assert not is_mapped((None,), constant)  # no samples
+    assert not is_mapped((None, 0), constant, constant)
+    assert not is_mapped((0, None), x, x)  # of all samples at once
+    assert not is_mapped(1, x)
+    assert not is_mapped((0, None), x, by_owner)
+    assert not is_mapped((0,), x, other=x)
+    with torch.no_grad():
+        assert not is_mapped(0, x)
+
+
+def test_weights_are_mapped_that_have_one_for_each_sample() -> None:
+    tracker = tracker_of()
+    x = samples(tracker, N, 3)
+    for size in (N, N + 1):
+        w = with_root(tracker, size, N)
+        for dim, fits in ((None, True), (0, size == N), (1, True)):
+            found = mapped_over_samples(tracker, torch.add, (0, dim), (x, w), {})
+            assert (found is not None) is fits, (size, dim)

@@ -8,36 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pergrad.engine.collecting.ledger import UseCounter
 from pergrad.engine.intercepting import tracker as module
 from pergrad.engine.intercepting.tracker import Tracker
-from pergrad.engine.intercepting.weights import Root
 from pergrad.engine.samples.layouts import Constant, Lost, Owners, Samples
 from pergrad.engine.samples.sizes import BatchSize
 from pergrad.errors import MixedSamplesError
-from pergrad.factors import Factor
-from pergrad.runtime.queue import Queue
 from tests.engine.exactness import Case, Formula, assert_exact, numbers, of
-from tests.engine.trackers import N, samples, tracker_of, use
-
-
-class Nowhere:
-    passes = 1
-    queue = Queue()
-
-    def expects(self, name: str) -> bool:
-        return True
-
-    def add(self, name: str, factor: Factor) -> None: ...
-
-
-def with_root(tracker: Tracker, *shape: int) -> Tensor:
-    value = numbers(*shape).requires_grad_()
-    tracker.roots[id(value)] = Root(
-        tracker.scope, "w", value, UseCounter(), Nowhere(), torch.zeros((), requires_grad=True)
-    )
-    return value
-
+from tests.engine.trackers import N, samples, tracker_of, use, with_root
 
 # -- tensors of unknown origin
 
