@@ -375,3 +375,13 @@ def test_functional_use_of_own_parameters() -> None:
             return F.layer_norm(F.linear(x, weight=self.matrix), (4,), weight=self.gain)
 
     check(Raw(), double(5, 2, 3), needs_grad=True)
+
+
+def test_two_backward_passes_of_one_call_add_up() -> None:
+    model, x = nn.Linear(3, 2).double(), double(4, 3)
+    expected = loop_grads(model, lambda m, x: m(x).square().sum(1), x)
+    loss = pergrad.call_for_per_sample_grads(model)(x).square().sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    for name, p in model.named_parameters():
+        assert_close(p.grad_sample, 2 * expected[name], **EXACT)

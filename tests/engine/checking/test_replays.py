@@ -171,3 +171,14 @@ def test_a_model_of_pixels_is_repeated_in_another_precision() -> None:
         (output,) = replay.outputs()
     assert output.tensor.dtype == torch.float64
     torch.testing.assert_close(output.tensor.detach().float(), losses(model, PIXELS).detach())
+
+
+def test_the_graph_of_a_run_is_freed_unless_it_is_kept() -> None:
+    model, weights = nn.Linear(D, OUT).double(), torch.ones(SIZE).double()
+    replay, parameters = replay_of(model, numbers(SIZE, D)), dict(model.named_parameters())
+    outputs = replay.outputs()
+    kept = replay.ordinary(outputs, weights, parameters, retain_graph=True)
+    last = replay.ordinary(outputs, weights, parameters)
+    assert torch.equal(kept["weight"], last["weight"])
+    with pytest.raises(RuntimeError, match="second time"):
+        replay.ordinary(outputs, weights, parameters)

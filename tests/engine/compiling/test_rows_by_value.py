@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pergrad
+from pergrad.engine.compiling.step import CompiledStep
 from pergrad.errors import ScopeError
 from pergrad.testing import assert_near, loop_grads
 
@@ -224,3 +225,28 @@ def test_rows_that_are_added_up_where_they_came_from_keep_their_samples() -> Non
     with pytest.raises(pergrad.PergradError, match="row n of the losses"):
         step(torch.randn(4, 2, 3, dtype=torch.float64), none + 2)  # rows go to the next sample
     check(step, grads, norms, model, (torch.randn(4, 2, 3, dtype=torch.float64), none))
+
+
+def test_a_graph_is_compared_with_an_uncompiled_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[bool] = []
+
+    def counted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            runs.append(True)
+            return method(*args)
+
+        return run
+
+    for name in ("_plain_losses", "_repeats"):
+        monkeypatch.setattr(CompiledStep, name, counted(getattr(CompiledStep, name)))
+    model = Pictures().double()
+    step, *_ = compiled(model)
+    batch = pictures([[0, 2], [1, 5], [3, 4]])
+    for _ in range(2):
+        step(*batch)
+    assert step.graphs == 1
+    first = len(runs)
+    assert first
+    for _ in range(2):
+        step(*batch)
+    assert len(runs) == first

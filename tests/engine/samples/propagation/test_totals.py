@@ -2,9 +2,13 @@
 
 import inspect
 
+import pytest
+import torch
 import torch.nn.functional as F
 
-from pergrad.engine.samples.propagation.totals import _places
+from pergrad.engine.samples.origins import SUM
+from pergrad.engine.samples.propagation.totals import _places, origin_after
+from tests.engine.samples.propagation.calls import call_of
 
 KNOWN = {
     *"binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss".split(),
@@ -25,3 +29,12 @@ def test_functions_that_are_not_torch_s_have_none() -> None:
     def cross_entropy(input: object, reduction: str = "mean") -> None: ...
 
     assert _places(cross_entropy) == {}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_mean_of_the_losses_divides_by_their_number_unless_there_is_one(count: int) -> None:
+    losses = torch.rand(count, requires_grad=True) * 1
+    call = call_of(torch.mean, losses, count=count)
+    call.scope.tells_reduction = True
+    call.layouts[0] = call.total(SUM)
+    assert origin_after(call) == (SUM if count == 1 else SUM.divided(3))
