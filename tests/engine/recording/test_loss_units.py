@@ -622,3 +622,18 @@ def test_quantities_that_only_look_allow_two_backward_passes(kind: type[Any]) ->
         losses = summed(model, x, y)
         losses.sum().backward(retain_graph=True)
         losses.sum().backward()
+
+
+def test_factors_beside_the_given_scale_are_part_of_a_loss_whose_reduction_is_given() -> None:
+    model, (x, y) = net(), batch()
+    with pergrad.record(model, pergrad.Norms(), loss_scale=0.5, loss_reduction="sum") as norms:
+        (summed(model, x, y).sum() * 1.5).backward()
+    assert_near(norms.result, 3 * pergrad.norms(model, summed, x, y))
+
+
+def test_a_scale_that_is_a_tensor_is_undone_as_it_is() -> None:
+    model, (x, y) = net(), batch()
+    scale = torch.tensor(0.25, dtype=torch.float64)
+    with pergrad.record(model, pergrad.Norms(), loss_scale=scale) as norms:
+        (summed(model, x, y).sum() * scale).backward()
+    assert_near(norms.result, pergrad.norms(model, summed, x, y))

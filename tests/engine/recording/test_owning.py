@@ -124,3 +124,29 @@ def test_graphs_say_whose_nodes_and_edges_are_whose() -> None:
     assert again.vectors["edge_attr"] is not None
     assert again.vectors["edge_attr"].tolist() == found["edge_attr"]
     assert ownership_of_graphs(named_leaves(None, (torch.zeros(2),), {})) is None
+
+
+def test_an_entry_of_a_named_list_belongs_to_the_sample_of_its_place() -> None:
+    own = ownership_of({"images": [1, 0, 1]}, None)
+    for k, sample in enumerate([1, 0, 1]):
+        found = own.place_of(("images",), torch.zeros(4, 2), (k, 3))
+        assert found is not None
+        assert found[0] == 0
+        assert found[1] is not None
+        assert found[1].tolist() == [sample] * 4
+
+
+def test_rows_of_results_are_told_by_their_number_or_not_at_all() -> None:
+    own = ownership_of({"x": NODES, "e": EDGES}, None)
+    assert own.layout_of_rows(torch.zeros(2, 3)) == (1, None)
+    found = own.layout_of_rows(torch.zeros(4, 2))
+    assert found is not None
+    assert (found[0], found[1].tolist()) == (0, EDGES.tolist())  # type: ignore[union-attr]
+    assert own.layout_of_rows(torch.zeros(7, 2)) is None
+    assert own.ids_of_losses(torch.zeros(7)) is None
+    assert own.ids_of_losses(torch.zeros(3)) is None
+
+
+def test_arguments_of_functions_without_a_signature_have_positions_alone() -> None:
+    t = torch.zeros(1)
+    assert [names for names, _, _ in named_leaves(max, (t, t), {})] == [(0,), (1,)]
