@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -637,3 +638,17 @@ def test_a_scale_that_is_a_tensor_is_undone_as_it_is() -> None:
     with pergrad.record(model, pergrad.Norms(), loss_scale=scale) as norms:
         (summed(model, x, y).sum() * scale).backward()
     assert_near(norms.result, pergrad.norms(model, summed, x, y))
+
+
+def test_a_factor_that_is_no_number_of_python_is_undone_by_the_given_scale() -> None:
+    model, (x, y) = net(), batch()
+    factor = np.float32(0.5)
+
+    def run(**options: Any) -> Tensor:
+        with pergrad.record(model, pergrad.Norms(), **options) as norms:
+            (summed(model, x, y).sum() * factor).backward()
+        return norms.result
+
+    with pytest.raises(PergradError, match="multiplied by a factor as a whole: pass loss_scale="):
+        run()
+    assert_near(run(loss_scale=0.5), pergrad.norms(model, summed, x, y))

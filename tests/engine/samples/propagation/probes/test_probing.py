@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 import pergrad
+from pergrad.engine.samples.layouts import Scope
 from pergrad.engine.samples.propagation.probes import probing
-from pergrad.engine.samples.propagation.probes.probing import _are_equal
+from pergrad.engine.samples.propagation.probes.probing import _are_equal, others_stay
 from pergrad.runtime.caches import Cache
 from pergrad.testing import assert_near
 from tests.engine.samples.propagation.dependence import Batched, assert_followed
@@ -155,3 +156,20 @@ def test_numbers_that_are_small_beside_others_may_be_off_by_their_rounding() -> 
     a, eps = torch.tensor([1.0, 0.0, torch.inf]), torch.finfo(torch.float32).eps
     assert _are_equal(a, torch.tensor([1.0, 0.9 * eps, torch.inf]))
     assert not _are_equal(a, torch.tensor([1.0, 1.1 * eps, torch.inf]))
+
+
+def test_rows_of_other_samples_stay_the_same() -> None:
+    scope = Scope(3)
+    rows, first = scope.samples(1), torch.tensor([True, False, False])
+    a = torch.rand(2, 3)
+    b = a.clone()
+    assert others_stay(a, b, rows, first)
+    b[:, 0] += 1
+    assert others_stay(a, b, rows, first)
+    assert not others_stay(a, b, rows, ~first)
+    assert not others_stay(a, a[:, :2], rows, first)
+    assert others_stay(a, b, scope.constant(), ~first)  # what has no samples tells nothing
+    one, other = torch.tensor(1.0), torch.tensor(2.0)
+    of_first = scope.owned(0, torch.tensor([0]))
+    assert others_stay(one, other, of_first, first)
+    assert not others_stay(one, other, of_first, ~first)
