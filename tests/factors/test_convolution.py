@@ -182,3 +182,12 @@ def test_order_of_windows_follows_the_longer_pieces() -> None:
     assert not convolution(channels=2, space=(5, 6), taps=(3, 2)).channels_last_is_cheaper
     assert convolution(channels=5, space=(5, 6), taps=(3, 2)).channels_last_is_cheaper
     assert not convolution(channels=4, space=(5, 6), taps=(3, 2)).channels_last_is_cheaper
+
+
+def test_an_input_with_equal_padding_is_not_copied() -> None:
+    for before, after, is_copied in ((0, 0, False), (1, 1, False), (1, 0, True)):
+        g, x = torch.randn(2, 1, 3, 2 + before + after), torch.randn(2, 1, 2, 4)
+        factor = Convolution(g, x, (3, 2, 3), (1,), ((before, after),), (1,), 1)
+        found, padding = factor._input_and_padding()
+        assert (found is not x) is is_copied
+        assert padding == [0 if is_copied else before]

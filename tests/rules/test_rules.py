@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 import pergrad
 from pergrad.errors import MixedSamplesError, PergradError
@@ -237,3 +238,32 @@ def test_bags_of_one_vector_need_their_offsets() -> None:
     table = nn.Parameter(torch.randn(4, 2))
     with pytest.raises(PergradError, match="a 1-D input needs `offsets`"):
         embedding_bag(torch.tensor([0, 1]), table)
+
+
+@pytest.mark.parametrize("merges_rows", [None, False, True])
+def test_a_rule_gets_rows_without_their_sample_only_if_it_merges_them(
+    merges_rows: bool | None,
+) -> None:
+    def scaled(x: Tensor, weight: Tensor) -> Any:
+        if has_torch_function((x, weight)):
+            return handle_torch_function(scaled, (x, weight), x, weight)
+        return x * weight
+
+    shapes: list[tuple[int, ...]] = []
+    options: dict[str, Any] = {} if merges_rows is None else {"merges_rows": merges_rows}
+    options["weights"] = {"weight": ("x",)}
+
+    @pergrad.implements_per_sample_grads(scaled, **options)
+    def rule(grad_output: Tensor, x: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        shapes.append(tuple(grad_output.shape))
+        return {"weight": (grad_output * x).flatten(1, -2).sum(1)}
+
+    try:
+        exact(Formula(lambda m, x: scaled(x, m.w).sum(1), w=torch.randn(3)).double(), _rows())
+    finally:
+        del RULES[scaled]
+    assert shapes == [(5, 4, 3) if merges_rows else (5, 1, 4, 3)]
+
+
+def _rows() -> Tensor:
+    return torch.randn(5, 4, 3, dtype=torch.float64)

@@ -606,3 +606,14 @@ def test_a_weight_that_the_forward_ties_to_another_is_certified() -> None:
     report = pergrad.certify(model, lambda m, x: m(x).square().sum(1), x, quiet=True)
     assert report.ok
     assert {row.name: row.verdict for row in report.rows}["second.weight"] == "untouched"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_error_of_a_right_parameter_in_halves_is_that_of_the_proof(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
+    report = pergrad.certify(
+        model, lambda m, x: m(x).square().sum(1), numbers(8, 6).to(dtype), quiet=True
+    )
+    assert report.ok
+    assert all(row.error < 1e-5 for row in report.rows), report
+    assert {row.precision for row in report.rows} <= {"torch.float32", "torch.float64"}

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pergrad
-from pergrad.engine.intercepting.recorder import Recorder
+from pergrad.engine.intercepting.recorder import Recorder, _is_of_torch
 from tests.engine.exactness import numbers
 from tests.engine.intercepting.formulas import D, model_of, reshapes_by_size, squares
 
@@ -60,3 +60,20 @@ def test_an_autograd_function_is_wanted_if_it_uses_a_weight_and_gradients_are_en
         patch.setattr(Recorder, "begin", watched)
         pergrad.grads(Model(), squares, numbers(3, D))
     assert asked == [True, True, False, False]
+
+
+def test_classes_of_tensors_are_torch_s_own_unless_they_have_functions_of_their_own() -> None:
+    class Renamed(Tensor): ...
+
+    class Own(Tensor):
+        @classmethod
+        def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
+            return super().__torch_function__(*args, **kwargs)
+
+    class NoTensor:
+        __torch_function__ = Tensor.__torch_function__
+
+    for kind in (Tensor, nn.Parameter, nn.UninitializedParameter, Renamed):
+        assert _is_of_torch(kind)
+    for kind in (Own, NoTensor):
+        assert not _is_of_torch(kind)

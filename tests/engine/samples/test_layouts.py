@@ -12,6 +12,7 @@ from pergrad.engine.collecting.grad_samples import GradSampleSink
 from pergrad.engine.collecting.ledger import UseCounter
 from pergrad.engine.intercepting.recorder import Recorder
 from pergrad.engine.intercepting.tracker import Tracker
+from pergrad.engine.samples import layouts
 from pergrad.engine.samples.layouts import (
     Constant,
     Lost,
@@ -166,3 +167,16 @@ def test_a_scope_knows_while_the_engine_itself_differentiates() -> None:
         fails()
     assert not scope.is_pulling_back
     assert scope != other
+
+
+@pytest.mark.parametrize(("owners", "are_apart"), [([0, 0, 1, 1], False), ([0, 1, 1, 1], True)])
+def test_a_trace_notes_whether_rows_that_it_takes_together_have_one_owner(
+    owners: list[int], are_apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layouts, "is_traced", lambda _: True)
+    scope = Scope(2)
+    rows = Owners(scope, 0, torch.tensor(owners))
+    found = after_reshape(rows, torch.Size((4, 3)), torch.Size((2, 6)))
+    assert isinstance(found, Owners)
+    assert (found.dim, found.owner.tolist()) == (0, [owners[0], owners[2]])
+    assert list(map(bool, scope.misplaced)) == [are_apart]
