@@ -15,6 +15,7 @@ import pergrad
 from pergrad.errors import MixedSamplesError, PergradError
 from pergrad.factors import Factor
 from pergrad.rules import DECOMPOSITIONS, RULES
+from pergrad.rules.arithmetic import _weight_is_broadcast
 from pergrad.rules.embedding import embedding_bag
 from pergrad.rules.experts import rows_by_group
 from pergrad.rules.recurrence import linear_over_steps
@@ -267,3 +268,19 @@ def test_a_rule_gets_rows_without_their_sample_only_if_it_merges_them(
 
 def _rows() -> Tensor:
     return torch.randn(5, 4, 3, dtype=torch.float64)
+
+
+def test_a_broadcast_weight_is_a_tensor_beside_the_only_argument_with_samples() -> None:
+    x, weight = torch.ones(5, 4, 3), torch.ones(3)
+
+    def is_broadcast(a: Any, b: Any, *names: str) -> bool | None:
+        return _weight_is_broadcast({"input": a, "other": b}, dict.fromkeys(names, 0))
+
+    assert is_broadcast(x, weight, "input")
+    assert is_broadcast(weight, x, "other")
+    assert is_broadcast(x, torch.ones(1, 4, 3), "input")
+    assert not is_broadcast(x, torch.ones(5, 1, 3), "input")
+    assert not is_broadcast(x, weight.double(), "input")
+    assert not is_broadcast(x, 2.0, "input")
+    assert not is_broadcast(2.0, x, "other")
+    assert not is_broadcast(x, x, "input", "other")

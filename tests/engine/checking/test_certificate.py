@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import pergrad
 from pergrad.engine.checking.certificate import Certificate
 from pergrad.engine.checking.reports import CertifyReport
+from pergrad.errors import PergradError
 from pergrad.factors import OuterProduct
 from pergrad.quantities import Quantity
 from pergrad.reductions import Directions
@@ -617,3 +618,14 @@ def test_the_error_of_a_right_parameter_in_halves_is_that_of_the_proof(dtype: to
     assert report.ok
     assert all(row.error < 1e-5 for row in report.rows), report
     assert {row.precision for row in report.rows} <= {"torch.float32", "torch.float64"}
+
+
+def test_outputs_without_the_dimension_of_the_samples_are_refused() -> None:
+    model = Formula(lambda m, x: m.a(x).sum((0, 2)), a=nn.Linear(3, 2)).double()
+    with (
+        pytest.raises(
+            PergradError, match=r"cannot find the 5 samples in an output of shape \(5,\)"
+        ),
+        pergrad.record(model, pergrad.Norms(), batch_first=False, certify=True),
+    ):
+        model(numbers(4, 5, 3)).sum().backward()

@@ -361,6 +361,10 @@ UNTOLD: dict[str, tuple[Loss, str]] = {
         lambda m, x, y: sum(part.sum() for part in (tokens(m, x, y) / len(x)).unbind(1)),  # type: ignore[arg-type, return-value]
         "divided by 6",
     ),
+    "each divided, and two of them joined": (
+        lambda m, x, y: torch.cat([averaged(m, x, y) / len(x), -averaged(m, x, y) / len(x)]).sum(),
+        "divided by 6",
+    ),
     "each divided, in a product": (
         lambda m, x, y: ((tokens(m, x, y) / len(x)) @ torch.ones(T).double()).sum(),
         "divided by 6",

@@ -193,3 +193,18 @@ def test_decorators_make_no_function_torchs_own() -> None:
     assert is_own(F.relu)
     assert is_own(Tensor.__rpow__)  # decorated by torch itself
     assert name_of(gelu) not in HANDLERS
+
+
+def test_data_in_the_order_of_the_samples_keeps_it_if_all_rows_are_as_many() -> None:
+    scope = Scope(3)
+    rows = scope.samples(0)
+    call = call_of(scope, (torch.ones(3), rows), output=torch.ones(3))
+    assert not call.flows
+
+    def agreed(dim: int, owners: list[int]) -> Layout:
+        return call.agreed([rows, Owners(scope, dim, torch.tensor(owners))])
+
+    assert agreed(0, [2, 1, 0]) is rows
+    assert isinstance(agreed(0, [0, 1, 1, 2]), Constant)
+    assert isinstance(agreed(1, [2, 1, 0]), Constant)
+    assert isinstance(call.agreed([rows, scope.samples(1)]), Constant)
