@@ -3,41 +3,44 @@
 Run as ``python -m benchmarks.audit_cost``; ``--store`` keeps the rows, and ``--write docs/howto/audit.md``
 writes the table of all stored rows. ``--samples 10000`` audits shifted, turned and scaled digits. Models are
 the demo's convnet; one so narrow that the fixed costs of an audit dominate; one of twice the width; and an
-MLP. Epochs and audits alternate, so that a slow phase of the machine affects all of them; the fastest of each
-counts, in CPU time of this process. An epoch loads with a `DataLoader` and steps with Adam, at the audit's
-batch size and at 64, the demo's batch size. An audit is timed in three parts: the pass over the data, which
-computes two gradients of each sample, the pass with the analysis of its rows, and a whole audit with its
-proof, the labels, tables and pictures of the demo.
+MLP. An epoch loads with a `DataLoader` and steps with Adam, at the audit's batch size and at 64, the demo's
+batch size. An audit is timed in three parts: the pass over the data, which computes two gradients of each
+sample, the pass with the analysis of its rows, and a whole audit with its proof, the labels, tables and
+pictures of the demo.
 
-From the first audit on, a process keeps the memory that a batch frees, which speeds up epochs too, by a third
-at 1024 samples. So some epochs are timed before the first audit, as in training, and some alternate with
-audits; ratios are relative to the latter. At last epochs and audits alternate on two threads, timed by the
-clock: nothing else may run on the machine.
+Epochs run in a process that only trains; audits run in one that keeps freed memory, as the command `pergrad
+audit` does, and in one that does not, as `Audit.run` in a notebook. The processes take turns, so that a slow
+phase of the machine affects all of them, and the fastest run of each counts: in CPU time on one thread, then
+by the clock on two threads, for which nothing else may run on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from benchmarks.fastest import fastest, fastest_rows
+from benchmarks.fastest import fastest_rows
 from benchmarks.rows import RESULTS, Row, file_name, provenance, read, write
 from benchmarks.table import settle
 from pergrad.attribution import Samples, analyse
 from pergrad.audit import AuditOptions, Spec, run_audit
 from pergrad.audit.streaming.gradients import Gradients, joined_rows
 from pergrad.audit.streaming.loading import Loader
+from pergrad.audit.streaming.memory import bytes_kept, fitting_batch_size, free_bytes
 from pergrad.audit.streaming.stream import batches_in
 from pergrad.audit.subject.spec import grouped_parameters
 from pergrad.cli.malloc import keep_freed_memory
@@ -47,15 +50,27 @@ import mislabelled_digits as digits
 
 _MARKERS = "<!-- audit-cost:start -->", "<!-- audit-cost:end -->"
 _TRAINED_WITH = 64
+Kind = Literal["training", "command", "notebook"]
+
+_OF: dict[str, Kind] = {
+    "plain": "training",
+    "plain-64": "training",
+    "pass": "command",
+    "analysis": "command",
+    "audit": "command",
+    "audit-notebook": "notebook",
+}
+_BY_CLOCK = "plain", "plain-64", "audit"
 _TITLES = {
     "plain": "a plain training epoch",
     "plain-64": "a plain training epoch, B=64",
-    "plain-before": "a plain training epoch, before the first audit",
     "pass": "the pass over the data",
     "analysis": "with the analysis",
-    "audit": "all of an audit",
+    "audit": "all of `pergrad audit`",
+    "audit-notebook": "all of `Audit.run`",
     "plain-clock": "a plain training epoch, two threads, by the clock",
-    "audit-clock": "all of an audit, two threads, by the clock",
+    "plain-64-clock": "a plain training epoch, B=64, two threads, by the clock",
+    "audit-clock": "all of `pergrad audit`, two threads, by the clock",
 }
 
 
@@ -157,54 +172,78 @@ def passed(spec: Spec, gradients: Gradients, batch_size: int) -> Samples:
     )
 
 
-def steps(
-    spec: Spec, model_name: str, folder: Path, batch_size: int, sketch_dim: int
-) -> dict[str, Callable[[], object]]:
-    """Returns the timed functions by name; each audit writes to its own folder within `folder`."""
-    keep_freed_memory()  # as the command `pergrad audit` does
+def chosen_batch_size(spec: Spec) -> int:
+    """Returns the batch size that an audit chooses."""
+    x, y = next(iter(DataLoader(spec.dataset, batch_size=32)))
+    kept = bytes_kept(spec.model, lambda: spec.loss(spec.model, x, y)) // len(x)
+    free = free_bytes(torch.device("cpu"))
+    return fitting_batch_size(kept, free, len(spec.dataset), on_cpu=True)
+
+
+_STEPS: dict[str, Callable[[], object]] = {}  # of this process, by name
+
+
+def prepare(
+    kind: Kind, model_name: str, seed: int, samples: int | None, folder: str, sketch_dim: int
+) -> None:
+    """Makes the steps of a process; each audit writes to its own folder within `folder`."""
+    torch.set_num_threads(1)
+    spec = trained_spec(model_name, seed, samples)
+    batch_size = chosen_batch_size(spec)
+    if kind == "training":
+        _STEPS["plain"] = lambda: epoch(spec, model_name, batch_size)
+        _STEPS["plain-64"] = lambda: epoch(spec, model_name, _TRAINED_WITH)
+        return
+    if kind == "command":
+        keep_freed_memory()
     gradients = Gradients(spec.model, spec, grouped_parameters(spec), sketch_dim=sketch_dim, seed=0)
-    options = AuditOptions(batch_size=batch_size, sketch_dim=sketch_dim)
-    folders = (folder / str(number) for number in count())
-
-    return {
-        "plain": lambda: epoch(spec, model_name, batch_size),
-        "plain-64": lambda: epoch(spec, model_name, _TRAINED_WITH),
-        "pass": lambda: passed(spec, gradients, batch_size),
-        "analysis": lambda: analyse(passed(spec, gradients, batch_size)),
-        "audit": lambda: run_audit(spec, next(folders), options),
-    }
+    options = AuditOptions(sketch_dim=sketch_dim)
+    folders = (Path(folder) / f"{kind}-{number}" for number in count())
+    _STEPS["pass"] = lambda: passed(spec, gradients, batch_size)
+    _STEPS["analysis"] = lambda: analyse(passed(spec, gradients, batch_size))
+    _STEPS["audit"] = lambda: run_audit(spec, next(folders), options)
 
 
-@contextmanager
-def on_two_threads() -> Iterator[None]:
-    """Runs the block with two threads of torch."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def timed(name: str, threads: int) -> float:
+    """Runs a step of this process; returns its CPU time on one thread, or its time on several."""
+    clock = time.process_time if threads == 1 else time.perf_counter
+    torch.set_num_threads(threads)
+    start = clock()
+    _STEPS[name]()
+    taken = clock() - start
+    torch.set_num_threads(1)
+    return taken
 
 
 def rows(
-    batch_size: int,
-    sketch_dim: int,
-    rounds: int,
-    seed: int,
-    model_name: str = "demo",
-    samples: int | None = None,
+    sketch_dim: int, rounds: int, seed: int, model_name: str = "demo", samples: int | None = None
 ) -> list[Row]:
-    """Returns a row per timed function; `ratio` is relative to the plain epoch at the same batch size."""
+    """Returns a row per step; `ratio` is relative to the plain epoch at the audit's batch size."""
     made = provenance(torch.device("cpu"), of_commit=None, rounds=rounds, steps=1, seed=seed)
-    with tempfile.TemporaryDirectory() as folder:
-        spec = trained_spec(model_name, seed, samples)
-        before = {"plain-before": lambda: epoch(spec, model_name, batch_size)}
-        seconds = fastest(before, rounds, warm_up=1, clock=time.process_time)
-        timed = steps(spec, model_name, Path(folder), batch_size, sketch_dim)
-        seconds |= fastest(timed, rounds, warm_up=1, clock=time.process_time)
-        by_clock = {f"{name}-clock": timed[name] for name in ("plain", "audit")}
-        with on_two_threads():
-            seconds |= fastest(by_clock, rounds, warm_up=1, clock=time.perf_counter)
+    spec = trained_spec(model_name, seed, samples)
+    batch_size = chosen_batch_size(spec)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        spawn = multiprocessing.get_context("spawn")
+        arguments = model_name, seed, samples, folder, sketch_dim
+        processes = {
+            kind: stack.enter_context(ProcessPoolExecutor(1, spawn, prepare, (kind, *arguments)))
+            for kind in dict.fromkeys(_OF.values())
+        }
+
+        def seconds_of(name: str, threads: int) -> float:
+            step = name.removesuffix("-notebook")
+            return processes[_OF[name]].submit(timed, step, threads).result()
+
+        on_one = {name: (name, 1) for name in _OF}
+        on_two = {f"{name}-clock": (name, 2) for name in _BY_CLOCK}
+        seconds: dict[str, float] = {}
+        for some in (on_one, on_two):
+            for number in range(rounds + 1):
+                for key, (name, threads) in some.items():
+                    taken = seconds_of(name, threads)
+                    if number > 0:  # the first is slower
+                        seconds[key] = min(taken, seconds.get(key, taken))
     return fastest_rows(
         seconds,
         _TITLES,
@@ -217,27 +256,27 @@ def rows(
     )
 
 
+_COLUMNS = {
+    "pass": ("pass", "plain"),
+    "`pergrad audit`": ("audit", "plain"),
+    "`Audit.run`": ("audit-notebook", "plain"),
+    "in epochs of B=64": ("audit", "plain-64"),
+    "by the clock, two threads": ("audit-clock", "plain-clock"),
+    "by the clock, B=64": ("audit-clock", "plain-64-clock"),
+}
+
+
 def markdown() -> str:
     """Returns the stored costs as a table: the newest rows of each model and number of samples."""
     newest: dict[str, list[Row]] = {}
     for path in sorted((RESULTS / "audit_cost").glob("*.jsonl")):
         found = read(path)
         newest[found[0].model_title] = found
-    lines = [
-        "| | pass | audit | in a fresh process | in epochs of B=64 | by the clock, two threads |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = ["| | " + " | ".join(_COLUMNS) + " |", "|---" * (len(_COLUMNS) + 1) + "|"]
     for title in sorted(newest):
         seconds = {row.method: row.fastest or 0.0 for row in newest[title]}
-        pairs = [
-            ("pass", "plain"),
-            *(("audit", name) for name in ("plain", "plain-before", "plain-64")),
-        ]
-        parts = [f"{seconds[one] / seconds[other]:.2f}" for one, other in pairs]
-        # Rows of earlier commits were not timed by the clock.
-        has_clock = "audit-clock" in seconds
-        parts.append(f"{seconds['audit-clock'] / seconds['plain-clock']:.2f}" if has_clock else "–")
-        lines.append(f"| {title} | {' | '.join(parts)} |")
+        ratios = [seconds[one] / seconds[other] for one, other in _COLUMNS.values()]
+        lines.append(f"| {title} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
     return "\n".join(lines)
 
 
@@ -245,10 +284,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=MODELS, default="demo")
     parser.add_argument("--samples", type=int, help="made of the 1797 digits; default: these")
-    parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--sketch-dim", type=int, default=AuditOptions.sketch_dim)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", action="store_true", help="keep the rows")
     parser.add_argument("--write", type=Path, help="write the stored costs into this page alone")
@@ -256,24 +293,16 @@ def main(arguments: list[str] | None = None) -> None:
     if options.write is not None:
         settle(markdown(), options.write, None, markers=_MARKERS, module="benchmarks.audit_cost")
         return
-    torch.set_num_threads(options.threads)
-    found = rows(
-        *(options.batch_size, options.sketch_dim, options.rounds, options.seed),
-        *(options.model, options.samples),
-    )
+    torch.set_num_threads(1)
+    found = rows(options.sketch_dim, options.rounds, options.seed, options.model, options.samples)
     base = {row.method: row.fastest or 0.0 for row in found}
     print(found[0].model_title)
-    for row in found[:-2]:
-        taken = base[row.method]
-        print(
-            f"{row.method_title:50} {taken * 1e3:7.1f} ms  {row.ratio:5.2f}x"
-            f"  {taken / base['plain-before']:5.2f}x of one before"
-            f"  {taken / base['plain-64']:5.2f}x of one at {_TRAINED_WITH}"
-        )
-    ratio = base["audit-clock"] / base["plain-clock"]
-    print(f"{found[-1].method_title:50} {base['audit-clock'] * 1e3:7.1f} ms  {ratio:5.2f}x")
+    for row in found:
+        print(f"{row.method_title:60} {base[row.method] * 1e3:7.1f} ms")
+    for title, (one, other) in _COLUMNS.items():
+        print(f"{title:30} {base[one] / base[other]:5.2f}")
     if options.store:
-        part = "-".join(map(str, (options.model, options.samples or 1797, options.batch_size)))
+        part = f"{options.model}-{options.samples or 1797}"
         name = file_name("digits", "float32", found[0].provenance, part=part)
         path = RESULTS / "audit_cost" / name  # not for the README's table
         write(path, found)
