@@ -94,7 +94,7 @@ def test_no_depth_of_calls_makes_reads_map_their_stack_anew() -> None:
 
 def test_code_of_the_engine_is_not_of_the_step() -> None:
     with Reads() as reads:
-        sketches._as_matrix((2, 3))
+        sketches.as_matrix((2, 3))
     assert not reads.names
     assert not reads.scopes
     assert not reads.codes

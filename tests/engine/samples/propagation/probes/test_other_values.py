@@ -10,8 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pergrad
+from pergrad.engine.samples.layouts import Scope
 from pergrad.engine.samples.propagation.probes import other_values
-from pergrad.engine.samples.propagation.probes.other_values import with_other_values
+from pergrad.engine.samples.propagation.probes.other_values import (
+    are_equal,
+    others_stay,
+    with_other_values,
+)
 from pergrad.testing import assert_near
 from tests.engine.samples.propagation.calls import call_of, rows
 
@@ -79,3 +84,40 @@ def test_a_loss_of_a_batch_with_a_nan_is_a_sum_over_the_samples() -> None:
     expected = pergrad.norms(model, lambda m, x: loss(m, x, "none"), x)
     assert found.isfinite().tolist() == [True, False, True, True]
     assert_near(found[[0, 2, 3]], expected[[0, 2, 3]])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "units"),
+    [(torch.bfloat16, 1), (torch.float16, 1), (torch.float32, 4), (torch.float64, 4)],
+)
+def test_resultsare_equal_within_the_rounding_of_their_type(dtype: torch.dtype, units: int) -> None:
+    eps = torch.finfo(dtype).eps
+    one = torch.ones(3, dtype=dtype)
+    assert are_equal(one, one * (1 + units * eps))
+    assert not are_equal(one, one * (1 + 2 * units * eps))
+    assert are_equal(one * torch.nan, one * torch.nan)
+    assert not are_equal(one, one * torch.nan)
+    assert not are_equal(one.int(), one.int() + 1)
+
+
+def test_numbers_that_are_small_beside_others_may_be_off_by_their_rounding() -> None:
+    a, eps = torch.tensor([1.0, 0.0, torch.inf]), torch.finfo(torch.float32).eps
+    assert are_equal(a, torch.tensor([1.0, 0.9 * eps, torch.inf]))
+    assert not are_equal(a, torch.tensor([1.0, 1.1 * eps, torch.inf]))
+
+
+def test_rows_of_other_samples_stay_the_same() -> None:
+    scope = Scope(3)
+    rows, first = scope.samples(1), torch.tensor([True, False, False])
+    a = torch.rand(2, 3)
+    b = a.clone()
+    assert others_stay(a, b, rows, first)
+    b[:, 0] += 1
+    assert others_stay(a, b, rows, first)
+    assert not others_stay(a, b, rows, ~first)
+    assert not others_stay(a, a[:, :2], rows, first)
+    assert others_stay(a, b, scope.constant(), ~first)  # what has no samples tells nothing
+    one, other = torch.tensor(1.0), torch.tensor(2.0)
+    of_first = scope.owned(0, torch.tensor([0]))
+    assert others_stay(one, other, of_first, first)
+    assert not others_stay(one, other, of_first, ~first)

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 import pergrad
-from pergrad.engine.samples.layouts import Scope
 from pergrad.engine.samples.propagation.probes import probing
-from pergrad.engine.samples.propagation.probes.probing import _are_equal, others_stay
 from pergrad.runtime.caches import Cache
 from pergrad.testing import assert_near
 from tests.engine.samples.propagation.dependence import Batched, assert_followed
@@ -134,42 +132,3 @@ def test_private_operators_are_not_run_on_other_values(monkeypatch: pytest.Monke
     found = pergrad.norms(model, loss, x, index, owners=ids)
     plain = pergrad.norms(model, lambda m, x: 4 * m(x).square().sum(1), x, owners=ids)
     assert_near(found, plain)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "units"),
-    [(torch.bfloat16, 1), (torch.float16, 1), (torch.float32, 4), (torch.float64, 4)],
-)
-def test_results_are_equal_within_the_rounding_of_their_type(
-    dtype: torch.dtype, units: int
-) -> None:
-    eps = torch.finfo(dtype).eps
-    one = torch.ones(3, dtype=dtype)
-    assert _are_equal(one, one * (1 + units * eps))
-    assert not _are_equal(one, one * (1 + 2 * units * eps))
-    assert _are_equal(one * torch.nan, one * torch.nan)
-    assert not _are_equal(one, one * torch.nan)
-    assert not _are_equal(one.int(), one.int() + 1)
-
-
-def test_numbers_that_are_small_beside_others_may_be_off_by_their_rounding() -> None:
-    a, eps = torch.tensor([1.0, 0.0, torch.inf]), torch.finfo(torch.float32).eps
-    assert _are_equal(a, torch.tensor([1.0, 0.9 * eps, torch.inf]))
-    assert not _are_equal(a, torch.tensor([1.0, 1.1 * eps, torch.inf]))
-
-
-def test_rows_of_other_samples_stay_the_same() -> None:
-    scope = Scope(3)
-    rows, first = scope.samples(1), torch.tensor([True, False, False])
-    a = torch.rand(2, 3)
-    b = a.clone()
-    assert others_stay(a, b, rows, first)
-    b[:, 0] += 1
-    assert others_stay(a, b, rows, first)
-    assert not others_stay(a, b, rows, ~first)
-    assert not others_stay(a, a[:, :2], rows, first)
-    assert others_stay(a, b, scope.constant(), ~first)  # what has no samples tells nothing
-    one, other = torch.tensor(1.0), torch.tensor(2.0)
-    of_first = scope.owned(0, torch.tensor([0]))
-    assert others_stay(one, other, of_first, first)
-    assert not others_stay(one, other, of_first, ~first)

@@ -15,6 +15,7 @@ from pergrad.runtime.containers import map_parts
 from pergrad.runtime.tolerances import largest
 
 __all__ = [
+    "are_equal",
     "devices_of",
     "itself",
     "nearby",
