@@ -59,6 +59,7 @@ test-floor: ## run the tests with the oldest torch and Triton that are promised 
 
 versions: $(STAMP) ## run the tests with both sets of versions and write the counts into the docs
 	$(MAKE) $(FLOOR) counts
+	$(BIN)/python -m tests.versions --write docs/support.md
 	$(MAKE) counts
 	$(BIN)/python -m tests.versions --write docs/support.md
 
