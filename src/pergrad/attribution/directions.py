@@ -10,7 +10,7 @@ import numpy as np
 from pergrad.attribution.matrices import Matrix, blocks, is_small
 from pergrad.attribution.samples import Floats
 
-__all__ = ["Directions", "Shortened", "directions", "peaks", "shortened"]
+__all__ = ["Directions", "Shortened", "directions", "largest_entries", "peaks", "shortened"]
 
 # Multiple of the usual size beyond which a gradient is shortened. On `benchmarks.ranking` the longest of an
 # ordinary data set is at most 8 times the usual one; an image that was not divided by 255 exceeds it.
@@ -81,6 +81,14 @@ def peaks(rows: Floats) -> Floats:  # (n, k) -> (n,)
     return np.maximum(rows.max(axis=1, initial=0.0), np.abs(rows.min(axis=1, initial=0.0)))
 
 
+def largest_entries(rows: Matrix) -> Floats:  # (n, k) -> (n,)
+    """Returns max |entry| of each row of a matrix, in float64, block by block."""
+    found = np.empty(len(rows))
+    for some in blocks(len(rows)):
+        found[some] = peaks(rows[some])
+    return found
+
+
 class Shortened:
     """Rows of a matrix, each multiplied by its factor as it is read."""
 
@@ -114,9 +122,7 @@ def shortened(rows: Matrix) -> tuple[Matrix, Floats]:  # (n, k) -> (n, k), (n,)
     >>> found[:].tolist(), factors.tolist()
     ([[1.0], [2.0], [3.0], [-2.5]], [1.0, 1.0, 1.0, 0.000625])
     """
-    largest = np.empty(len(rows))
-    for some in blocks(len(rows)):
-        largest[some] = peaks(rows[some])
+    largest = largest_entries(rows)
     factors = np.ones(len(rows))
     usual = float(np.median(largest)) if len(rows) else 0.0
     if usual > 0:  # most gradients may be zero

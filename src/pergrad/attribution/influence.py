@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pergrad.attribution.directions import Directions, directions, peaks
+from pergrad.attribution.directions import Directions, directions, largest_entries
 from pergrad.attribution.matrices import Chosen, Matrix, blocks, held
 from pergrad.attribution.samples import Floats
 from pergrad.attribution.whitening import whitening
@@ -37,7 +37,7 @@ def self_influence(sketch: Matrix, *, damping: float = 0.1) -> Floats:  # (n, k)
     samples, width = sketch.shape
     if samples == 0:
         return np.zeros(0)
-    largest = _largest(sketch)
+    largest = largest_entries(sketch)
     if largest.max() < np.finfo(sketch.dtype).tiny:  # zero or subnormal
         return np.zeros(samples)
     limit = _limit(largest)
@@ -102,18 +102,11 @@ def outlying(
     return np.maximum(influence, of_directions)
 
 
-def _largest(sketch: Matrix) -> Floats:  # (n, k) -> (n,)
-    found = np.empty(len(sketch))
-    for some in blocks(len(sketch)):
-        found[some] = peaks(sketch[some])
-    return found
-
-
 def _limit(largest: Floats) -> float:
     """Returns the largest entry beyond which a sketch is shortened."""
     return _FAR * float(np.quantile(largest, 0.99)) or float(largest.max())
 
 
 def _has_far(sketch: Matrix) -> bool:
-    largest = _largest(sketch)
+    largest = largest_entries(sketch)
     return len(largest) > 0 and float(largest.max()) > _limit(largest)
