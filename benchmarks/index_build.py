@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import TensorDataset
 
 import pergrad
@@ -35,6 +36,7 @@ from benchmarks.rows import Row
 from benchmarks.turns import Turns
 
 RESULTS = rows.RESULTS / "index_build"
+_PROFILED = 3  # the last batches of these, where kernels are shown
 _WARM = 8  # batches of the build before its time counts: the first are not compiled
 
 
@@ -82,22 +84,42 @@ def losses(model: nn.Module, words: Tensor) -> Tensor:
 
 
 class Clock:
-    """Notes when each batch of a build reaches the store; calls `when_warm` once the step is compiled."""
+    """Notes when each batch of a build reaches the store; calls `when_warm` once the step is compiled.
 
-    def __init__(self, when_warm: Callable[[], None]) -> None:
+    The `shown` kernels that take longest in the last of the warm batches are printed.
+    """
+
+    def __init__(self, when_warm: Callable[[], None], shown: int = 0) -> None:
         self.times: list[float] = []
         self.notes: list[str] = []
         self.when_warm = when_warm
+        self.shown = shown
+        self.profiler = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
 
     def begin(self, samples: int, done: int) -> None: ...
 
     def advance(self, samples: int) -> None:
+        if self.shown and len(self.times) == _WARM - _PROFILED:
+            self.profiler.__enter__()
         if len(self.times) == _WARM:
+            if self.shown:
+                self.profiler.__exit__(None, None, None)
+                show_kernels(self.profiler, self.shown, _PROFILED)
             self.when_warm()
         self.times.append(time.perf_counter())
 
     def say(self, message: str) -> None:
         self.notes.append(message)
+
+
+def show_kernels(profiler: profile, shown: int, steps: int) -> None:
+    """Prints the kernels that take longest, for each of so many steps."""
+    events = sorted(profiler.key_averages(), key=lambda event: -event.self_device_time_total)
+    total = sum(event.self_device_time_total for event in events)
+    print(f"{total / steps / 1e3:8.3f} ms of kernels")
+    for event in events[:shown]:
+        milliseconds = event.self_device_time_total / steps / 1e3
+        print(f"{milliseconds:8.3f} ms {event.count / steps:6.1f}x {event.key[:110]}", flush=True)
 
 
 def timed(step: Callable[[], Any], rounds: int, device: torch.device) -> float:
@@ -126,6 +148,7 @@ def measure(
     made: Any,
     size: str,
     turns: Turns,
+    shown: int = 0,
 ) -> list[Row]:
     """Times training, norms and the build with options of the index; returns a row of each."""
     began = time.perf_counter()
@@ -166,8 +189,13 @@ def measure(
         if device.type == "cuda":
             peaks[name] = torch.cuda.max_memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
+        if shown:
+            with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+                step()
+                _wait(device)
+            show_kernels(profiler, shown, 1)
         tell(f"{name}: {times[name] * 1e3:.1f} ms")
-    clock = Clock(take_turn)
+    clock = Clock(take_turn, shown)
     with tempfile.TemporaryDirectory() as folder:
         index = pergrad.Index.build(
             *(model, TensorDataset(words), Path(folder) / "index", losses),
@@ -241,13 +269,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--commit", help="the commit to store, where there is no checkout")
     parser.add_argument("--turns", type=Path, help="lock file shared with other benchmarks")
+    parser.add_argument(
+        "--kernels", type=int, default=0, help="on a GPU: print so many kernels of each step"
+    )
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if options.size == "gpu" else "cpu")
     setting = SETTINGS[options.size]
     made = rows.provenance(device, of_commit=options.commit, rounds=options.rounds, steps=2, seed=0)
     chosen = {"projection": options.projection, "norms": options.norms}
     turns = Turns(options.turns)
-    found = measure(setting, device, chosen, options.rounds, made, options.size, turns)
+    found = measure(
+        *(setting, device, chosen, options.rounds, made, options.size),
+        turns=turns,
+        shown=options.kernels,
+    )
     if options.store:
         precision = str(setting.dtype).removeprefix("torch.")
         path = options.results / rows.file_name(

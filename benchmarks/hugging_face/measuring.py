@@ -84,9 +84,8 @@ def check(model: nn.Module, batch: Batch) -> str:
     found = pergrad.norms(model, losses, two)
     for n in range(2):
         one = {name: t[n : n + 1] for name, t in two.items()}
-        own = torch.autograd.grad(
-            losses(model, one).sum(), [*model.parameters()], allow_unused=True
-        )
+        trained = [p for p in model.parameters() if p.requires_grad]
+        own = torch.autograd.grad(losses(model, one).sum(), trained, allow_unused=True)
         wanted = torch.stack([g.norm() for g in own if g is not None]).norm()
         if not torch.isclose(found[n], wanted, rtol=1e-3):
             return f"the norm of sample {n} is {found[n]:.6g} instead of {wanted:.6g}"
@@ -147,10 +146,11 @@ def prepare(
     """
     started = time.monotonic()
     subject = SUBJECTS[name]
-    model = subject.build(size)
+    with torch.device(device):
+        model = subject.build(size)
     batch = subject.batch(size, model)
     wrong = check(model, {n: t[:2] for n, t in batch.items()}) if size == "cpu" else ""
-    model, batch = model.to(device), {n: t.to(device) for n, t in batch.items()}
+    batch = {name: t.to(device) for name, t in batch.items()}
 
     def context() -> AbstractContextManager[Any]:
         return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()

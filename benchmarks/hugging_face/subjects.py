@@ -18,6 +18,20 @@ __all__ = ["SUBJECTS", "Batch", "Subject", "losses"]
 Batch = dict[str, Tensor]
 
 
+class Adapted(nn.Module):
+    """A frozen layer plus a product of two trainable matrices (LoRA)."""
+
+    def __init__(self, frozen: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.frozen = frozen
+        self.down = nn.Linear(frozen.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, frozen.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.frozen(x) + self.up(self.down(x))
+        return found
+
+
 @dataclass(frozen=True)
 class Subject:
     """A model class of transformers, its real configuration, and what is smaller on a CPU."""
@@ -33,18 +47,29 @@ class Subject:
         16,
         512,
     )  # samples and positions, or samples and the side of the images
+    adapted: tuple[str, ...] = ()  # names of layers that LoRA adapts; all others are frozen
 
     def title_at(self, size: str) -> str:
         """Returns the name of the real model, or the class alone for the small one."""
-        return self.title if size == "gpu" else f"small {self.model}"
+        lora = ", LoRA" if self.adapted else ""
+        return self.title if size == "gpu" else f"small {self.model}{lora}"
 
     def build(self, size: str) -> nn.Module:
-        """Returns the model with random weights."""
+        """Returns the model with random weights; frozen ones of real size are in bfloat16."""
         made = getattr(transformers, self.model)
         config = made.config_class(**(self.real if size == "gpu" else self.small))
         config.use_cache = False
         torch.manual_seed(0)
         model: nn.Module = made(config).eval()
+        if not self.adapted:
+            return model
+        model.requires_grad_(False)
+        if size == "gpu":
+            model.bfloat16()
+        for parent in [*model.modules()]:
+            for name, child in [*parent.named_children()]:
+                if name in self.adapted and isinstance(child, nn.Linear):
+                    setattr(parent, name, Adapted(child, rank=16))
         return model
 
     def batch(self, size: str, model: nn.Module) -> Batch:
@@ -103,6 +128,22 @@ SUBJECTS: dict[str, Subject] = {
             "tie_word_embeddings": True,
         },
         (8, 1024),
+    ),
+    "llama-7b-lora": Subject(
+        "Llama 7B, LoRA",
+        "LlamaForCausalLM",
+        {**_TEXT, "num_key_value_heads": 2},
+        "causal",
+        {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+        },
+        (8, 1024),
+        adapted=("q_proj", "k_proj", "v_proj", "o_proj"),
     ),
     "gpt2": Subject("GPT-2", "GPT2LMHeadModel", _SMALL_GPT, "causal"),
     "qwen2-0.5b": Subject(

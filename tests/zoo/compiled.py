@@ -13,7 +13,10 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,7 @@ class _Single(Case):
 def compiled_row(name: str, backend: str, device: str = "cpu") -> dict[str, Any]:
     """Runs a step recorded, then compiled, and compares norms and clipped sums."""
     row: dict[str, Any] = {"name": name, "backend": backend, "device": device}
+    row["torch"] = torch.__version__
     start = time.perf_counter()
     try:
         architecture = ARCHITECTURES[name]
@@ -123,28 +127,66 @@ def markdown(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield (
         "Norms and a clipped sum of each architecture by `pergrad.compiled`, in float32, compared with the "
         "recorded step. Written by `python -m tests.zoo.compiled` with transformers "
-        f"{transformers.__version__} and torch {torch.__version__}. compiled: by that backend, with the same "
+        f"{transformers.__version__}. compiled: by that backend, with the same "
         "numbers. model: a plain step cannot be traced either, since its control flow depends on values, or "
         "gives other numbers when it is traced. "
         "refused: samples meet. unrun: this version of the library does not run it."
     )
-    for backend in ("inductor", "eager"):
-        own = [row for row in rows if row["backend"] == backend]
-        if not own:
-            continue
+    for backend, device in sorted({(row["backend"], row["device"]) for row in rows}, reverse=True):
+        own = [row for row in rows if (row["backend"], row["device"]) == (backend, device)]
         count = Counter(row["verdict"] for row in own)
         found = ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
-        yield f'\n## backend="{backend}": {len(own)} architectures: {found}\n'
-        yield "| architecture | device | verdict | reason |"
-        yield "|---|---|---|---|"
+        versions = ", ".join(sorted({f"torch {row['torch']}" for row in own}))
+        yield f'\n## backend="{backend}" on {device}: {len(own)} architectures: {found}\n'
+        yield f"With {versions}."
+        yield ""
+        yield "| architecture | verdict | reason |"
+        yield "|---|---|---|"
         order = {name: k for k, name in enumerate(n for f in FAMILIES.values() for n in f)}
         for row in sorted(own, key=lambda row: order[row["name"]]):
             reason = row["reason"].replace("|", "\\|")
-            yield f"| {row['name']} | {row['device']} | {row['verdict']} | {reason} |"
+            yield f"| {row['name']} | {row['verdict']} | {reason} |"
 
 
 def _stored() -> list[dict[str, Any]]:
     return [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
+
+
+def _quiet() -> None:
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+
+
+def _alone() -> None:
+    _quiet()
+    torch.set_num_threads(1)
+
+
+def rows_of(
+    keys: Sequence[dict[str, str]], jobs: int, stop_after: float
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows as they are made, by `jobs` processes; none begins after `stop_after` seconds."""
+    begun = time.monotonic()
+    if jobs == 1:
+        for key in keys:
+            if time.monotonic() - begun < stop_after:
+                yield compiled_row(**key)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_alone) as pool:
+        left, running = [*reversed(keys)], dict[Future[dict[str, Any]], dict[str, str]]()
+        while left or running:
+            while left and len(running) < jobs and time.monotonic() - begun < stop_after:
+                key = left.pop()
+                running[pool.submit(compiled_row, **key)] = key
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                key = running.pop(future)
+                try:
+                    yield future.result()
+                except BrokenProcessPool as error:
+                    yield {**key, "verdict": "unrun", "reason": _reason(error), "seconds": 0.0}
+                    return
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -154,19 +196,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--missing", action="store_true", help="only those without a stored row")
     parser.add_argument("--write", action="store_true", help="store the rows and write the table")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument(
+        "--stop-after", type=float, default=float("inf"), help="seconds; no other one begins then"
+    )
     options = parser.parse_args(arguments)
-    warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
+    _quiet()
     is_bad = False
-    for name in options.names or list(ARCHITECTURES):
-        key = {"name": name, "backend": options.backend, "device": options.device}
-        if options.missing and any(key.items() <= row.items() for row in _stored()):
-            continue
-        row = compiled_row(**key)
+    common = {"backend": options.backend, "device": options.device}
+    keys = [{"name": name, **common} for name in options.names or list(ARCHITECTURES)]
+    if options.missing:
+        stored = _stored()
+        keys = [key for key in keys if not any(key.items() <= row.items() for row in stored)]
+    for row in rows_of(keys, options.jobs, options.stop_after):
         is_bad |= row["verdict"] in VERDICTS[4:]
-        print(name, row["verdict"], row["seconds"], row["reason"], flush=True)
+        print(row["name"], row["verdict"], row["seconds"], row["reason"], flush=True)
         if options.write:
-            kept = [old for old in _stored() if not key.items() <= old.items()]
+            made = {"name": row["name"], **common}
+            kept = [old for old in _stored() if not made.items() <= old.items()]
             ROWS.write_text("".join(json.dumps(r) + "\n" for r in [*kept, row]))
     if options.write:
         TABLE.write_text("\n".join(markdown(_stored())) + "\n")
