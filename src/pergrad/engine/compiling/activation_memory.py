@@ -14,11 +14,10 @@ from pergrad.engine.compiling.graph import (
     calls,
     cast_calls,
     is_on_gpu,
-    put_behind,
     storage,
     undetached,
+    write_out,
 )
-from pergrad.runtime import internals
 
 __all__ = ["keep_less"]
 
@@ -83,11 +82,4 @@ def _write_inputs_of_layer_norms(graph: Graph, written: set[int]) -> None:
     for node in calls(graph, _aten.native_layer_norm.default):
         x = undetached(node.all_input_nodes[0])
         if x.target is _aten.add.Tensor and is_on_gpu(x) and storage(x) not in written:
-            # Asking for a stride order makes the compiler write the tensor. It is the order of the trace,
-            # since views that follow hold for that one alone.
-            with graph.inserting_after(x):
-                kept = graph.call_function(
-                    internals.force_stride_order, (x, list(x.meta["val"].stride()))
-                )
-            kept.meta["val"] = x.meta["val"]
-            put_behind(x, kept)
+            write_out(graph, x)

@@ -17,6 +17,7 @@ __all__ = [
     "put_behind",
     "storage",
     "undetached",
+    "write_out",
     "written_in",
 ]
 
@@ -68,3 +69,16 @@ def undetached(node: Node) -> Node:
 def put_behind(node: Node, next_one: Node) -> None:
     """Lets all readers of `node` read `next_one` instead, which itself reads `node`."""
     node.replace_all_uses_with(next_one, lambda user: user is not next_one)
+
+
+def write_out(graph: Graph, node: Node) -> None:
+    """Has the compiler write a tensor to memory instead of computing it again in each of its readers.
+
+    Asking for a stride order does so. It is the order of the trace, since views that follow hold for that one
+    alone.
+    """
+    with graph.inserting_after(node):
+        order = list(node.meta["val"].stride())
+        kept = graph.call_function(internals.force_stride_order, (node, order))
+    kept.meta["val"] = node.meta["val"]
+    put_behind(node, kept)

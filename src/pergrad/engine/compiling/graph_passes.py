@@ -12,7 +12,14 @@ from torch.fx.node import map_arg
 
 from pergrad.engine.compiling.activation_memory import keep_less
 from pergrad.engine.compiling.casts import cast_at_once
-from pergrad.engine.compiling.graph import calls, put_behind, storage, written_in
+from pergrad.engine.compiling.graph import (
+    calls,
+    is_on_gpu,
+    put_behind,
+    storage,
+    write_out,
+    written_in,
+)
 from pergrad.engine.compiling.short_attention import spell_out_short_attention
 from pergrad.runtime import internals, is_large
 
@@ -28,6 +35,7 @@ def rewrite(graph: Graph) -> None:
     written = written_in(graph)
     cast_at_once(graph, written)
     keep_less(graph, written)
+    _write_what_is_gathered(graph, written)
     _make_input_gradients_convolutions(graph, written)
     _give_kernel_gradients_channels_last(graph)
     _share_padding(graph, written)
@@ -35,6 +43,28 @@ def rewrite(graph: Graph) -> None:
     _write_to_kept_memory(graph)
     spell_out_short_attention(graph)
     graph.eliminate_dead_code()
+
+
+def _write_what_is_gathered(graph: Graph, written: set[int]) -> None:
+    """Has tensors written to memory, on a GPU, before all of their entries are read in another order.
+
+    Otherwise the compiler computes each entry where it is read, from inputs that lie apart: a sketch of the
+    gradient of a gated layer then read three tensors at random instead of one.
+    """
+    for node in calls(graph, _aten.index.Tensor):
+        source = _made(node.all_input_nodes[0])
+        reads_all = node.meta["val"].numel() >= source.meta["val"].numel()
+        is_made_here = source.op == "call_function" and storage(source) not in written
+        is_written = source.target is internals.force_stride_order
+        if reads_all and is_made_here and not is_written and is_on_gpu(source):
+            write_out(graph, source)
+
+
+def _made(node: Node) -> Node:
+    """Follows a node back through views to the call that made its tensor."""
+    while node.target in (_aten.view.default, internals.unsafe_view, _aten.detach.default):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _make_input_gradients_convolutions(graph: Graph, written: set[int]) -> None:
