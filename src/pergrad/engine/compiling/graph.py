@@ -60,8 +60,8 @@ def storage(node: Any) -> int:
 
 
 def undetached(node: Node) -> Node:
-    """Follows a node back through `detach` to the call that made its tensor."""
-    while node.target is torch.ops.aten.detach.default:
+    """Follows a node back through `detach` and `alias` to the call that made its tensor."""
+    while node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
         (node,) = node.all_input_nodes
     return node
 

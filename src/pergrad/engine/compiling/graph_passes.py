@@ -62,8 +62,8 @@ def _write_what_is_gathered(graph: Graph, written: set[int]) -> None:
 
 def _made(node: Node) -> Node:
     """Follows a node back through views to the call that made its tensor."""
-    while node.target in (_aten.view.default, internals.unsafe_view, _aten.detach.default):
-        node = node.all_input_nodes[0]
+    while sources := [s for s in node.all_input_nodes if storage(s) == storage(node)]:
+        node = sources[0]
     return node
 
 
