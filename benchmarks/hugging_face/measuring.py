@@ -24,6 +24,7 @@ __all__ = ["Prepared", "check", "prepare", "timed"]
 
 WARM_UP = 4  # recorded, compiled, and warm
 PAUSE = 2.0  # seconds
+_LONGEST_NOTE = 600
 QUANTITIES: dict[str, Callable[[], pergrad.Quantity]] = {
     "norms": pergrad.Norms,
     "clipped": lambda: pergrad.ClippedSum(1.0),
@@ -120,11 +121,12 @@ class Prepared:
             self.notes[method] = failed[0] if failed else ""
             self.first[method] = time.perf_counter() - started
             self.lacked_memory.discard(method)
-        except torch.OutOfMemoryError as error:
-            self.notes[method] = f"OutOfMemoryError: {error}".splitlines()[0]
-            self.lacked_memory.add(method)
         except Exception as error:
-            self.notes[method] = f"{type(error).__name__}: {error}".splitlines()[0]
+            words = " ".join(str(error).split())
+            self.notes[method] = f"{type(error).__name__}: {words}"[:_LONGEST_NOTE]
+            # A compiler that runs out of memory raises an error of its own.
+            if isinstance(error, torch.OutOfMemoryError) or "out of memory" in words:
+                self.lacked_memory.add(method)
 
     def wait(self) -> None:
         if self.device.type == "cuda":

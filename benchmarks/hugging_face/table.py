@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from benchmarks import rows
 from benchmarks.hugging_face.subjects import SUBJECTS
 from benchmarks.plot import FAINT, OURS, PEERS, STYLE, TEXT, save
-from benchmarks.rows import Row
+from benchmarks.rows import Provenance, Row
 from benchmarks.table import shortened
 
 __all__ = ["MARKERS", "RESULTS", "document", "draw", "newest"]
@@ -39,10 +39,9 @@ def document(found: dict[str, dict[str, dict[str, Row]]]) -> str:
     """Renders a table for each size, with its machine and what failed."""
     parts = []
     for size, models in found.items():
-        any_row = next(iter(next(iter(models.values())).values()))
-        made = any_row.provenance
+        shown = [row for methods in models.values() for row in methods.values()]
         lines = [
-            f"| {size}, {any_row.precision} | {' | '.join(METHODS.values())} |",
+            f"| {size}, {shown[0].precision} | {' | '.join(METHODS.values())} |",
             "|---" * (len(METHODS) + 1) + "|",
         ]
         notes = []
@@ -57,12 +56,24 @@ def document(found: dict[str, dict[str, dict[str, Row]]]) -> str:
                 if row is not None and row.note:
                     notes.append(f"- {row.model_title}, {METHODS[method]}: {shortened(row.note)}")
             lines.append(f"| {SUBJECTS[name].title_at(size)} | {' | '.join(cells)} |")
-        caption = (
-            f"{made.machine}; commit {made.commit}, {made.date[:10]}, torch {made.versions['torch']}, "
-            f"{made.rounds} rounds."
-        )
+        caption = " ".join(_made(row.provenance) for row in _first_of_each_run(shown))
         parts.append("\n".join([*lines, "", caption, *notes]))
     return "\n\n".join(parts)
+
+
+def _first_of_each_run(shown: list[Row]) -> list[Row]:
+    runs: dict[str, list[Row]] = {}
+    for row in shown:
+        runs.setdefault(row.provenance.date, []).append(row)
+    return [runs[date][0] for date in sorted(runs)]
+
+
+def _made(made: Provenance) -> str:
+    """Says where and from what a run was made."""
+    return (
+        f"{made.machine}; commit {made.commit}, {made.date[:10]}, torch {made.versions['torch']}, "
+        f"{made.rounds} rounds."
+    )
 
 
 COLOURS = dict(zip(METHODS, (OURS, PEERS, "#56B4E9", "#F0E442", "#009E73"), strict=True))

@@ -37,6 +37,14 @@ def test_a_wrong_norm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "sample 0 is 0 instead of" in check(model, SUBJECTS["gpt2"].batch("cpu", model))
 
 
+def test_each_run_that_a_table_shows_is_named() -> None:
+    later = replace(ROW.provenance, date="2027-01-01T00:00:00+00:00", commit="later")
+    found = {"gpu": {"gpt2": {"plain": ROW}, "bert": {"plain": replace(ROW, provenance=later)}}}
+    (caption,) = [line for line in document(found).splitlines() if "commit" in line]
+    assert caption.count("commit") == 2
+    assert caption.index(ROW.provenance.commit) < caption.index("later")
+
+
 def test_rows_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--models", "gpt2", "--rounds", "1", "--store", "--results", str(tmp_path)]
     assert main(options) == 0
@@ -59,15 +67,19 @@ def test_a_step_that_fails_or_lacks_memory_is_noted_and_the_others_are_timed() -
     def broken() -> None:
         raise ValueError("broken\nwith details")
 
+    def hungry_compiler() -> None:
+        raise RuntimeError("the backend raised:\nCUDA out of memory")
+
     made.steps["hungry"] = "norms", hungry
     made.steps["broken"] = "norms", broken
-    for name in ("hungry", "broken"):
+    made.steps["compiler"] = "norms", hungry_compiler
+    for name in ("hungry", "broken", "compiler"):
         made.warm_up(name)
-    assert made.lacked_memory == {"hungry"}
+    assert made.lacked_memory == {"hungry", "compiler"}
     by_name = {row.method: row for row in timed(made, 1, ROW.provenance)}
     assert by_name["hungry"].status == "ok"
     assert by_name["broken"].status == "failed"
-    assert by_name["broken"].note == "ValueError: broken"
+    assert by_name["broken"].note == "ValueError: broken with details"
     assert by_name["pergrad-norms"].first_seconds is not None
 
 
