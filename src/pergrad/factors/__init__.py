@@ -14,6 +14,7 @@ from pergrad.factors.rearranging import Rearranged, in_any_order
 from pergrad.factors.routed import Routed
 from pergrad.factors.rows import ByOwner, RowSum, Stacked, owned
 from pergrad.factors.scaling import Scaled
+from pergrad.factors.tables import sums_by_row
 
 __all__ = [
     "ALL",
@@ -35,4 +36,5 @@ __all__ = [
     "joined",
     "owned",
     "sums_by_groups",
+    "sums_by_row",
 ]

@@ -1,7 +1,7 @@
 """Chooses, for each device and mode, the algorithms of factors and rules.
 
 Read the tables at the end from top to bottom: the default of every machine, the overrides of a CPU and a GPU,
-and the overrides of traces and compiled steps.
+the overrides of traces and compiled steps, and those of compiled steps of a GPU.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from pergrad.runtime.choosing import NEVER, Chooser, Table
-from pergrad.runtime.machine import MACHINES, machine_of
+from pergrad.runtime.machine import MACHINES, Machine, machine_of
 
 __all__ = ["CHOOSERS", "chooser_of", "transposed_is_cheaper"]
 
@@ -104,6 +104,40 @@ def _written(is_left: bool, has_kernel: bool) -> float:
     return 4.0
 
 
+# -- sums of t positions by the rows of a table, each of `width`: picoseconds for each entry of a position.
+# `columns` entries share a row: those of all samples if these share the index.
+
+
+def _added(t: int, rows: int, width: int, columns: int) -> float:
+    """Returns the time of a CPU, which adds the entries of a position at once (one thread)."""
+    return max(150.0, 12_000 / max(width, 1))
+
+
+def _multiplied(rate: float, compared: float) -> Callable[..., float]:
+    """Builds the cost of a product, by the time of a multiplication and of an entry of its matrix.
+
+    The matrix tells the row of each position. It may be a few times as large as the gradient.
+    """
+
+    def cost(t: int, rows: int, width: int, columns: int) -> float:
+        return rows * (rate + compared / max(columns, 1)) if rows <= 4 * columns else NEVER
+
+    return cost
+
+
+_MULTIPLIED_ON_GPU = _multiplied(0.12, 2)  # estimated from an H200's rates of float32
+
+
+def _added_by_atomics(t: int, rows: int, width: int, columns: int) -> float:
+    """Returns the time of torch's kernel, whose threads add to different columns (T5 on an H200)."""
+    return 14.0
+
+
+def _added_by_compiler(t: int, rows: int, width: int, columns: int) -> float:
+    """Counts the threads of a warp that add to one row: 470 to 780 for T5's 32 rows (H200)."""
+    return 5 + 20 * min(t / max(rows, 1), 32)
+
+
 _EVERYWHERE: Table = {
     "gradient of an outer product": "as it is",
     "gradient of a kernel": {"samples as groups": _samples_as_groups(2), "windows": _by_windows},
@@ -115,6 +149,7 @@ _EVERYWHERE: Table = {
     "step of an LSTM": "spelled out",
     "cast of a recurrent input": "in each step",
     "gradients of steps": "in place",
+    "sums by row": {"added": _added, "multiplied": _multiplied(35, 600)},
 }
 
 _ON: dict[str, Table] = {
@@ -137,6 +172,7 @@ _ON: dict[str, Table] = {
         },
         # torch's own kernel is one launch, in the dtype of the states.
         "step of an LSTM": "fused",
+        "sums by row": {"added": _added_by_atomics, "multiplied": _MULTIPLIED_ON_GPU},
         "cast of a recurrent input": "once",
     },
 }
@@ -151,7 +187,16 @@ _IN: dict[str, Table] = {
     },
 }
 
-CHOOSERS = {
-    machine: Chooser(_EVERYWHERE, _ON.get(machine.device, {}), _IN.get(machine.mode, {}))
-    for machine in MACHINES.values()
+_COMPILED_ON_GPU: Table = {
+    "sums by row": {"added": _added_by_compiler, "multiplied": _MULTIPLIED_ON_GPU},
 }
+
+
+def _chooser(machine: Machine) -> Chooser:
+    """Builds a chooser: the tables of device, of mode and of both override the general one."""
+    is_both = (machine.device, machine.mode) == ("cuda", "compiled")
+    tables = _EVERYWHERE, _ON.get(machine.device, {}), _IN.get(machine.mode, {})
+    return Chooser(*tables, _COMPILED_ON_GPU if is_both else {})
+
+
+CHOOSERS = {machine: _chooser(machine) for machine in MACHINES.values()}

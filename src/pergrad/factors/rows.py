@@ -16,29 +16,14 @@ from pergrad.factors.products import (
     OuterProduct,
     PositionSum,
 )
+from pergrad.factors.tables import sums_by_row
 from pergrad.runtime import internals
-from pergrad.runtime.allocation import is_large, zeros
 from pergrad.runtime.precision import wide
-from pergrad.runtime.tracing import is_traced, operation
+from pergrad.runtime.tracing import is_traced
 
 __all__ = ["ByOwner", "RowSum", "Stacked", "Wrapper", "owned"]
 
 _SMALL = Dense | PositionSum | ElementProduct | NormalizedProduct
-
-
-def row_sums(index: Tensor, grad_output: Tensor, rows: int) -> Tensor:
-    """Σ_t g[n,t] [index[n,t] = r], (n, r, i)."""
-    n, _, width = grad_output.shape
-    first_row = torch.arange(n, device=grad_output.device).unsqueeze(1) * rows
-    flat = zeros((n * rows, width), grad_output)
-    flat.index_add_(0, (index + first_row).flatten(), grad_output.flatten(0, 1))
-    return flat.view(n, rows, width)
-
-
-# A compiled step calls this as it is: inductor's version took ten times as long, writing to fresh pages.
-_large_row_sums = operation(
-    "row_sums", lambda index, g, rows: g.new_empty(g.shape[0], rows, g.shape[2])
-)(row_sums)
 
 
 @dataclass(eq=False)
@@ -58,9 +43,7 @@ class RowSum(Factor):
         return self.grad_output.dtype
 
     def materialize(self, dtype: torch.dtype | None = None) -> Tensor:
-        g = self.grad_output.to(dtype or self.dtype)
-        found = _large_row_sums if is_large(self.shape, g) else row_sums
-        return found(self.index, g, self.rows)
+        return sums_by_row(self.index, self.grad_output, self.rows, dtype or self.dtype)
 
     def part(self, samples: slice, rows: slice = ALL) -> RowSum:
         index, g = self.index[samples], self.grad_output[samples]

@@ -23,6 +23,7 @@ from pergrad.factors import (
     RowSum,
     Scaled,
     Stacked,
+    sums_by_row,
 )
 from pergrad.kernels import all_launchers
 from pergrad.reductions.choosing import chooser_of
@@ -246,8 +247,8 @@ def _(factor: PositionSum, scale: SampleWeights | None, dtype: torch.dtype) -> T
 
 @weighted_sum_of.register
 def _(factor: RowSum, scale: SampleWeights | None, dtype: torch.dtype) -> Tensor:
-    g = _scaled(factor.grad_output, scale).to(dtype).flatten(0, 1)
-    return g.new_zeros(factor.shape[1:]).index_add_(0, factor.index.flatten(), g)
+    g = _scaled(factor.grad_output, scale).flatten(0, 1)
+    return sums_by_row(factor.index.flatten(), g.unsqueeze(0), factor.rows, dtype)[0]
 
 
 @weighted_sum_of.register

@@ -14,6 +14,7 @@ from torch.nn.utils import weight_norm as old_weight_norm
 
 import pergrad
 from pergrad.errors import UnsupportedFunctionError
+from pergrad.testing import loop_grads
 from tests.engine.exactness import Case, Formula, assert_exact, numbers, of
 
 # A batch of 4 has the size of every other dimension.
@@ -464,12 +465,30 @@ SCALED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a larger constant": lambda m, x: F.linear(x, m.v * torch.ones(4, 4, dtype=x.dtype)),
     "another weight": lambda m, x: F.linear(x, m.w * m.v),
 }
+
+
+def _attended(m: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Adds a bias of relative positions, a row for each distance, to the scores of 9 positions."""
+    distance = (torch.arange(9)[:, None] - torch.arange(9)[None]).abs()
+    bias = F.embedding(distance.clamp(max=3), m.w).permute(2, 0, 1).unsqueeze(0)
+    if mask is not None:
+        bias = bias.masked_fill(mask.logical_not(), -torch.inf)
+    scores = x[:, :, None, None] * torch.linspace(-1, 1, 81, dtype=x.dtype).view(9, 9)
+    return (scores + bias).softmax(-1)[..., ::2].square().sum((2, 3))
+
+
 LOOKED_UP: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "more look-ups than rows": lambda m, x: x + m.w[torch.tensor([0, 1, 1, 3, -1, -4, 1])].mean(0),
     "fewer look-ups than rows": lambda m, x: x * F.embedding(torch.tensor([[2]]), m.w)[0],
     "one row": lambda m, x: x * m.w[torch.tensor(2)],
     "entries of a vector": lambda m, x: x * torch.index_select(m.v, 0, torch.tensor([1, 1, 0, 3])),
     "a table of indices": lambda m, x: x + m.v[torch.tensor([[0, 1], [1, 3]])].flatten(),
+    "a bias of positions, used twice": lambda m, x: _attended(m, _attended(m, x)),
+    "a bias of positions, masked": lambda m, x: _attended(m, x, torch.ones(9, 9).tril().bool()),
+    "rows of a tied table": lambda m, x: (
+        F.linear(x, m.w) + F.embedding(torch.tensor([0, 2] * 9), m.w).mean(0)
+    ),
+    "many positions and few rows": lambda m, x: x * m.w[torch.arange(64) % 2].square().mean(0),
     "a row that is padding": lambda m, x: x + F.embedding(torch.tensor([1, 2, 1]), m.w, 1).sum(0),
 }
 
@@ -482,6 +501,20 @@ def test_rearranged_scaled_and_looked_up_weights_have_the_gradients_of_the_loop(
     forward = {**REARRANGED, **LOOKED_UP, **SCALED}[name]
     make = lambda: Formula(forward, w=numbers(4, 4), v=numbers(4))  # noqa: E731
     assert_exact(Case(make, of((4,))), size)
+
+
+def test_a_backward_under_autocast_sums_looked_up_rows_as_exactly_as_one_outside() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        bias = F.embedding(torch.arange(900).view(30, 30) % 3, m.w).permute(2, 0, 1)
+        return (x[:, None] * bias.exp()).flatten(1).tanh().sum(1)
+
+    model, x = Formula(forward, w=numbers(3, 4)).float(), numbers(5, 30, 30).float()
+    with pergrad.record(model, pergrad.Grads()) as found, torch.autocast("cpu", torch.bfloat16):
+        model(x).sum().backward()
+    expected = loop_grads(model.double(), lambda model, x: model(x), x.double())
+    torch.testing.assert_close(
+        found.result["w"].double(), expected["w"], rtol=1e-4, atol=1e-4 * expected["w"].abs().max()
+    )
 
 
 def test_a_reshaped_weight_is_not_materialised_for_norms(

@@ -22,7 +22,7 @@ from pergrad.engine.intercepting.weights import (
 )
 from pergrad.engine.samples.propagation import name_of
 from pergrad.errors import PergradError
-from pergrad.factors import Dense, Factor, Rearranged, RowSum, Scaled
+from pergrad.factors import Dense, Factor, Rearranged, RowSum, Scaled, sums_by_row
 from pergrad.runtime import internals, wide
 from pergrad.runtime.containers import map_parts, parts_of
 
@@ -138,8 +138,9 @@ def _looked_up(index: Tensor, sizes: tuple[int, ...], factor: Factor) -> Factor:
     rows, width, samples = sizes[0], prod(sizes[1:]), factor.shape[0]
     found: Factor
     if rows <= len(index):  # repeated rows: the sum is smaller than its terms
-        g = factor.materialize(wide(factor.dtype)).reshape(samples, len(index), width)
-        found = Dense(g.new_zeros(samples, rows, width).index_add_(1, index, g))
+        dtype = wide(factor.dtype)
+        g = factor.materialize(dtype).reshape(samples, len(index), width)
+        found = Dense(sums_by_row(index, g, rows, dtype))
     else:
         g = factor.materialize().reshape(samples, len(index), width)
         found = RowSum(index.repeat(samples, 1), g, rows)

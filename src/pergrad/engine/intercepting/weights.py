@@ -223,7 +223,7 @@ class _Back(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradients: Tensor) -> tuple[None, Tensor]:
-        with internals.DisableTorchFunction():
+        with internals.DisableTorchFunction(), without_autocast(gradients.device):
             return None, ctx.weight.pull_back(gradients)
 
 
