@@ -15,6 +15,7 @@ import torch
 from pergrad.factors import Convolution, OuterProduct
 from pergrad.factors import choosing as factor_choosing
 from pergrad.factors.products import GRADIENT_WAYS
+from pergrad.factors.tables import TABLE_SUM_WAYS
 from pergrad.reductions import choosing, gram, inner, norms, sketches, sums
 from pergrad.reductions.choosing import chooser_for
 from pergrad.rules.cells import LSTM_WAYS
@@ -176,7 +177,6 @@ WITH_KERNELS = {  # the same on a GPU
     "scaled samples": "kernel|kernel|in torch, rounded",
     "dropped samples": "kernel|kernel|zeroed",
     "weighted rows": "kernel|kernel|scaled and summed",
-    "norms of a table": "kernel|kernel|kernel",
     "sums of small gradients": "together|together|together",
     "joint sums of outer products": "kernel|products, mended|products, mended",
     "launches of parameters": "shared|shared|shared",
@@ -250,6 +250,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "buckets": sketches.BUCKET_WAYS,
     "products of transforms": sketches.PRODUCT_WAYS,
     "gradient of an outer product": GRADIENT_WAYS,
+    "sums by row": TABLE_SUM_WAYS,
     "step of an LSTM": LSTM_WAYS,
 }
 
@@ -295,16 +296,38 @@ def test_small_gradients_are_in_one_wide_type() -> None:
         assert (way == "small gradients") is is_small
 
 
-def test_small_tables_are_written_out_on_a_cpu() -> None:
+def test_tables_are_written_out_if_small_or_mostly_used() -> None:
     def way(machine: Machine, n: int, rows: int, i: int, t: int) -> str:
         return chooser_for(machine, False).pick("norms of a table", ((n, rows, i), t))
 
     for machine in MACHINES.values():
-        assert way(machine, 4, 64, 32, 16) == ("whole table" if machine is CPU else "rows added up")
+        assert way(machine, 4, 64, 32, 16) == "whole table"
         assert way(machine, 4, 10**6, 32, 16) == "rows added up"
-    assert way(CPU, 10, 1000, 10, 9999) == "whole table"
-    assert way(CPU, 10, 1001, 10, 9999) == "rows added up"
-    assert way(CPU, 0, 64, 32, 16) == "whole table"
+        assert way(machine, 10, 1000, 10, 999) == "whole table"
+        assert way(machine, 10, 1001, 10, 999) == "rows added up"
+        assert way(machine, 10, 1001, 10, 1001) == "whole table"
+        assert way(machine, 0, 64, 32, 16) == "whole table"
+
+
+def test_no_program_of_a_gpu_adds_up_most_positions_of_a_sample() -> None:
+    for machine in MACHINES.values():
+        if machine.device == "cuda":
+            chooser = chooser_for(machine, True)
+            token_types, words = ((16, 2, 768), 512), ((16, 30_000, 768), 512)
+            assert chooser.pick("norms of a table", token_types) == "whole table"
+            assert chooser.pick("norms of a table", words) == "kernel"
+
+
+def test_positions_are_multiplied_with_few_rows_and_added_to_many() -> None:
+    # Positions, rows, columns, and columns of all samples with that index: T5, BEiT, token types
+    repeated = [(2**18, 32, 12, 192), (38_809, 732, 12, 384), (8192, 2, 768, 768)]
+    once, words = (512, 512, 768, 16 * 768), (8192, 30_000, 768, 768)
+    for machine in MACHINES.values():
+        pick = factor_choosing.CHOOSERS[machine].pick
+        found = "".join(pick("sums by row", sizes)[0] for sizes in (*repeated, once, words))
+        on_gpu = "mmmaa" if machine.mode == "compiled" else "mamaa"
+        assert found == (on_gpu if machine.device == "cuda" else "aamaa")
+        assert pick("sums by row", (4, 3, 0, 0)) == "added"  # no sample
 
 
 def test_tile_kernels_read_two_halves_only() -> None:

@@ -111,13 +111,14 @@ _FLOAT32_RATE = 2.0e7  # multiplications per microsecond of cuBLAS in float32 on
 _MORE_LAUNCHES = 20.0  # microseconds: two products, their reductions and the check
 
 
-# -- squared norms of a table, (n, rows, i), that t of its rows were taken from: elements written per sample
+# -- squared norms of a table, (n, rows, i), that t of its rows were taken from
+# Units: elements written per sample by torch; microseconds of an H200 by kernels (estimated).
 
 
 def _all_rows(table: Shape, t: int) -> float:
-    """Counts the entries of the table; NEVER beyond a size that is worth no sorting."""
+    """Counts the entries of the table; NEVER if most are unused and too many to be worth no sorting."""
     n, rows, i = table
-    return NEVER if n * rows * i > _FEW else float(rows * i)
+    return NEVER if rows > t and n * rows * i > _FEW else float(rows * i)
 
 
 def _sorted_rows(table: Shape, t: int) -> float:
@@ -127,6 +128,22 @@ def _sorted_rows(table: Shape, t: int) -> float:
 
 
 _FEW = 10**5  # elements that are written in the time of ten calls of torch
+
+
+def _table_kernel(table: Shape, t: int) -> float:
+    """Estimates sorting and reading; one program adds all positions of a row, one after the other."""
+    n, rows, i = table
+    return 2 * _MORE_LAUNCHES + n * t * i * 4 / 4e6 + _STEP * t / max(rows, 1)
+
+
+def _table_by_product(table: Shape, t: int) -> float:
+    """Estimates a product with few rows, and writing and reading their sums."""
+    n, rows, i = table
+    written = n * rows * i * 2 * 4 / 4e6
+    return 2 * _MORE_LAUNCHES + n * t * i * (4 / 4e6 + rows / _FLOAT32_RATE) + written
+
+
+_STEP = 0.7  # microseconds of a load whose address is loaded first
 
 
 # -- squared norms of an outer product in a shared launch, or in its own: microseconds
@@ -296,7 +313,7 @@ _EVERYWHERE: Table = {
     },
     "launches of parameters": "one each",
     "launch of an outer product": "alone",
-    "norms of a table": "rows added up",
+    "norms of a table": {"rows added up": _sorted_rows, "whole table": _all_rows},
     "norms of a convolution": {
         "gradients": _kernel_gradients,
         "inner products": _pairs_of_windows,
@@ -337,7 +354,6 @@ _ON_CPU_EAGERLY: Table = {
         "gradients": _gradients,
         "inner products": _inner_products,
     },
-    "norms of a table": {"rows added up": _sorted_rows, "whole table": _all_rows},
     "mending": "computed again",
     "mending of an outer product": "computed again",
     "check of a gram": "computed again",
@@ -376,7 +392,7 @@ _BY_KERNELS: Table = {
     },
     "launches of parameters": "shared",
     "launch of an outer product": {"shared": _shared_gram_kernel, "alone": _best_alone},
-    "norms of a table": "kernel",
+    "norms of a table": {"kernel": _table_kernel, "whole table": _table_by_product},
     "norms of a convolution": {
         "gradients": _depthwise_gradients,
         "tile kernel": _kernel_by_tiles,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pergrad.factors import Factor, OuterProduct, Rearranged, RowSum, Scaled
+from pergrad.reductions.norms import way_of_table
 from pergrad.reductions.tiles import sample_tiles
 from pergrad.runtime import mm, wide
 
@@ -26,7 +27,7 @@ def sum_of_squares(factors: Sequence[Factor], scale: Tensor | None, bound: int) 
     if isinstance(first, Scaled) and not others:
         found = sum_of_squares([first.each], scale, bound)
         return found * first.constant.to(found.dtype).square()
-    if isinstance(first, RowSum) and not others:
+    if isinstance(first, RowSum) and not others and way_of_table(first) != "whole table":
         rows = first.coalesced(wide(first.dtype))
         g = rows.grad_output
         g = g if scale is None else g * scale.to(g.dtype).view(-1, 1, 1)

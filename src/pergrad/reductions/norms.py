@@ -59,6 +59,7 @@ __all__ = [
     "squared_norms",
     "squared_norms_in_one_launch",
     "sums_in_one_launch",
+    "way_of_table",
 ]
 
 
@@ -111,9 +112,7 @@ def _(factor: PositionSum, bound: int) -> Tensor:
 
 @squared_norms_of.register
 def _(factor: RowSum, bound: int) -> Tensor:
-    sizes = factor.shape, factor.index.shape[1]
-    way = chooser_of(factor.grad_output).pick("norms of a table", sizes)
-    return TABLE_WAYS[way](factor, bound)
+    return TABLE_WAYS[way_of_table(factor)](factor, bound)
 
 
 @squared_norms_of.register
@@ -357,6 +356,12 @@ OUTER_PRODUCT_WAYS: dict[str, Callable[[OuterProduct, int], Tensor]] = {
 
 
 # -- ways of a table, and of a convolution
+
+
+def way_of_table(table: RowSum) -> str:
+    """Picks how the rows of a table are summed for their squares."""
+    sizes = table.shape, table.index.shape[1]
+    return chooser_of(table.grad_output).pick("norms of a table", sizes)
 
 
 def _by_coalesced_rows(table: RowSum, bound: int) -> Tensor:
