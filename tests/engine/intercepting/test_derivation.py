@@ -477,6 +477,18 @@ def _attended(m: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
     return (scores + bias).softmax(-1)[..., ::2].square().sum((2, 3))
 
 
+TRIL = torch.ones(4, 4).tril().bool()
+MASKED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "filled": lambda m, x: F.linear(x, m.w.masked_fill(TRIL, 2)),
+    "filled with infinity": lambda m, x: (
+        x @ torch.masked_fill(m.w, TRIL[:1], -torch.inf).softmax(1)
+    ),
+    "kept": lambda m, x: F.linear(x, torch.where(TRIL, m.w, 0.0)),
+    "kept by its method": lambda m, x: F.linear(x, m.w.where(TRIL[0], 0)).relu() * m.v,
+    "kept in another weight": lambda m, x: F.linear(x, torch.where(TRIL, m.w, m.v)),
+    "kept, and larger": lambda m, x: F.linear(x, torch.where(TRIL, m.v, 0.5)),
+    "a view, kept twice": lambda m, x: x @ m.w.t().where(TRIL, 0) + x * m.v.where(TRIL[1], 1),
+}
 LOOKED_UP: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "more look-ups than rows": lambda m, x: x + m.w[torch.tensor([0, 1, 1, 3, -1, -4, 1])].mean(0),
     "fewer look-ups than rows": lambda m, x: x * F.embedding(torch.tensor([[2]]), m.w)[0],
@@ -494,11 +506,11 @@ LOOKED_UP: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("size", [1, 3, 4])
-@pytest.mark.parametrize("name", [*REARRANGED, *LOOKED_UP, *SCALED])
-def test_rearranged_scaled_and_looked_up_weights_have_the_gradients_of_the_loop(
+@pytest.mark.parametrize("name", [*REARRANGED, *LOOKED_UP, *MASKED, *SCALED])
+def test_rearranged_masked_scaled_and_looked_up_weights_have_the_gradients_of_the_loop(
     name: str, size: int
 ) -> None:
-    forward = {**REARRANGED, **LOOKED_UP, **SCALED}[name]
+    forward = {**REARRANGED, **LOOKED_UP, **MASKED, **SCALED}[name]
     make = lambda: Formula(forward, w=numbers(4, 4), v=numbers(4))  # noqa: E731
     assert_exact(Case(make, of((4,))), size)
 
@@ -529,9 +541,12 @@ def test_a_reshaped_weight_is_not_materialised_for_norms(
         model(numbers(3, 4)).sum().backward()
 
 
-def test_a_constant_that_changes_before_the_backward_is_refused() -> None:
-    mask = numbers(4, 4)
-    model = Formula(lambda m, x: F.linear(x, m.w * mask), w=numbers(4, 4))
+@pytest.mark.parametrize("function", [Tensor.mul, lambda w, mask: w.masked_fill(mask, 0)])
+def test_a_constant_that_changes_before_the_backward_is_refused(
+    function: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    mask = torch.ones(4, 4).tril().bool()
+    model = Formula(lambda m, x: F.linear(x, function(m.w, mask)), w=numbers(4, 4))
 
     def step() -> None:
         with pergrad.record(model, pergrad.Norms()):
@@ -557,6 +572,16 @@ class Overlapping(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         return 2 * (F.pad(grads[0], (0, 0, 0, 1)) + F.pad(grads[1], (0, 0, 1, 0)))
+
+
+def test_masked_entries_get_nothing_from_gradients_that_are_not_finite() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return (x * m.v.where(torch.tensor([True, False, True, True]), 1)).sum(1)
+
+    model, x = Formula(forward, v=numbers(4)), numbers(3, 4)
+    x[1, 1] = torch.inf
+    found = pergrad.grads(model, lambda m, x: m(x), x)["v"]
+    assert torch.equal(found, x.where(torch.tensor([True, False, True, True]), 0))
 
 
 def test_a_result_whose_memory_was_changed_through_another_is_refused() -> None:

@@ -26,12 +26,19 @@ from pergrad.factors import Dense, Factor, Rearranged, RowSum, Scaled, sums_by_r
 from pergrad.runtime import internals, wide
 from pergrad.runtime.containers import map_parts, parts_of
 
-__all__ = ["attach", "derive", "explicit_cast", "look_up", "scale", "transform"]
+__all__ = ["attach", "derive", "explicit_cast", "look_up", "mask", "scale", "transform"]
 
 _TRANSPOSES = frozenset("t T mT transpose swapaxes swapdims".split())
 _PERMUTATIONS = _TRANSPOSES | frozenset("permute movedim moveaxis".split())
 _RESHAPES = frozenset("view reshape flatten unflatten ravel squeeze unsqueeze".split())
 _PRODUCTS = frozenset({torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__})
+# Functions of a tensor, a mask and a number: the place of the tensor, and whether a true mask keeps it.
+_MASKS: dict[Callable[..., Any], tuple[int, bool]] = {
+    torch.masked_fill: (0, False),
+    Tensor.masked_fill: (0, False),
+    torch.where: (1, True),
+    Tensor.where: (0, True),
+}
 _CASTS = frozenset("to type type_as float double half bfloat16 contiguous clone".split())
 
 
@@ -174,12 +181,45 @@ def scale(
 
 
 def _times(constant: Tensor, version: int, factor: Factor) -> Factor:
+    _refuse_changes(constant, version, "multiplies", "multiply by")
+    return Scaled(factor, constant)
+
+
+def mask(
+    func: Callable[..., Any], args: Any, kwargs: Any, weight_of: Callable[[Tensor], Weight | None]
+) -> Weight | None:
+    """Returns a weight of which a constant replaces entries by a number, lazily; None for other calls."""
+    if func not in _MASKS or kwargs or len(args) != 3 or isinstance(args[2], Tensor):
+        return None
+    at, keeps = _MASKS[func]
+    masked, constant = args[at], args[1 - at]
+    if not all(isinstance(t, Tensor) for t in (masked, constant)):
+        return None
+    weight = weight_of(masked)
+    is_fit = constant.dtype is torch.bool and not constant.is_inference()
+    if weight is None or not is_fit or is_sharded(weight.value):
+        return None
+    given = weight.value, constant
+    value = func(given[at], given[1 - at], args[2])
+    if value.shape != masked.shape or value.dtype != masked.dtype:
+        return None
+    version = internals.version_of(constant)
+    return Transformed(weight, value, partial(_unmasked, constant, version, keeps))
+
+
+def _unmasked(constant: Tensor, version: int, keeps: bool, factor: Factor) -> Factor:
+    _refuse_changes(constant, version, "masks", "mask by")
+    g = factor.materialize(wide(factor.dtype))
+    # Not a product: replaced entries get zero even where the gradient is not finite.
+    return Dense(g.where(constant, 0) if keeps else g.masked_fill(constant, 0))
+
+
+def _refuse_changes(constant: Tensor, version: int, does: str, instead: str) -> None:
     if internals.version_of(constant) != version:
         raise PergradError(
-            f"a constant of shape {tuple(constant.shape)} that multiplies a weight was changed in place "
-            "before the backward pass: multiply by a copy of it"
+            f"a constant of shape {tuple(constant.shape)} that {does} a weight was changed in place "
+            f"before the backward pass: {instead} a copy of it"
         )
-    return Scaled(factor, constant)
 
 
 def _is_mt(value: Tensor, of: Tensor) -> bool:

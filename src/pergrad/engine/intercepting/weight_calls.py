@@ -20,6 +20,7 @@ from pergrad.engine.intercepting.derivation import (
     derive,
     explicit_cast,
     look_up,
+    mask,
     scale,
     transform,
 )
@@ -281,7 +282,7 @@ class WeightCalls(TorchFunctionMode):
                 lazy = transform(func, first, args, kwargs)
                 if lazy is not None:
                     return args[0] if lazy is first else self._as_weight(lazy, args[0], beside)
-        for lazily in (look_up, scale):
+        for lazily in (look_up, scale, mask):
             lazy = lazily(func, args, kwargs, self.tracker.weight_of)
             if lazy is not None:
                 lazy = attach(lazy, func, args, kwargs, self.tracker.weight_of)
