@@ -114,3 +114,52 @@ def test_compiled_gradients_of_tables_are_those_of_the_loop(
     assert step.graphs == 1
     for name, expected in loop_grads(model, losses, words).items():
         torch.testing.assert_close(grads.result[name], expected, rtol=1e-9, atol=1e-12)
+
+
+class Types(nn.Module):
+    """Words of types: the table of types is small, has padding, and is also the head's weight."""
+
+    def __init__(self, is_tied: bool, padding: int | None) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 4)
+        self.types = nn.Embedding(3, 4, padding_idx=padding)
+        self.head = nn.Linear(4, 3)
+        if is_tied:
+            self.head.weight = self.types.weight
+
+    def forward(self, words: Tensor, types: Tensor) -> Tensor:
+        return self.head((self.words(words) + self.types(types)).tanh()).square().sum((1, 2))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 40])
+@pytest.mark.parametrize("padding", [None, 1])
+@pytest.mark.parametrize("frozen", ["", "types", "words"])
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_tables_of_types_are_those_of_the_loop(
+    size: int, padding: int | None, frozen: str, is_tied: bool, is_compiled: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Types(is_tied, padding).double()
+    if frozen:
+        getattr(model, frozen).requires_grad_(False)
+    batch = torch.randint(WORDS, (size, 40)), torch.randint(3, (size, 40))
+    expected = loop_grads(model, _called, *batch)
+    norms = torch.stack([g.flatten(1).norm(dim=1) for g in expected.values()]).norm(dim=0)
+    clip = float(norms.median())
+    quantities = pergrad.Grads(), pergrad.Norms(), pergrad.ClippedSum(clip)
+    step = pergrad.compiled(model, _called, *quantities, backend="eager")
+    for _ in range(1 + is_compiled):
+        step(*batch)
+    grads, found, clipped = quantities
+    torch.testing.assert_close(found.result.double(), norms, rtol=1e-6, atol=0)
+    weights = (clip / norms).clamp(max=1)
+    for name, g in expected.items():
+        torch.testing.assert_close(grads.result[name], g, rtol=1e-9, atol=1e-12)
+        total = torch.einsum("n,n...->...", weights, g)
+        torch.testing.assert_close(clipped.result[name], total, rtol=1e-5, atol=1e-6)
+
+
+def _called(model: nn.Module, *batch: Tensor) -> Tensor:
+    found: Tensor = model(*batch)
+    return found
