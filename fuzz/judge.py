@@ -84,6 +84,8 @@ class _Trial:
             try:
                 refusal = self._attempt(model, batch, quantities, truth, turn, before)
             except FoundError as found:
+                if found.outcome.kind == "wrong" and self._is_decided_by_rounding(batch):
+                    raise FoundError("invalid", "rounding decides the gradients") from found
                 if found.outcome.kind == "wrong" and self._is_certified(batch):
                     raise FoundError("certified", f"wrong, but certified: {found}") from found
                 raise
@@ -291,6 +293,26 @@ class _Trial:
             return bool(certify(model, self.loss_fn, *batch, quiet=True).ok)
         except Exception:  # the answer is wrong anyway
             return False
+
+    def _is_decided_by_rounding(self, batch: tuple[Tensor, ...]) -> bool:
+        """Whether changes of the inputs as small as rounding change the gradients by more than the tolerance.
+
+        As where equal numbers are normalised twice: what is left of the first norm is rounding.
+        """
+        shaken = tuple(
+            t * (1 + 1e-15 * torch.randn_like(t)) if t.is_floating_point() else t for t in batch
+        )
+        truths = []
+        for given in (batch, shaken):
+            model = self._model()
+            if self.turn:
+                self._pass_on(model)
+            truths.append(self._truth(model, given, self.turn))
+        try:
+            compare_grads(truths[0].grads, truths[1])
+        except FoundError:
+            return True
+        return False
 
     def _samples_meet(self, batch: tuple[Tensor, ...]) -> bool:
         """Whether the loss of some sample depends on another one, whichever of the batch is in its place."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 import pergrad
 from fuzz.judge import judge
-from fuzz.programs import Program, Step
+from fuzz.programs import Program, Step, draw
 from fuzz.registry import Sizes
 
 PLAIN = Program(
@@ -180,3 +181,11 @@ def test_rows_in_the_order_of_the_batch_are_wrong_unless_rounding_decides_it(
 
     monkeypatch.setattr(pergrad, "grads", by_sample)
     assert judge(program).kind == kind
+
+
+def test_gradients_that_are_rounding_are_not_judged() -> None:
+    """Equal numbers are normalised twice, so that the second norm is of what rounding left of the first."""
+    program = next(islice(draw(1119, mixing=False), 13426, None))
+    assert [step.name for step in program.steps].count("layer_norm") == 2
+    outcome = judge(program)
+    assert (outcome.kind, outcome.why) == ("invalid", "rounding decides the gradients")
