@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule
 
 from pergrad.engine.compiling.casts import cast_at_once
-from pergrad.engine.compiling.graph import Operator, calls, storage, written_in
-from pergrad.errors import PergradError
+from pergrad.engine.compiling.graph import Operator, calls, written_in
+from pergrad.engine.compiling.strides import guard_strides
 from pergrad.runtime import internals
 
 __all__ = ["as_python"]
@@ -44,7 +44,7 @@ def as_python(graph: GraphModule) -> Callable[..., Sequence[Any]]:
             node.replace_all_uses_with(node.all_input_nodes[0])
     written = written_in(graph.graph)
     cast_at_once(graph.graph, written)
-    _guard_strides(graph.graph, written)
+    guard_strides(graph.graph, written)
     graph.graph.eliminate_dead_code()
     _call_directly(graph.graph)  # last: bindings have no schema that says what they write to
     graph.recompile()
@@ -72,34 +72,3 @@ def _call_directly(graph: Graph) -> None:
             node.target = Tensor.to
         elif name in _BOUND and overload not in ("dtype", "out"):
             node.target = _BOUND[name]
-
-
-def _guard_strides(graph: Graph, written: set[int]) -> None:
-    """Makes the graph independent of strides that the trace predicted wrongly, as of softplus's gradient.
-
-    A view becomes a reshape, which may copy, unless its memory is written to. Where strides are part of the
-    trace (`as_strided`), the source is checked to have the strides that it had.
-    """
-    for node in calls(graph, _aten.view.default):
-        if storage(node.args[0]) not in written:
-            node.target = _aten.reshape.default
-    for node in calls(graph, _aten.as_strided.default):
-        (source,) = node.all_input_nodes
-        value = source.meta["val"]
-        is_own = len(node.args) < 4 and "storage_offset" not in node.kwargs
-        may_copy = is_own and storage(source) not in written
-        with graph.inserting_before(node):
-            guarded = graph.call_function(_with_strides, (source, value.stride(), may_copy))
-        node.replace_input_with(source, guarded)
-
-
-def _with_strides(t: Tensor, strides: tuple[int, ...], may_copy: bool) -> Tensor:
-    """Returns the tensor with these strides: itself, or a copy if that is allowed."""
-    if t.stride() == strides:
-        return t
-    if not may_copy:
-        raise PergradError(
-            f"a step traced with strides {strides} got strides {t.stride()}: run it with "
-            'backend="inductor", or without `pergrad.compiled`'
-        )
-    return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule
 
+from pergrad.engine.compiling.graph import written_in
 from pergrad.engine.compiling.graph_passes import rewrite
+from pergrad.engine.compiling.strides import guard_strides
 from pergrad.engine.compiling.trace import quiet
 from pergrad.runtime import internals
 
@@ -28,11 +30,10 @@ def compile_graph(
     try:
         rewritten = _copied(graph)
         rewrite(rewritten.graph)
-        rewritten.recompile()
         return _compiled(rewritten, inputs, draws_as_eager)
     except Exception as error:
         error.__traceback__ = None  # its frames hold the tensors
-        call = _compiled(graph, inputs, draws_as_eager)
+        call = _compiled(_copied(graph), inputs, draws_as_eager)
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         warnings.warn(
             f"pergrad.compiled: the compiler failed on the rewritten step ({reason}) and compiled it as it "
@@ -50,6 +51,9 @@ def _copied(graph: GraphModule) -> GraphModule:
 
 
 def _compiled(graph: GraphModule, inputs: list[Tensor], draws_as_eager: bool) -> Callable[..., Any]:
+    """Compiles a graph, which it changes: the compiler's own rewrites change strides that a view needs."""
+    guard_strides(graph.graph, written_in(graph.graph))
+    graph.recompile()
     with quiet(), torch.no_grad(), internals.DisableAutocast():
         # Keep the order of the trace: the first reader of a tensor decides on its layout.
         patches = {"reorder_for_locality": False, "fallback_random": draws_as_eager}
