@@ -1,21 +1,29 @@
 """Within a block nothing is compiled; afterwards the compiler is as it was, for all threads."""
 
+import operator
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pergrad.errors import ScopeError
+from pergrad.runtime import internals
 from pergrad.runtime.eagerness import (
     refused_in_compiled_code,
     running_eagerly,
     traceable_callables,
     uncompiled,
+    unfused_scripts,
 )
+from tests.scripts import fusing_scripts
+
+scripting = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +125,109 @@ assert torch.compile is own
 assert double(torch.ones(1)).item() == 2 and seen
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# Scripted functions
+
+
+def shrunk(x: Tensor) -> Tensor:
+    return (x * 2 + 1).tanh() * x.sigmoid()
+
+
+class Shrunk(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 2 + 1).tanh() * x.sigmoid()
+
+
+X = torch.randn(4, 3)
+
+
+@pytest.fixture(params=["function", "module", "loaded module", "traced"])
+def fused(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    """A scripted function that torch has fused already."""
+    with fusing_scripts():
+        if request.param == "traced":
+            scripted = torch.jit.trace(shrunk, X)
+        else:
+            scripted = torch.jit.script(shrunk if request.param == "function" else Shrunk())
+        if request.param == "loaded module":
+            scripted.save(tmp_path / "shrunk.pt")
+            scripted = torch.jit.load(tmp_path / "shrunk.pt")
+        for _ in range(3):
+            scripted(X)
+        yield scripted
+
+
+def traced(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    call: Callable[[Tensor], Tensor] = internals.trace(lambda x: function(x))(X)
+    return call
+
+
+@scripting
+def test_a_trace_sees_what_a_fused_function_calls(fused: Any) -> None:
+    with pytest.raises(RuntimeError, match="data pointer"), torch.jit.optimized_execution(False):
+        traced(fused)
+    with unfused_scripts(), unfused_scripts():
+        graph = traced(fused)
+    torch.testing.assert_close(graph(X), shrunk(X))
+    assert "tanh" in str(graph.graph)
+
+
+@scripting
+def test_functions_are_fused_again_after_a_trace(fused: Any) -> None:
+    with unfused_scripts():
+        traced(fused)
+    for _ in range(3):
+        torch.testing.assert_close(fused(X), shrunk(X))
+    assert "TensorExprGroup" in str(fused.graph_for(X))
+
+
+@scripting
+def test_other_threads_keep_their_fused_functions(fused: Any) -> None:
+    failed = []
+
+    def other() -> None:
+        try:
+            traced(fused)
+        except RuntimeError as error:
+            failed.append(error)
+
+    with unfused_scripts():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert len(failed) == 1
+
+
+def own_calls() -> list[Any]:
+    return [vars(scripted)["__call__"] for scripted in internals.plan_flushers()]
+
+
+def test_an_error_leaves_no_replaced_call_behind() -> None:
+    def fail() -> None:
+        assert not any(map(operator.is_, own_calls(), before))
+        raise ZeroDivisionError
+
+    before = own_calls()
+    with pytest.raises(ZeroDivisionError), unfused_scripts():
+        fail()
+    assert all(map(operator.is_, own_calls(), before))
+    assert len(before) == 2  # functions and methods
+
+
+def test_replaced_calls_end_with_the_last_thread() -> None:
+    (before, _), first, second = own_calls(), threading.Event(), threading.Event()
+
+    def other() -> None:
+        with unfused_scripts():
+            first.set()
+            second.wait()
+
+    thread = threading.Thread(target=other)
+    with unfused_scripts():
+        thread.start()
+        first.wait()
+    assert own_calls()[0] is not before
+    second.set()
+    thread.join()
+    assert own_calls()[0] is before

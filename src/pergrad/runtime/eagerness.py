@@ -1,12 +1,12 @@
-"""Runs functions and modules of `torch.compile` eagerly where the engine must see what they call."""
+"""Runs functions of `torch.compile` and of TorchScript eagerly where the engine must see what they call."""
 
 from __future__ import annotations
 
 import functools
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -14,12 +14,19 @@ import torch
 from pergrad.errors import ScopeError
 from pergrad.runtime import internals
 
-__all__ = ["refused_in_compiled_code", "running_eagerly", "traceable_callables", "uncompiled"]
+__all__ = [
+    "refused_in_compiled_code",
+    "running_eagerly",
+    "traceable_callables",
+    "uncompiled",
+    "unfused_scripts",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _DYNAMO = "torch._dynamo"  # loaded by the first `torch.compile`
+_CALL = "__call__"  # of the classes of scripted functions
 
 
 class _Eagerness:
@@ -97,6 +104,63 @@ def traceable_callables() -> AbstractContextManager[object]:
         error_on_nested_fx_trace=False
     )
     return patched
+
+
+class _DroppedPlans:
+    """Replaces the calls of scripted functions while any thread needs it: in that thread they drop plans.
+
+    A plan is the code that torch runs for a function. Later calls make a new one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0  # number of open blocks, in all threads
+        self._calls: dict[type, Any] = {}  # torch's own, by class
+        self._here = threading.local()  # has a depth in threads that are within a block
+
+    def open(self) -> None:
+        with self._lock:
+            self._open += 1
+            self._here.depth = getattr(self._here, "depth", 0) + 1
+            if self._open > 1:
+                return
+            for scripted, flush in internals.plan_flushers().items():
+                self._calls[scripted] = call = vars(scripted)[_CALL]
+                setattr(scripted, _CALL, self._dropping(flush, call))
+
+    def _dropping(self, flush: Callable[[Any], None], call: Any) -> Callable[..., Any]:
+        def drop_and_call(scripted: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if getattr(self._here, "depth", 0):
+                flush(scripted)
+            return call(scripted, *args, **kwargs)
+
+        return drop_and_call
+
+    def close(self) -> None:
+        with self._lock:
+            self._open -= 1
+            self._here.depth -= 1
+            while not self._open and self._calls:
+                scripted, call = self._calls.popitem()
+                setattr(scripted, _CALL, call)
+
+
+_dropped_plans = _DroppedPlans()
+
+
+@contextmanager
+def unfused_scripts() -> Iterator[None]:
+    """Within the block this thread runs scripted functions operator by operator, so that a trace sees them.
+
+    After two runs torch fuses them on a GPU into kernels that need tensors with values. Without optimised
+    execution it fuses no more of them, but still runs what it has fused.
+    """
+    try:
+        _dropped_plans.open()
+        with torch.jit.optimized_execution(False):
+            yield
+    finally:
+        _dropped_plans.close()
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:

@@ -252,6 +252,13 @@ def _replacing_operators() -> Callable[..., Any]:
     return Replacing
 
 
+def _plan_flushers() -> Callable[[], dict[type, Callable[[Any], None]]]:
+    """Returns a function for the classes of scripted functions and methods, and what drops their plans."""
+    classes = find("torch._C.ScriptFunction"), find("torch._C.ScriptMethod")
+    flushers = {scripted: scripted._debug_flush_compilation_cache for scripted in classes}
+    return flushers.copy
+
+
 def _forward_level() -> Callable[[], int]:
     """Returns a function without a frame of Python, since it runs for every use of a weight."""
     module = find("torch.autograd.forward_ad")
@@ -580,6 +587,13 @@ ENTRIES: Mapping[str, Entry] = {
         "it takes two to four times as long",
         instead=contextlib.nullcontext,
         make=_replacing_operators,
+    ),
+    "plan_flushers": Entry(
+        "torch._C.ScriptFunction._debug_flush_compilation_cache",
+        "to trace scripted functions that earlier calls have fused into kernels",
+        "on a GPU a step that calls such functions is not compiled",
+        instead=dict,
+        make=_plan_flushers,
     ),
     "compile_fx": Entry(
         "torch._inductor.compile_fx.compile_fx",

@@ -1,5 +1,6 @@
 """A trace has no values in it: of the weights, of the batch, or of what is random."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +11,12 @@ from torch.utils import _pytree as pytree
 
 import pergrad
 from pergrad.engine.compiling.state import graph_inputs, state_of
-from pergrad.engine.compiling.trace import trace_step
+from pergrad.engine.compiling.trace import reason_of, trace_step
 from pergrad.engine.recording.options import Options
 from pergrad.engine.recording.running import run_recorded
 from pergrad.quantities import Quantity
-from pergrad.testing import assert_near
+from pergrad.testing import assert_near, loop_grads
+from tests.scripts import fusing_scripts
 
 
 def traced(model: nn.Module, *batch: Any) -> tuple[Any, Any, list[Tensor], list[Any]]:
@@ -85,3 +87,57 @@ def test_control_flow_that_depends_on_values_cannot_be_traced() -> None:
     with pytest.raises(Exception, match=r"data-dependent|Could not guard"):
         traced(model, torch.randn(4, 3))
     assert isinstance(model.weight, nn.Parameter)
+
+
+def shrunk(x: Tensor) -> Tensor:
+    return (x * 2 + 1).tanh() * x.sigmoid()
+
+
+class Scripted(nn.Module):
+    """Calls a scripted function between layers, as DeBERTa does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.shrunk = torch.jit.script(shrunk)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.shrunk(self.first(x)))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_steps_that_call_fused_functions_are_traced() -> None:
+    torch.manual_seed(0)
+    model, grads = Scripted().double(), pergrad.Grads()
+    with fusing_scripts(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "pergrad")
+        for _ in range(4):
+            x = torch.randn(5, 3, dtype=torch.float64)
+            _losses(model, x).sum().backward()
+        assert "TensorExprGroup" in str(model.shrunk.graph_for(model.first(x)))
+        step = pergrad.compiled(model, _losses, grads, backend="eager")
+        for _ in range(3):
+            x = torch.randn(5, 3, dtype=torch.float64)
+            step(x)
+            for name, wanted in loop_grads(model, _losses, x).items():
+                assert_near(grads.result[name], wanted, name)
+    assert step.graphs == 1
+
+
+def failing(x: Tensor) -> Tensor:
+    return x.view(7)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_the_reason_of_a_scripted_function_is_the_innermost_one() -> None:
+    scripted = torch.jit.script(failing)
+    with pytest.raises(RuntimeError) as caught:
+        scripted(torch.ones(2))
+    assert str(caught.value).startswith("The following operation failed in the TorchScript")
+    reason = reason_of(caught.value)
+    assert reason.startswith("in a scripted function: RuntimeError: shape '[7]' is invalid")
+    assert "\n" not in reason
+
+
+def test_the_reason_of_another_error_is_its_first_line() -> None:
+    assert reason_of(ValueError("too long\nRuntimeError: not this")) == "ValueError: too long"

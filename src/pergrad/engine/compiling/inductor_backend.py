@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule
 from pergrad.engine.compiling.graph import written_in
 from pergrad.engine.compiling.graph_passes import rewrite
 from pergrad.engine.compiling.strides import guard_strides
-from pergrad.engine.compiling.trace import quiet
+from pergrad.engine.compiling.trace import quiet, reason_of
 from pergrad.runtime import internals
 
 __all__ = ["compile_graph"]
@@ -34,7 +34,7 @@ def compile_graph(
     except Exception as error:
         error.__traceback__ = None  # its frames hold the tensors
         call = _compiled(_copied(graph), inputs, draws_as_eager)
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = reason_of(error)
         warnings.warn(
             f"pergrad.compiled: the compiler failed on the rewritten step ({reason}) and compiled it as it "
             "was traced, which is slower; please report this",

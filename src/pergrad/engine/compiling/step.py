@@ -28,7 +28,7 @@ from pergrad.engine.compiling.state import (
     signature_of_leaves,
     state_of,
 )
-from pergrad.engine.compiling.trace import trace_step
+from pergrad.engine.compiling.trace import reason_of, trace_step
 from pergrad.engine.looping.fallback import Fallback, Runner
 from pergrad.engine.looping.snapshots import Snapshot, undisturbed
 from pergrad.engine.recording.arguments import is_graph_batch
@@ -433,7 +433,7 @@ class CompiledStep:
                     skeletons=skeletons,
                 )
         except Exception as error:
-            self._stay_uncompiled(_reason(error))
+            self._stay_uncompiled(reason_of(error))
             return None
         call: Callable[..., Any]
         if self._backend == "inductor":
@@ -444,7 +444,7 @@ class CompiledStep:
                 self._backend = "eager"
                 warnings.warn(
                     "pergrad.compiled: the compiler failed, so steps run as with "
-                    f'backend="eager" ({_reason(error)})',
+                    f'backend="eager" ({reason_of(error)})',
                     stacklevel=4,
                 )
                 return self._made(state, flat, spec, skeletons)
@@ -494,7 +494,3 @@ def _are_alike(found: Tensor, expected: Tensor, *, is_rough: bool) -> bool:
         return True
     close = 0.1 if is_rough or expected.dtype.itemsize < 4 else 1e-3
     return largest(found - expected) <= close * max(largest(expected), 1e-30)
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

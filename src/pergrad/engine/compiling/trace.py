@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,9 +23,9 @@ from pergrad.engine.samples.known_indices import KnownIndices
 from pergrad.quantities import Quantity
 from pergrad.runtime import internals, is_traced
 from pergrad.runtime.containers import owned_copy, tensors_in
-from pergrad.runtime.eagerness import traceable_callables
+from pergrad.runtime.eagerness import traceable_callables, unfused_scripts
 
-__all__ = ["Trace", "quiet", "trace_step"]
+__all__ = ["Trace", "quiet", "reason_of", "trace_step"]
 
 Step = Callable[[Sequence[Quantity], Sequence[Any]], Tensor]  # of quantities and a batch
 
@@ -89,9 +90,7 @@ def trace_step(
         return [losses, *results]
 
     draws = refusing_draws(surroundings.generators)
-    # On a GPU torch fuses scripted functions after two runs, into kernels that need tensors with values.
-    unfused = torch.jit.optimized_execution(False)
-    with quiet(), _no_autocast_cache(), traceable_callables(), unfused, draws:
+    with quiet(), _no_autocast_cache(), traceable_callables(), unfused_scripts(), draws:
         graph: GraphModule = on_one_stack_chunk(internals.trace(traced), *graph_inputs(state, flat))
     constants = _constants(graph)
     if any(map(is_traced, constants)):
@@ -168,6 +167,15 @@ def _refuse_reads(constants: Sequence[Tensor], state: Sequence[Tensor], what: st
             raise UnrepeatableError(
                 f"the step reads {what}: a tensor of shape {tuple(t.shape)} would keep the value of the trace"
             )
+
+
+def reason_of(error: Exception) -> str:
+    """Names an error on one line; an error of a scripted function by the one that stopped its interpreter."""
+    text = str(error)
+    causes = re.findall(r"^\w*(?:Error|Exception): .+", text, re.MULTILINE)
+    if "TorchScript interpreter" in text and causes:
+        return f"in a scripted function: {causes[-1]}"
+    return f"{type(error).__name__}: {text}".splitlines()[0]
 
 
 @contextmanager
