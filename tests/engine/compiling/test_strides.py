@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -77,6 +79,21 @@ def test_a_view_that_is_written_through_stays_a_view() -> None:
 def _joined(x: Tensor) -> Tensor:
     """Copies a transposed tensor into the order of its dimensions; the compiler keeps its strides."""
     return torch.cat([torch.tensor([], dtype=x.dtype), x.transpose(1, 2)], dim=-2)
+
+
+def test_views_hold_for_the_functions_that_the_compiler_puts_in_place_of_others() -> None:
+    def step(x: Tensor) -> list[Tensor]:
+        return [F.pixel_shuffle(x, 2).view(2, 32)]
+
+    with FakeTensorMode():  # on a GPU, which it needs not
+        x = torch.empty(2, 8, 2, 2, device="cuda").to(memory_format=torch.channels_last)
+        plain: GraphModule = make_fx(step)(x)
+        with pytest.raises(ValueError, match="Cannot view"):
+            make_fx(plain, decomposition_table=select_decomp_table())(x)
+        guard_strides(plain.graph, set())
+        plain.recompile()
+        (found,) = make_fx(plain, decomposition_table=select_decomp_table())(x)(x)
+    assert found.shape == (2, 32)
 
 
 def test_windows_are_those_of_the_trace_where_the_compiler_gives_other_strides() -> None:
