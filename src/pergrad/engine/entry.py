@@ -76,7 +76,8 @@ def record(
         sample_weights: (B,), factors for the gradients of the samples.
         max_bytes: the memory that a reduction may use for pieces of gradients, in addition to its result,
             and on a GPU the memory that queued work may hold. By default a sixteenth of the free memory,
-            at most 1 GB. The result does not depend on it.
+            at most 1 GB; a compiled step takes at least a 128th of a GPU's memory. The result does not
+            depend on it.
         offload: move the results of each parameter to CPU memory as soon as they are computed.
         loss_scale: a factor on the whole loss, to undo: 1 / 4 for a loss divided by four steps of
             accumulation. The factor of a `torch.amp.GradScaler`, or of Accelerate, is found by itself.

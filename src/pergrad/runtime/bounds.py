@@ -7,7 +7,14 @@ import time
 
 import torch
 
-__all__ = ["ENOUGH", "ENOUGH_ON_GPU", "default_bound", "is_out_of_memory", "share_of_free_memory"]
+__all__ = [
+    "ENOUGH",
+    "ENOUGH_ON_GPU",
+    "bound_of_trace",
+    "default_bound",
+    "is_out_of_memory",
+    "share_of_free_memory",
+]
 
 # Larger pieces are no faster. On a GPU each piece costs a launch, and batches of work save Python overhead.
 ENOUGH, ENOUGH_ON_GPU = 32 * 2**20, 2**30
@@ -19,6 +26,19 @@ def default_bound(device: torch.device) -> int:
     """Returns the bytes that a reduction may use beside its result: at most a sixteenth of free memory."""
     enough = ENOUGH_ON_GPU if device.type == "cuda" else ENOUGH
     return min(share_of_free_memory(device, 16, enough), enough)
+
+
+def bound_of_trace(device: torch.device) -> int:
+    """Returns the bound of a step that is traced once and runs many times.
+
+    On a GPU it is at least a 128th of the whole memory: what happens to be free during the trace does not
+    matter later, and a step traced while other processes held the memory would keep its many small launches.
+    """
+    bound = default_bound(device)
+    if device.type != "cuda":
+        return bound
+    _, whole = torch.cuda.mem_get_info(device)
+    return max(bound, min(whole // 128, ENOUGH_ON_GPU))
 
 
 def share_of_free_memory(device: torch.device, parts: int, enough: int | None = None) -> int:

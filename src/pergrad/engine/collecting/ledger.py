@@ -15,7 +15,7 @@ from pergrad.factors import Dense, Factor
 from pergrad.quantities import Batch, Quantity
 from pergrad.reductions import SampleGradients, gradients_of
 from pergrad.runtime import internals, wide, without_autocast
-from pergrad.runtime.bounds import default_bound
+from pergrad.runtime.bounds import bound_of_trace, default_bound
 from pergrad.runtime.queue import Queue
 
 __all__ = ["Ledger", "Sink", "UseCounter"]
@@ -105,6 +105,9 @@ class Ledger:
         # Rules may read weights, which are sharded again when a deferred rule runs.
         self._pieces = None if spread is None else spread.tensor_parallel
         may_defer = not self._is_traced and self._shards is None and self._pieces is None
+        if max_bytes is None:
+            bound_of = bound_of_trace if self._is_traced else default_bound
+            max_bytes = bound_of(self._device)
         self.queue = _queue_for(self._device, may_defer, max_bytes)
         self.is_paused = False  # True while a backward pass runs that is not recorded
         self._quantities = sorted(quantities, key=_priority)
@@ -321,13 +324,12 @@ def _priority(quantity: Quantity) -> int:
     return quantity.priority
 
 
-def _queue_for(device: torch.device, may_defer: bool, max_bytes: int | None) -> Queue:
+def _queue_for(device: torch.device, may_defer: bool, bound: int) -> Queue:
     """Makes the queue of one recording; it defers rules if the parameters are on a GPU.
 
     A trace runs rules at once, since a compiled step frees memory in the order of the trace.
     """
     defers_rules = _is_bound_by_python(device) and may_defer
-    bound = default_bound(device) if max_bytes is None else max_bytes
     return Queue(bound, device, defers_rules=defers_rules)
 
 
