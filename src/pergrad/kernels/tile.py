@@ -94,11 +94,11 @@ def tile_squared_norms(g: Tensor, x: Tensor) -> Tensor:
 
 
 def tile_microseconds(n: int, t: int, o: int, i: int, dtype: torch.dtype) -> float:
-    """Estimates the time on an H200, padding included."""
+    """Estimates the time on an H200, padding included, and processors that few programs leave idle."""
     block_o, block_i, positions, *_ = _blocks(t, o, i, dtype)
     programs = n * -(-o // block_o) * -(-i // block_i)
     each = block_o * block_i * -(-t // positions) * positions
-    return programs / MULTIPROCESSORS * each / _RATES[dtype.itemsize]
+    return max(programs / MULTIPROCESSORS, 1.0) * each / _RATES[dtype.itemsize]
 
 
 # Multiplications per microsecond of one multiprocessor, by the bytes of a number.

@@ -328,14 +328,6 @@ def _by_tile_kernel(factor: OuterProduct, bound: int) -> Tensor:
     return all_launchers().tile_squared_norms(factor.grad_output, factor.input)
 
 
-def _by_torch(factor: OuterProduct, bound: int) -> Tensor:
-    """Computes norms by the cheapest way without kernels."""
-    g, x = factor.grad_output, factor.input
-    sizes = g.shape, x.shape, g.dtype, x.dtype
-    way = chooser_of(g, x, by_kernels=False).pick("norms of an outer product", sizes)
-    return OUTER_PRODUCT_WAYS[way](factor, bound)
-
-
 def _by_small_gradients(factor: OuterProduct, bound: int) -> Tensor:
     """Computes as `by_tiles` in as few calls as possible: they take longer than the arithmetic."""
     g, x = factor.grad_output, factor.input
@@ -351,7 +343,6 @@ OUTER_PRODUCT_WAYS: dict[str, Callable[[OuterProduct, int], Tensor]] = {
     "gradients": lambda factor, bound: by_tiles([factor], bound),
     "rank one kernel": _by_rank_one_kernel,
     "tile kernel": _by_tile_kernel,
-    "torch": _by_torch,
 }
 
 
