@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pergrad.factors import Convolution
+from pergrad.factors import convolution as module
 from pergrad.testing import assert_near
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -176,6 +177,25 @@ def test_only_windows_need_memory_beside_the_gradient() -> None:
     by_groups = convolution(channels=1, groups=2)
     assert by_groups.scratch == 0
     assert not by_groups.channels_last_is_cheaper
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_transposed_product_of_windows_has_the_same_gradient(
+    groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factor = convolution(rows=2, groups=groups, padding=((1, 0), (2, 1)), stride=(2, 1))
+    picked: list[str] = []
+
+    class Transposing:
+        def pick(self, choice: str, problem: tuple[Any, ...] = ()) -> str:
+            picked.append(choice)
+            return "transposed" if choice == "product of windows" else "as it is"
+
+    monkeypatch.setattr(module, "chooser_of", lambda _: Transposing())
+    found = factor.by_windows()
+    assert picked == ["product of windows"]
+    assert found.is_contiguous()
+    assert_near(found, by_loop(factor))
 
 
 def test_order_of_windows_follows_the_longer_pieces() -> None:

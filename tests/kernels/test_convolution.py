@@ -18,6 +18,9 @@ CASES: dict[str, dict[str, Any]] = {
     "strided": {"channels": 16, "outputs": 8, "taps": (3, 3), "stride": (2, 1), "padding": (1, 1)},
     "dilated": {"channels": 4, "outputs": 6, "taps": (2, 2), "dilation": (2, 1), "groups": 2},
     "of one tap": {"channels": 32, "outputs": 16, "taps": (1, 1), "stride": (2, 2)},
+    "of one tap and two rows": {"channels": 24, "outputs": 5, "taps": (1, 1), "rows": 2},
+    "of one tap, padded": {"channels": 8, "outputs": 4, "taps": (1, 1), "padding": (1, 0)},
+    "of one tap, grouped": {"channels": 8, "outputs": 4, "taps": (1, 1), "groups": 2},
     "of whole taps": {"channels": 64, "outputs": 20, "taps": (3, 3), "padding": (1, 1)},
     "of two rows": {"channels": 4, "outputs": 4, "taps": (2, 2), "rows": 2},
 }

@@ -54,6 +54,7 @@ def test_every_launcher_leaves_its_operation_in_a_trace(device: torch.device) ->
         "convolution_gram_is_cheaper",
         "convolution_gram_microseconds",
         "convolution_tile_microseconds",
+        "one_tap_microseconds",
         "float32_precision",
     }
     assert calls.keys() == launches - costs

@@ -131,7 +131,7 @@ def test_sums_of_outer_products(machine: Machine, on: Callable[..., None]) -> No
 
 @pytest.mark.parametrize(
     ("has_kernels", "expected"),
-    [(False, "GGGGGGGGGGIIGGGGGGGGGGGGIIIIGGGG"), (True, "TGTGTGTGTGPITGPGTGTGTGTGPIPIPGPG")],
+    [(False, "GGGGGGGGGGIIGGGGGGGGGGGGIIIIGGGG"), (True, "TGTGTGTGTGPITGPGTGTGTGTGTIPITGPG")],
 )
 def test_norms_of_convolutions(
     has_kernels: bool, expected: str, on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
@@ -416,6 +416,38 @@ def test_kernels_of_convolutions_have_up_to_two_dimensions() -> None:
         ways = [chooser.pick("norms of a convolution", (*sizes, dims)) for dims in (1, 2, 3)]
         assert ways[0] == ways[1] != "torch"
         assert ways[2] == "torch"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "way"),
+    [  # of layers of ResNet-50 and ViT-B: positions, outputs, channels and taps
+        ((12544, 64, 3, 49), "gradients"),
+        ((196, 768, 3, 256), "gradients"),
+        ((3136, 64, 64, 1), "tile kernel"),
+        ((784, 512, 128, 1), "tile kernel"),
+        ((784, 128, 128, 9), "tile kernel"),
+        ((196, 256, 256, 9), "pair kernel"),
+        ((49, 2048, 512, 1), "pair kernel"),
+    ],
+)
+def test_kernels_of_convolutions_load_channels_in_wide_pieces(
+    sizes: tuple[int, ...], way: str
+) -> None:
+    positions, outputs, channels, taps = sizes
+    one_tap = (64, torch.bfloat16) if taps == 1 else None
+    problem = (positions, outputs, channels * taps, 2, False, channels, one_tap)
+    for machine in (m for m in MACHINES.values() if m.device == "cuda"):
+        assert chooser_for(machine, True).pick("norms of a convolution", problem) == way
+    assert chooser_for(GPU, True).pick("norms of a convolution", (8, 4, 27, 3, False, 3)) == "torch"
+
+
+def test_windows_are_multiplied_transposed_where_their_gradient_has_odd_rows() -> None:
+    for machine, chooser in factor_choosing.CHOOSERS.items():
+        for outputs, columns, is_half in ((64, 147, True), (64, 144, True), (64, 147, False)):
+            way = chooser.pick("product of windows", (outputs, columns, is_half))
+            is_odd = machine.device == "cuda" and columns == 147 and is_half
+            assert way == ("transposed" if is_odd else "as it is")
+        assert chooser.pick("product of windows", (63, 147, True)) == "as it is"
 
 
 def test_a_depthwise_kernel_gives_gradients_and_their_norms() -> None:

@@ -101,6 +101,12 @@ class Convolution(Factor):
         return chooser_of(self.input).pick("gradient of a kernel", sizes)
 
     @property
+    def has_one_tap(self) -> bool:
+        """Whether every output reads a single position of all channels."""
+        is_padded = any(before or after for before, after in self.padding)
+        return self.groups == 1 and prod(self.kernel[2:]) == 1 and not is_padded
+
+    @property
     def has_depthwise_kernel(self) -> bool:
         """Whether each output reads one channel of its own, and a Triton kernel computes the gradients."""
         if self.kernel[1] != 1 or self.groups == 1 or len(self.stride) > 2:
@@ -228,7 +234,11 @@ class Convolution(Factor):
 
     def by_windows(self, dtype: torch.dtype | None = None) -> Tensor:
         """Copies every window that the kernel reads and multiplies it with the output gradient."""
-        return self.as_outer_product().materialize(dtype).view(self.shape)
+        product, columns = self.as_outer_product(), prod(self.kernel[1:])
+        sizes = self.kernel[0] // self.groups, columns, self.dtype.itemsize == 2
+        if chooser_of(self.input).pick("product of windows", sizes) == "as it is":
+            return product.materialize(dtype).view(self.shape)
+        return product.transposed().materialize(dtype).mT.contiguous().view(self.shape)
 
     def windows(self) -> Tensor:
         """Returns the window of each position as a view, (n, g, r, *out, *taps, c)."""

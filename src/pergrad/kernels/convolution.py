@@ -3,6 +3,7 @@
 Windows are never copied: they are read from the input (an implicit GEMM), channels last. By tiles, a program
 computes one tile of the gradient and sums its squares. By pairs, it computes
 Σ_pq <g_p, g_q> <window_p, window_q> for two blocks of positions; sums that cancelled are recomputed by tiles.
+A convolution of one tap is an outer product over positions, whose kernels do not look for windows.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pergrad.kernels.gram import gram_microseconds, gram_squared_norms
 from pergrad.kernels.launching import (
     INTERPRETED,
     MULTIPROCESSORS,
@@ -25,6 +27,7 @@ from pergrad.kernels.launching import (
     same_dtype,
 )
 from pergrad.kernels.pairs import inner_products, pair_of, sum_of_parts
+from pergrad.kernels.tile import tile_microseconds, tile_squared_norms
 from pergrad.runtime import least_trusted, operation
 
 __all__ = [
@@ -35,6 +38,7 @@ __all__ = [
     "convolution_gram_microseconds",
     "convolution_tile_microseconds",
     "geometry_of",
+    "one_tap_microseconds",
 ]
 
 
@@ -326,6 +330,8 @@ def convolution_by_tiles(
     groups: int,
 ) -> Tensor:
     """Computes |G_n|² from g (n, r, o, h', w') and x (n, r, c, h, w); `padding` is the leading one."""
+    if _has_one_tap(taps, padding, groups):
+        return tile_squared_norms(*_by_position(g, x, stride))
     samples = len(g)
     g, x, sizes = channels_last(g, x, groups)
     (tiles_o, tiles_j), settings = _tiling(sizes, taps, g.dtype)
@@ -370,6 +376,10 @@ def convolution_by_gram(
     groups: int,
 ) -> Tensor:
     """Computes |G_n|² as `convolution_by_tiles` does, from pairs of positions."""
+    if _has_one_tap(taps, padding, groups):
+        g, x = _by_position(g, x, stride)
+        found: Tensor = gram_squared_norms([g], [x])[0]
+        return found
     samples = len(g)
     g, x, sizes = channels_last(g, x, groups)
     channels = sizes[2]
@@ -421,6 +431,14 @@ def convolution_gram_is_cheaper(positions: int, outputs: int, columns: int) -> b
     return convolution_gram_microseconds(*sizes) < convolution_tile_microseconds(*sizes)
 
 
+def one_tap_microseconds(
+    samples: int, positions: int, outputs: int, channels: int, dtype: torch.dtype
+) -> tuple[float, float]:
+    """Estimates the times of tiles and of pairs of positions for a convolution of one tap on an H200."""
+    sizes = samples, positions, outputs, channels, dtype
+    return tile_microseconds(*sizes), gram_microseconds(*sizes, is_alone=True)
+
+
 def convolution_gram_microseconds(positions: int, outputs: int, columns: int) -> float:
     """Estimates the time of pairs of positions of one sample and group on an H200."""
     block = power_of_two(positions, 16, 64)
@@ -436,6 +454,19 @@ def convolution_tile_microseconds(positions: int, outputs: int, columns: int) ->
 # Multiplications per microsecond of the whole GPU: of pairs, by block size, and of tiles.
 _PAIR_RATES = {16: 1.7e7, 32: 6.0e7, 64: 1.26e8}
 _TILE_RATE = 5.8e7
+
+
+def _has_one_tap(taps: Sequence[int], padding: Sequence[int], groups: int) -> bool:
+    """Whether every output reads a single position of all channels."""
+    return [*taps] == [1, 1] and not any(padding) and groups == 1
+
+
+def _by_position(g: Tensor, x: Tensor, stride: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Returns g and those positions of x that are read, (n, t, channels); a view of channels last."""
+    (oh, ow), (down, right) = g.shape[3:], stride
+    x = x[..., : (oh - 1) * down + 1 : down, : (ow - 1) * right + 1 : right]
+    g, x = (t.movedim(2, -1).flatten(1, 3).contiguous() for t in same_dtype(g, x))
+    return g, x
 
 
 def channels_last(g: Tensor, x: Tensor, groups: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:

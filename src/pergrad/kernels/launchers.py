@@ -9,6 +9,7 @@ from pergrad.kernels.convolution import (
     convolution_gram_is_cheaper,
     convolution_gram_microseconds,
     convolution_tile_microseconds,
+    one_tap_microseconds,
 )
 from pergrad.kernels.depthwise import depthwise_gradients
 from pergrad.kernels.gram import (
@@ -38,6 +39,7 @@ __all__ = [
     "gram_squared_norms",
     "mend_weighted_outer_products",
     "mended_squared_norms",
+    "one_tap_microseconds",
     "rank_one_squared_norms",
     "scaled_samples",
     "table_squared_norms",

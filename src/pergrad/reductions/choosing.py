@@ -182,51 +182,96 @@ def _best_alone(g: Shape, x: Shape, g_dtype: Dtype, *_: object) -> float:
 
 
 # -- squared norms of a convolution's kernel, (outputs, columns) in each of its groups
-# Units: multiplications per sample and position by torch; microseconds of an H200 by kernels.
+# Units: multiplications per sample and position by torch; microseconds of an H200 by kernels, for each sample
+# and group, or for all samples (`one_tap`: their number and dtype) if a kernel has one tap.
 
 
-def _kernel_gradients(
-    positions: int, outputs: int, columns: int, dims: int, is_depthwise: bool = False
-) -> float:
+def _kernel_gradients(positions: int, outputs: int, columns: int, *_: object) -> float:
     return float(outputs * columns)
 
 
-def _pairs_of_windows(
-    positions: int, outputs: int, columns: int, dims: int, is_depthwise: bool = False
-) -> float:
+def _pairs_of_windows(positions: int, outputs: int, columns: int, *_: object) -> float:
     return float(positions * (outputs + columns))
 
 
-def _depthwise_gradients(
-    positions: int, outputs: int, columns: int, dims: int, is_depthwise: bool = False
+def _kernel_by_windows(
+    positions: int,
+    outputs: int,
+    columns: int,
+    dims: int,
+    is_depthwise: bool = False,
+    channels: int = 8,
+    one_tap: tuple[int, Dtype] | None = None,
 ) -> float:
-    """Returns less than all others: matrix products of one output and a few taps are mostly padding."""
-    return -1.0 if is_depthwise else NEVER
+    """Estimates the time to copy windows of few channels, multiply them, and write and read the gradient.
+
+    Less than all others for a depthwise kernel: matrix products of one output and a few taps are mostly
+    padding.
+    """
+    if is_depthwise:
+        return -1.0
+    if dims > 2 or one_tap is not None or not _is_narrow(channels):
+        return NEVER
+    moved = positions * columns * 2 * 2 + outputs * columns * 2 * 4
+    return moved / 4e6 + positions * outputs * columns / 1e8
 
 
 def _kernel_by_tiles(
-    positions: int, outputs: int, columns: int, dims: int, is_depthwise: bool = False
+    positions: int,
+    outputs: int,
+    columns: int,
+    dims: int,
+    is_depthwise: bool = False,
+    channels: int = 8,
+    one_tap: tuple[int, Dtype] | None = None,
 ) -> float:
     if dims > 2:
         return NEVER
+    if one_tap is not None:
+        return _microseconds_of_one_tap(positions, outputs, columns, one_tap)[0]
     found: float = all_launchers().convolution_tile_microseconds(positions, outputs, columns)
-    return found
+    return found * (_NARROW if _is_narrow(channels) else 1.0)
 
 
 def _kernel_by_pairs(
-    positions: int, outputs: int, columns: int, dims: int, is_depthwise: bool = False
+    positions: int,
+    outputs: int,
+    columns: int,
+    dims: int,
+    is_depthwise: bool = False,
+    channels: int = 8,
+    one_tap: tuple[int, Dtype] | None = None,
 ) -> float:
     if dims > 2:
         return NEVER
+    if one_tap is not None:
+        return _microseconds_of_one_tap(positions, outputs, columns, one_tap)[1]
     found: float = all_launchers().convolution_gram_microseconds(positions, outputs, columns)
+    return found * (_NARROW if _is_narrow(channels) else 1.0)
+
+
+def _kernel_by_torch(positions: int, outputs: int, columns: int, dims: int, *_: object) -> float:
+    """Never chosen, except for three dimensions, which no kernel supports."""
+    return NEVER if dims <= 2 else 0.0
+
+
+def _microseconds_of_one_tap(
+    positions: int, outputs: int, columns: int, one_tap: tuple[int, Dtype]
+) -> tuple[float, float]:
+    """Estimates tiles and pairs of positions."""
+    samples, dtype = one_tap
+    found: tuple[float, float] = all_launchers().one_tap_microseconds(
+        samples, positions, outputs, columns, dtype
+    )
     return found
 
 
-def _kernel_by_torch(
-    positions: int, outputs: int, columns: int, dims: int, is_depthwise: bool = False
-) -> float:
-    """Never chosen, except for three dimensions, which no kernel supports."""
-    return NEVER if dims <= 2 else 0.0
+def _is_narrow(channels: int) -> bool:
+    """Whether kernels cannot load the channels of a window in wide pieces, as the three of an image."""
+    return channels % 8 != 0
+
+
+_NARROW = 8.0  # times as long as a kernel takes then: tiles of ResNet-50's first convolution take about 1 ms
 
 
 # -- <G_n, G_m> of an outer product: multiplications per sample
@@ -405,7 +450,7 @@ _BY_KERNELS: Table = {
     "launch of an outer product": {"shared": _shared_gram_kernel, "alone": _best_alone},
     "norms of a table": {"kernel": _table_kernel, "whole table": _table_by_product},
     "norms of a convolution": {
-        "gradients": _depthwise_gradients,
+        "gradients": _kernel_by_windows,
         "tile kernel": _kernel_by_tiles,
         "pair kernel": _kernel_by_pairs,
         "torch": _kernel_by_torch,

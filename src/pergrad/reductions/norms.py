@@ -153,13 +153,16 @@ def _(factor: Convolution, bound: int) -> Tensor:
     return CONVOLUTION_WAYS[way](factor, bound)
 
 
-def _sizes(factor: Convolution) -> tuple[int, int, int, int, bool]:
-    """Returns positions, outputs and columns of each group, spatial dimensions, and whether it is depthwise.
+def _sizes(factor: Convolution) -> tuple[Any, ...]:
+    """Returns what the cost of a convolution's norms depends on.
 
-    Depthwise means here that a kernel computes its gradients.
+    Positions, outputs and columns of each group, spatial dimensions, whether a kernel computes depthwise
+    gradients, input channels of each group, and the number of samples and their dtype if there is one tap.
     """
     outputs, columns = factor.kernel[0] // factor.groups, prod(factor.kernel[1:])
-    return factor.positions, outputs, columns, len(factor.stride), factor.has_depthwise_kernel
+    one_tap = (factor.shape[0], factor.dtype) if factor.has_one_tap else None
+    of_kernel = factor.has_depthwise_kernel, factor.kernel[1], one_tap
+    return factor.positions, outputs, columns, len(factor.stride), *of_kernel
 
 
 def small_gradients(factors: Sequence[Factor], bound: int) -> Tensor | None:
