@@ -53,11 +53,13 @@ def _of_columns(statistic: Tensor, x: Tensor) -> Tensor:
     return statistic.double().repeat_interleave(x.shape[2] // groups if groups > 1 else 1, 2)
 
 
-# Statistics, by the number of the pair: of its positions, of its groups of columns, or of all.
+# Statistics, by the number of the pair: of its positions, of its groups of columns, of all, or shared.
 STATISTICS = {
     "positions": lambda _, x: x.float().mean(2, keepdim=True),
     "groups": lambda _, x: _of_groups(x, next(k for k in (5, 3, 2, 1) if x.shape[2] % k == 0)),
     "all": lambda _, x: x.float().mean((1, 2), keepdim=True),
+    "shared": lambda _, x: _of_groups(x[:1], 1).expand(len(x), -1, -1),  # by all samples
+    "shared positions": lambda _, x: x[:1].float().mean(2, keepdim=True).expand(len(x), -1, -1),
     "both": lambda k, x: x.float().mean(1 + k % 2, keepdim=True),
 }
 

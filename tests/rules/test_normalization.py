@@ -11,7 +11,7 @@ import pergrad
 from pergrad.factors import Dense, ElementProduct, NormalizedProduct
 from pergrad.factors.choosing import CHOOSERS
 from pergrad.rules import RULES, normalization
-from pergrad.rules.normalization import group_norm, layer_norm
+from pergrad.rules.normalization import batch_norm, group_norm, layer_norm
 from pergrad.runtime import MACHINES
 from pergrad.testing import assert_near
 
@@ -118,3 +118,18 @@ def test_a_gpu_leaves_groups_to_reductions_where_the_statistics_are_known(monkey
     factor = group_norm(g, x, 2, mean=mean, inverse=inverse)["weight"]()
     assert type(factor) is NormalizedProduct
     assert_near(factor.materialize(), (g[:, 0] * normalized).sum(2))
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4), (3, 2, 4, 5), (3, 1, 4, 2, 3)])
+def test_a_gpu_leaves_the_input_of_a_batch_norm_to_reductions(shape, monkeypatch):
+    g, x = (torch.randn(shape, dtype=torch.float64) + 1 for _ in range(2))
+    mean, variance = torch.randn(4, dtype=torch.float64), torch.rand(4, dtype=torch.float64) + 1
+    written = {name: f() for name, f in batch_norm(g, x, mean, variance, eps=0.1).items()}
+    assert type(written["weight"]) is ElementProduct
+    of_a_gpu(monkeypatch)
+    left = batch_norm(g, x, mean, variance, eps=0.1)
+    factor = left["weight"]()
+    assert type(factor) is NormalizedProduct
+    assert factor.grad_output is left["bias"]().grad_output  # so that one launch reads it once
+    for name, found in left.items():
+        assert_near(found().materialize(), written[name].materialize(), name)

@@ -160,6 +160,7 @@ _EVERYWHERE: Table = {
     "product of windows": "as it is",
     # torch's own function is the fastest way to x̂ of a layer norm on a CPU.
     "normalised input": "written",
+    "sums of a normalised product": "of torch",
     "gradients of a group norm": {"sums of torch": _two_sums, "written": _written},
     # Small operations read their operands from a CPU's cache.
     "step of an LSTM": "spelled out",
@@ -199,6 +200,8 @@ _IN: dict[str, Table] = {
     "traced": {"gradients of steps": "stacked"},
     "compiled": {
         "gradients of steps": "stacked",
+        # A compiler fuses them with whatever computes the output gradient.
+        "sums of a normalised product": "written",
         # The input's gradient needs these sums too: the compiler computes them once for both.
         "gradients of a group norm": "sums shared with the input's gradient",
     },

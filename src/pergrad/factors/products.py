@@ -186,7 +186,8 @@ class NormalizedProduct(_OverPositions):
         dtype = dtype or self.dtype
         # With a single position there is nothing to sum, and x - mean is more exact.
         is_of_groups = self.mean.shape[1] == 1 < self.input.shape[1] and self.input.numel() > 0
-        if not is_of_groups or dtype not in (torch.float32, torch.float64):
+        way = chooser_of(self.input).pick("sums of a normalised product")
+        if not is_of_groups or dtype not in (torch.float32, torch.float64) or way == "written":
             return self.written().materialize(dtype)
         of_channels = (t.to(dtype).flatten(2).mT for t in (self.grad_output, self.input))
         statistics = (t.to(dtype).squeeze(1) for t in (self.mean, self.inverse))

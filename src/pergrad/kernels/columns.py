@@ -24,7 +24,7 @@ from pergrad.runtime import operation
 
 __all__ = ["column_squared_norms", "column_sums"]
 
-_FIELDS = tl.constexpr(19)
+_FIELDS = tl.constexpr(21)
 _Neighbours = Literal["columns", "positions", "neither"]
 _Statistics = Literal["positions", "columns"]  # what each has its own
 # Layout of a problem: of g, of x, whether wide loads can read both, the statistics of x, and whether offsets
@@ -88,8 +88,10 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     mean = tl.load(row + 14).to(tl.pointer_type(tl.float32))
     inverse = tl.load(row + 15).to(tl.pointer_type(tl.float32))
     groups = tl.load(row + 16).to(tl.int32)
-    tiles = tl.load(row + 17).to(tl.int32)
-    first = tl.load(row + 18).to(tl.int32)
+    mean_n = tl.load(row + 17)
+    inverse_n = tl.load(row + 18)
+    tiles = tl.load(row + 19).to(tl.int32)
+    first = tl.load(row + 20).to(tl.int32)
     n = (program - first) // tiles
     tile = (program - first) % tiles
     d = tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -102,9 +104,9 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     found = tl.zeros((POSITIONS, COLUMNS), dtype=tl.float32)
     alone = tl.zeros((POSITIONS, COLUMNS), dtype=tl.float32)
     if STATISTICS == "columns":
-        of_column = n * groups + d // (D // groups)
-        center = tl.load(mean + of_column, mask=d < D, other=0.0)[None, :]
-        factor = tl.load(inverse + of_column, mask=d < D, other=0.0)[None, :]
+        of_column = d // (D // groups)
+        center = tl.load(mean + n * mean_n + of_column, mask=d < D, other=0.0)[None, :]
+        factor = tl.load(inverse + n * inverse_n + of_column, mask=d < D, other=0.0)[None, :]
     for start in tl.range(0, T, POSITIONS, num_stages=STAGES):
         is_inside = (t < T - start)[:, None] & (d < D)[None, :]
         term = tl.load(g + g_at, mask=is_inside, other=0.0).to(tl.float32)
@@ -185,10 +187,7 @@ def _launch(
     """Launches the kernel once for each memory layout; a compiler may have chosen several."""
     first, other, n = gs[0], (xs or gs)[0], len(gs[0])
     device = first.device
-    statistics = [
-        t if t.dtype == torch.float32 and t.is_contiguous() else t.to(torch.float32).contiguous()
-        for t in statistics
-    ]
+    statistics = [t if _is_readable(t) else t.to(torch.float32).contiguous() for t in statistics]
     plan = _plan(places(gs), places(xs), places(statistics), tuple(summed))
     parts = torch.zeros(len(gs) + len(summed), n, plan.most, device=device, dtype=torch.float64)
     for problems, programs, settings in plan.launches:
@@ -235,7 +234,7 @@ def _plan(
         in_g, in_x = _neighbours_in(d, of_g), _neighbours_in(d, of_x) if xs else None
         is_aligned = _is_aligned(in_g, in_x, addresses, (t, d), (of_g, of_x))
         of_x_at, kind, groups = _statistics_of(statistics[k :: len(gs)])
-        problem = (*addresses, t, d, *of_g, *of_x, *numbers, *before, *of_x_at, groups)
+        problem = (*addresses, t, d, *of_g, *of_x, *numbers, *before, *of_x_at, *groups)
         is_far = any(_is_far(t, d, strides) for strides in (of_g, of_x))
         layouts[in_g, in_x, is_aligned, kind, is_far].append(problem)
     launches, n = [], gs[0][1][0]
@@ -278,12 +277,22 @@ def _settings(
     }
 
 
-def _statistics_of(both: Sequence[MemoryPlace]) -> tuple[tuple[int, int], _Statistics | None, int]:
-    """Returns the addresses of mean and 1 / std, what they belong to, and the number of groups."""
+def _is_readable(statistics: Tensor) -> bool:
+    """Whether the kernel can read them as they are; all samples may share those of columns."""
+    is_shared = statistics.stride(0) == 0 and statistics.shape[1] == 1
+    own = statistics[:1] if is_shared else statistics
+    return statistics.dtype == torch.float32 and own.is_contiguous()
+
+
+def _statistics_of(
+    both: Sequence[MemoryPlace],
+) -> tuple[tuple[int, int], _Statistics | None, tuple[int, int, int]]:
+    """Returns the addresses of mean and 1 / std, what they belong to, and their groups and strides."""
     if not both:
-        return (0, 0), None, 1
-    (at_mean, (_, positions, groups), _), (at_inverse, _, _) = both
-    return (at_mean, at_inverse), "columns" if positions == 1 else "positions", groups
+        return (0, 0), None, (1, 0, 0)
+    (at_mean, (_, positions, groups), of_mean), (at_inverse, _, of_inverse) = both
+    kind: _Statistics = "columns" if positions == 1 else "positions"
+    return (at_mean, at_inverse), kind, (groups, of_mean[0], of_inverse[0])
 
 
 def _neighbours_in(columns: int, strides: tuple[int, ...]) -> _Neighbours:

@@ -16,7 +16,7 @@ from pergrad.factors import Dense, ElementProduct, NormalizedProduct, PositionSu
 from pergrad.factors.choosing import chooser_of
 from pergrad.rules.registry import Gradients, by_shape, decomposes, implements_per_sample_grads
 from pergrad.rules.samples import LikeFunction, moves
-from pergrad.runtime import internals
+from pergrad.runtime import internals, wide
 
 __all__ = ["channel_affine"]
 
@@ -265,11 +265,20 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Gradients:
-    """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g, with x̂ normalised by the running statistics."""
+    """∂γ_n = Σ_t g ⊙ x̂,  ∂β_n = Σ_t g, with x̂ normalised by the running statistics.
 
-    def scale() -> ElementProduct:
-        rows = input.to(grad_output.dtype).flatten(0, 1)
-        normalized = F.batch_norm(rows, running_mean, running_var, eps=eps).view(input.shape)
-        return ElementProduct(_channels_last(grad_output), _channels_last(normalized))
+    x̂ is written here, or left to reductions.
+    """
+    rows = _channels_last(grad_output)
 
-    return {"weight": scale, "bias": lambda: PositionSum(_channels_last(grad_output))}
+    def scale() -> ElementProduct | NormalizedProduct:
+        is_left = chooser_of(rows).pick("normalised input") == "left to reductions"
+        if is_left and running_mean is not None and running_var is not None:
+            mean, variance = (t.to(wide(t.dtype)) for t in (running_mean, running_var))
+            both = (t.expand(len(rows), 1, -1) for t in (mean, (variance + eps).rsqrt()))
+            return NormalizedProduct(rows, _channels_last(input), *both)
+        whole = input.to(grad_output.dtype).flatten(0, 1)
+        normalized = F.batch_norm(whole, running_mean, running_var, eps=eps).view(input.shape)
+        return ElementProduct(rows, _channels_last(normalized))
+
+    return {"weight": scale, "bias": lambda: PositionSum(rows)}
