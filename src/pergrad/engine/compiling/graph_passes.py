@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 
 from pergrad.engine.compiling.activation_memory import keep_less
 from pergrad.engine.compiling.casts import cast_at_once
+from pergrad.engine.compiling.channels_last import give_sums_channels_last
 from pergrad.engine.compiling.graph import (
     calls,
     is_on_gpu,
@@ -38,6 +39,7 @@ def rewrite(graph: Graph) -> None:
     _write_what_is_gathered(graph, written)
     _make_input_gradients_convolutions(graph, written)
     _give_kernel_gradients_channels_last(graph)
+    give_sums_channels_last(graph, written)
     _share_padding(graph, written)
     _add_biases_afterwards(graph, written)
     _write_to_kept_memory(graph)
