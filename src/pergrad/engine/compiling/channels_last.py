@@ -81,14 +81,20 @@ def _viewed_by_position(graph: Graph, image: Node) -> Node:
 
 
 def _cloned(graph: Graph, image: Node) -> Node:
-    """Clones the image channels last for all readers but views and the results."""
+    """Clones the image channels last for all readers but the results."""
     order = torch.channels_last
     with graph.inserting_after(image):
         last = graph.call_function(_aten.clone.default, (image,), {"memory_format": order})
     last.meta["val"] = image.meta["val"].clone(memory_format=order)
-    kept = {*_VIEWS, "output"}
-    image.replace_all_uses_with(last, lambda user: user is not last and user.target not in kept)
+    image.replace_all_uses_with(last, lambda user: user is not last and not _is_result(user))
     return last
+
+
+def _is_result(node: Node) -> bool:
+    """Whether the step returns a view of what the node reads, whose strides are those of the trace."""
+    if node.op == "output" or node.target is internals.unsafe_view:
+        return True
+    return node.target in _VIEWS and any(map(_is_result, node.users))
 
 
 def _allow_any_strides(graph: Graph, written: set[int]) -> None:
