@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from pergrad.kernels.convolution import (
+    _quotient,
     convolution_by_gram,
     convolution_by_tiles,
     convolution_gram_is_cheaper,
@@ -61,6 +64,22 @@ def test_norms_are_those_of_the_kernels_gradient(
     )
     found = norms(g, x, list(sizes["taps"]), *(list(sizes[name]) for name in geometry), groups)
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=0)
+
+
+@triton.jit
+def _quotients(a, b, found, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, BLOCK)
+    tl.store(found + at, _quotient(tl.load(a + at)[:, None], b).reshape(BLOCK))
+
+
+@pytest.mark.parametrize("b", [1, 2, 3, 7, 14, 56, 113, 224, 1025, 2**11 - 1])
+def test_quotients_are_exact(b: int, device: torch.device) -> None:
+    multiples = torch.tensor([0, 1, 2, 3, 1000, 2**16 + 1, 2**20 - 1, 2**20], device=device) * b
+    a = torch.cat([multiples, multiples + b - 1, multiples + b // 2, multiples + b // 3])
+    a = a.to(torch.int32)
+    found = torch.empty_like(a)
+    _quotients[(1,)](a, b, found, BLOCK=len(a))
+    torch.testing.assert_close(found, a // b)
 
 
 def test_few_positions_make_pairs_the_cheaper_way() -> None:

@@ -43,6 +43,17 @@ __all__ = [
 
 
 @triton.jit
+def _quotient(a, b):  # type: ignore[no-untyped-def]
+    """Returns a // b of numbers that are not negative, for quotients up to 2^20.
+
+    Integers are divided in some thirty instructions, which took longer than the products of a tile.
+    """
+    found = ((a.to(tl.float32) + 0.5) * (1.0 / b)).to(tl.int32)
+    rest = a - found * b
+    return tl.where(rest < 0, found - 1, tl.where(rest >= b, found + 1, found))
+
+
+@triton.jit
 def _seen(  # type: ignore[no-untyped-def]
     q,
     tap,
@@ -63,10 +74,12 @@ def _seen(  # type: ignore[no-untyped-def]
     DW: tl.constexpr,
 ):
     """Returns the offset of a tap of the window at position q, and whether it is inside the input."""
-    h = (q // OW) % OH * SH + tap // KW * DH - PH
-    w = q % OW * SW + tap % KW * DW - PW
+    line = _quotient(q, OW)  # of all rows of the sample
+    row = _quotient(line, OH)
+    h = (line - row * OH) * SH + tap // KW * DH - PH
+    w = (q - line * OW) * SW + tap % KW * DW - PW
     is_inside = (q < P) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-    return tl.where(is_inside, (q // (OH * OW)) * x_r + h * x_h + w * x_w, 0), is_inside
+    return tl.where(is_inside, row * x_r + h * x_h + w * x_w, 0), is_inside
 
 
 @triton.jit
