@@ -50,7 +50,30 @@ class Attention(nn.Module):
         return self.back(self.head(self.mix(x, x, x)[0] * self.scale).relu())
 
 
+class Bottleneck(nn.Sequential):
+    """Convolutions as those of a ResNet, the first of few channels, others of one tap."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(4, 24, 7, stride=2, padding=3, bias=False),
+            nn.BatchNorm2d(24),
+            nn.ReLU(),
+            nn.Conv2d(24, 32, 1, bias=False),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 16, 1, stride=2, bias=False),
+            nn.BatchNorm2d(16),
+        )
+        for layer in self[1], self[4], self[9]:
+            layer.running_mean.normal_()
+            layer.running_var.uniform_(0.5, 2)
+        self.eval()
+
+
 MODELS = {
+    "bottleneck": Bottleneck,
     "convolutions": lambda: nn.Sequential(
         nn.Conv2d(4, 32, 3, padding=1),
         nn.GroupNorm(4, 32),
@@ -68,7 +91,12 @@ MODELS = {
     "RNN": lambda: nn.RNN(8, 5, nonlinearity="relu", batch_first=True),
     "encoder": lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
 }
-SHAPES = {"convolutions": (4, 16, 16), "checkpoint": (3, 6), "reentrant checkpoint": (3, 6)}
+SHAPES = {
+    "bottleneck": (4, 16, 16),
+    "convolutions": (4, 16, 16),
+    "checkpoint": (3, 6),
+    "reentrant checkpoint": (3, 6),
+}
 
 
 def first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
@@ -246,7 +274,7 @@ BACKENDS = ["inductor", "eager"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["attention", "convolutions"])
+@pytest.mark.parametrize("name", ["attention", "bottleneck", "convolutions"])
 def test_compiled_step_gives_what_the_recorded_one_gives(name: str, backend: str) -> None:
     model, x = build(name)
     model, x = model.float(), x.float()
