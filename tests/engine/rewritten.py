@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pergrad.engine.compiling.graph import written_in
+from pergrad.engine.compiling.passes.graph import written_in
 
 
 def rewritten(

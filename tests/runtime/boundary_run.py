@@ -93,7 +93,7 @@ def expected(model: Model, x: Tensor) -> list[Tensor]:
 
 
 def stages(pergrad: Any) -> dict[str, Callable[[], None]]:
-    from pergrad.engine.compiling.casts import casts  # noqa: PLC0415
+    from pergrad.engine.compiling.passes.casts import casts  # noqa: PLC0415
     from pergrad.runtime import internals  # noqa: PLC0415
 
     model, x = Model().double(), torch.randn(3, 4, dtype=torch.float64)

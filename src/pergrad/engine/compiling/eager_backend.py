@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Graph, GraphModule
 
-from pergrad.engine.compiling.casts import cast_at_once
-from pergrad.engine.compiling.graph import Operator, calls, written_in
-from pergrad.engine.compiling.strides import guard_strides
+from pergrad.engine.compiling.passes.casts import cast_at_once
+from pergrad.engine.compiling.passes.graph import Operator, calls, written_in
+from pergrad.engine.compiling.passes.strides import guard_strides
 from pergrad.runtime import internals
 
 __all__ = ["as_python"]

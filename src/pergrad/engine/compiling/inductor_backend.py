@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule
 
-from pergrad.engine.compiling.graph import written_in
-from pergrad.engine.compiling.graph_passes import rewrite
-from pergrad.engine.compiling.strides import guard_strides
+from pergrad.engine.compiling.passes.graph import written_in
+from pergrad.engine.compiling.passes.rewriting import rewrite
+from pergrad.engine.compiling.passes.strides import guard_strides
 from pergrad.engine.compiling.trace import quiet, reason_of
 from pergrad.runtime import internals
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule
 
-from pergrad.engine.compiling.graph import storage, written_in
+from pergrad.engine.compiling.passes.graph import storage, written_in
 from pergrad.runtime.precision import HALVES
 
 __all__ = ["computes_in_half", "inputs_written", "share_memory"]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import pergrad
-from pergrad.engine.compiling import casts
-from pergrad.engine.compiling.graph import calls
+from pergrad.engine.compiling.passes import casts
+from pergrad.engine.compiling.passes.graph import calls
 from tests.engine.rewritten import rewritten
 
 _CASTS, _ONE = torch.ops.pergrad.casts.default, torch.ops.aten._to_copy.default

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pergrad.engine.compiling import channels_last
-from pergrad.engine.compiling.graph_passes import rewrite
+from pergrad.engine.compiling.passes import channels_last
+from pergrad.engine.compiling.passes.graph import written_in
+from pergrad.engine.compiling.passes.rewriting import rewrite
+from pergrad.engine.compiling.passes.strides import guard_strides
 from pergrad.runtime import internals
 
 pytest.importorskip("pergrad.kernels.launchers", reason="Triton is not installed")
@@ -41,7 +43,8 @@ def _by_torch(gs: list[Tensor], xs: list[Tensor], statistics: list[Tensor]) -> T
 
 
 def _numbers(traced: GraphModule, *inputs: Tensor) -> Any:
-    """Runs the graph, without the kernel, which needs a GPU or Triton's interpreter."""
+    """Runs the graph as a backend gets it, without the kernel, which needs a GPU or the interpreter."""
+    guard_strides(traced.graph, written_in(traced.graph))
     for node in traced.graph.nodes:
         if str(getattr(node.target, "name", lambda: "")()) == SUMS:
             node.target, node.args = _by_torch, node.args[:3]
@@ -105,6 +108,24 @@ def test_later_views_of_what_is_channels_last_may_copy(inputs: tuple[Tensor, Ten
     rewrite(traced.graph)
     for found, wanted in zip(_numbers(traced, *inputs), expected, strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+def test_sums_over_another_view_of_an_image_are_left_alone(inputs: tuple[Tensor, Tensor]) -> None:
+    def step(x: Tensor, kernel: Tensor) -> tuple[Tensor, ...]:
+        g, x = x.relu() * 2, torch.conv2d(x, kernel)
+        by_channel = [t.flatten(2) for t in (g, x)]
+        one = torch.ones(len(g), 1, g.shape[2] * g.shape[3], dtype=g.dtype)
+        of_places: Tensor = torch.ops.pergrad.column_squared_norms.default(
+            by_channel[:1], by_channel[1:], [one, one], [0]
+        )
+        return _sums(g, x), of_places
+
+    traced = _traced(step, *inputs)
+    rewrite(traced.graph)
+    shapes = [
+        n.args[0][0].meta["val"].shape for n in traced.graph.nodes if channels_last._is_sum(n)
+    ]
+    assert shapes == [(3, 4, 30), (3, 30, 4)]
 
 
 def test_other_sums_are_left_alone(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pergrad.engine.compiling.short_attention import (
+from pergrad.engine.compiling.passes.short_attention import (
     _FEW_POSITIONS,
     attention,
     spell_out_short_attention,

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pergrad.engine.compiling.graph import (
+from pergrad.engine.compiling.passes.graph import (
     calls,
     cast_calls,
     put_behind,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph
 
-from pergrad.engine.compiling.graph import calls, storage
+from pergrad.engine.compiling.passes.graph import calls, storage
 from pergrad.errors import PergradError
 
 __all__ = ["guard_strides"]

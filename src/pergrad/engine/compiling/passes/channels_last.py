@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
-from pergrad.engine.compiling.graph import Operator, calls, is_on_gpu, storage
+from pergrad.engine.compiling.passes.graph import Operator, calls, is_on_gpu, storage
 from pergrad.runtime import internals
 
 __all__ = ["give_sums_channels_last"]
@@ -14,7 +14,6 @@ _aten = torch.ops.aten
 _SUMS = {"pergrad::column_squared_norms", "pergrad::column_sums"}
 _VIEWS = {
     _aten.view.default,
-    internals.unsafe_view,
     _aten.permute.default,
     _aten.transpose.int,
     _aten.unsqueeze.default,
@@ -27,6 +26,7 @@ def give_sums_channels_last(graph: Graph, written: set[int]) -> None:
 
     The compiler gives channels last to convolutions alone. Viewed as positions and columns, an output
     gradient would be written a second time for the kernel, in the order of the trace, by scattered writes.
+    Later views of such an image must hold for other strides (`guard_strides`).
     """
     if not calls(graph, _aten.convolution.default):
         return
@@ -35,8 +35,6 @@ def give_sums_channels_last(graph: Graph, written: set[int]) -> None:
         gs, xs, *others = node.args
         moved = [[_by_position(graph, t, written, found) for t in some] for some in (gs, xs)]
         node.args = (*moved, *others)
-    if found:
-        _allow_any_strides(graph, written)
 
 
 def _is_sum(node: Node) -> bool:
@@ -46,11 +44,11 @@ def _is_sum(node: Node) -> bool:
 def _by_position(graph: Graph, node: Node, written: set[int], found: dict[Node, Node]) -> Node:
     """Returns a view, (n, t, c), of the image behind `node` channels last; `node` if that is no image."""
     image = node
-    while image.target in _VIEWS:
+    while _is_view(image):
         image = image.all_input_nodes[0]
+    if not _is_image(image, node) or storage(image) in written:
+        return node
     if image not in found:
-        if not _is_image(image, node) or storage(image) in written:
-            return node
         found[image] = _viewed_by_position(graph, image)
     return found[image]
 
@@ -91,14 +89,11 @@ def _cloned(graph: Graph, image: Node) -> Node:
 
 
 def _is_result(node: Node) -> bool:
-    """Whether the step returns a view of what the node reads, whose strides are those of the trace."""
+    """Whether the strides must be those of the trace, as in a view that the step returns."""
     if node.op == "output" or node.target is internals.unsafe_view:
         return True
-    return node.target in _VIEWS and any(map(_is_result, node.users))
+    return _is_view(node) and any(map(_is_result, node.users))
 
 
-def _allow_any_strides(graph: Graph, written: set[int]) -> None:
-    """Lets views of what is channels last now copy it where they must."""
-    for node in calls(graph, _aten.view.default):
-        if storage(node) not in written:
-            node.target = _aten.reshape.default
+def _is_view(node: Node) -> bool:
+    return node.target in _VIEWS or node.target is internals.unsafe_view

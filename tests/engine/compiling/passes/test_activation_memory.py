@@ -10,8 +10,8 @@ from torch._inductor.inductor_prims import force_stride_order
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 import pergrad
-from pergrad.engine.compiling import activation_memory
-from pergrad.engine.compiling.graph import calls
+from pergrad.engine.compiling.passes import activation_memory
+from pergrad.engine.compiling.passes.graph import calls
 from tests.engine.rewritten import rewritten
 
 _CAST, _SIGNS = torch.ops.aten._to_copy.default, torch.ops.aten.threshold_backward.default

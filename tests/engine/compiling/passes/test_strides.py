@@ -15,9 +15,9 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pergrad
-from pergrad.engine.compiling.graph import written_in
 from pergrad.engine.compiling.inductor_backend import compile_graph
-from pergrad.engine.compiling.strides import guard_strides
+from pergrad.engine.compiling.passes.graph import written_in
+from pergrad.engine.compiling.passes.strides import guard_strides
 from pergrad.testing import assert_near, loop_grads
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
-from pergrad.engine.compiling.graph import (
+from pergrad.engine.compiling.passes.graph import (
     calls,
     cast_calls,
     is_on_gpu,

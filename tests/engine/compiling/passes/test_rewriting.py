@@ -10,9 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pergrad.engine.compiling import graph_passes
-from pergrad.engine.compiling.graph import calls
-from pergrad.engine.compiling.graph_passes import rewrite
+from pergrad.engine.compiling.passes import rewriting
+from pergrad.engine.compiling.passes.graph import calls
+from pergrad.engine.compiling.passes.rewriting import rewrite
 from pergrad.runtime import internals
 from tests.engine.rewritten import rewritten
 
@@ -282,9 +282,9 @@ def _gathered(x: Tensor, index: Tensor) -> list[Tensor]:
 def test_what_is_read_whole_in_another_order_is_written_first_on_a_gpu(
     is_on_gpu: bool, entries: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_passes, "is_on_gpu", lambda node: is_on_gpu)
+    monkeypatch.setattr(rewriting, "is_on_gpu", lambda node: is_on_gpu)
     inputs = torch.randn(6, 8), torch.randperm(8)[:entries]
-    graph = rewritten(graph_passes._write_what_is_gathered, _gathered, *inputs)
+    graph = rewritten(rewriting._write_what_is_gathered, _gathered, *inputs)
     assert len(calls(graph.graph, internals.force_stride_order)) == expected
     assert all(map(torch.equal, graph(*inputs), _gathered(*inputs)))
 
@@ -298,8 +298,8 @@ def test_inputs_and_what_is_written_to_are_gathered_as_they_are(
         y.add_(1)
         return [*found, y]
 
-    monkeypatch.setattr(graph_passes, "is_on_gpu", lambda node: True)
+    monkeypatch.setattr(rewriting, "is_on_gpu", lambda node: True)
     inputs = torch.randn(5), torch.randperm(5)
-    graph = rewritten(graph_passes._write_what_is_gathered, step, *inputs)
+    graph = rewritten(rewriting._write_what_is_gathered, step, *inputs)
     assert not calls(graph.graph, internals.force_stride_order)
     assert all(map(torch.equal, graph(*inputs), step(*inputs)))

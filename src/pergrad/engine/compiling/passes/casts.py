@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from pergrad.engine.compiling.graph import cast_calls, is_on_gpu, storage, undetached
+from pergrad.engine.compiling.passes.graph import cast_calls, is_on_gpu, storage, undetached
 from pergrad.runtime import internals, operation
 
 __all__ = ["cast_at_once"]

@@ -10,18 +10,19 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from pergrad.engine.compiling.activation_memory import keep_less
-from pergrad.engine.compiling.casts import cast_at_once
-from pergrad.engine.compiling.channels_last import give_sums_channels_last
-from pergrad.engine.compiling.graph import (
+from pergrad.engine.compiling.passes.activation_memory import keep_less
+from pergrad.engine.compiling.passes.casts import cast_at_once
+from pergrad.engine.compiling.passes.channels_last import give_sums_channels_last
+from pergrad.engine.compiling.passes.graph import (
     calls,
     is_on_gpu,
+    is_written_out,
     put_behind,
     storage,
     write_out,
     written_in,
 )
-from pergrad.engine.compiling.short_attention import spell_out_short_attention
+from pergrad.engine.compiling.passes.short_attention import spell_out_short_attention
 from pergrad.runtime import internals, is_large
 
 __all__ = ["rewrite"]
@@ -57,8 +58,7 @@ def _write_what_is_gathered(graph: Graph, written: set[int]) -> None:
         source = _made(node.all_input_nodes[0])
         reads_all = node.meta["val"].numel() >= source.meta["val"].numel()
         is_made_here = source.op == "call_function" and storage(source) not in written
-        is_written = source.target is internals.force_stride_order
-        if reads_all and is_made_here and not is_written and is_on_gpu(source):
+        if reads_all and is_made_here and is_on_gpu(source) and not is_written_out(source):
             write_out(graph, source)
 
 
