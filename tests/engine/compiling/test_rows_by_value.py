@@ -100,7 +100,7 @@ def test_a_model_that_computes_something_else_when_traced_stays_uncompiled() -> 
     model = TracedOtherwise().double()
     step, grads, norms = compiled(model)
     check(step, grads, norms, model, pictures([[0, 1], [2, 3], [1, 5]]))
-    with pytest.warns(UserWarning, match="computes other losses when it is traced"):
+    with pytest.warns(UserWarning, match="gives other losses than an uncompiled run"):
         check(step, grads, norms, model, pictures([[0, 1], [2, 3], [1, 5]]))
     assert step.graphs == 0
 
@@ -237,7 +237,7 @@ def test_a_graph_is_compared_with_an_uncompiled_run_once(monkeypatch: pytest.Mon
 
         return run
 
-    for name in ("_plain_losses", "_repeats"):
+    for name in ("_expected", "_repeats"):
         monkeypatch.setattr(CompiledStep, name, counted(getattr(CompiledStep, name)))
     model = Pictures().double()
     step, *_ = compiled(model)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule
 
+from pergrad.engine.compiling.passes.faults import avoid_faults
 from pergrad.engine.compiling.passes.graph import written_in
 from pergrad.engine.compiling.passes.rewriting import rewrite
 from pergrad.engine.compiling.passes.strides import guard_strides
@@ -53,6 +54,7 @@ def _copied(graph: GraphModule) -> GraphModule:
 def _compiled(graph: GraphModule, inputs: list[Tensor], draws_as_eager: bool) -> Callable[..., Any]:
     """Compiles a graph, which it changes: the compiler's own rewrites change strides that a view needs."""
     guard_strides(graph.graph, written_in(graph.graph))
+    avoid_faults(graph.graph)
     graph.recompile()
     with quiet(), torch.no_grad(), internals.DisableAutocast():
         # Keep the order of the trace: the first reader of a tensor decides on its layout.

@@ -15,6 +15,7 @@ from pergrad.distributed.data_parallel import refuse_broadcasts
 from pergrad.distributed.wrappers import refuse_sharded
 from pergrad.engine.checking.certification import certified_run
 from pergrad.engine.collecting.blocks import EarlierBlocks
+from pergrad.engine.compiling.agreement import Summary
 from pergrad.engine.compiling.certified_graphs import check_graph, copies_of
 from pergrad.engine.compiling.cuda_graphs import Replayed, check_devices
 from pergrad.engine.compiling.eager_backend import as_python
@@ -42,7 +43,7 @@ from pergrad.quantities import Quantity
 from pergrad.quantities.base import counted, public_names
 from pergrad.runtime import internals, without_compiler
 from pergrad.runtime.containers import skeleton
-from pergrad.runtime.eagerness import running_eagerly, uncompiled
+from pergrad.runtime.eagerness import uncompiled
 from pergrad.runtime.tolerances import largest, tolerance_of_model
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ class CompiledStep:
             return self._uncompiled(key, batch)
         expected = None
         if is_first and graph.is_comparable and not self._certify:
-            expected = self._plain_losses(flat, spec)
+            expected = self._expected(flat, spec)
         before = Snapshot(self._model) if graph.assumes or expected is not None else None
         if is_first:
             found = self._first_run(graph, state, flat, batch)
@@ -247,11 +248,14 @@ class CompiledStep:
             why_not = "which rows belong to a sample is known by their values alone"
             is_right = not (graph.assumes and self._even.is_misplaced)
             if is_right and is_first and not self._certify:
+                others = "losses"
                 if expected is None:
                     is_right = self._repeats(found, before, batch)
                 else:
-                    is_right = _are_alike(found, expected, is_rough=graph.is_rough)
-                why_not = "the model computes other losses when it is traced"
+                    summary = Summary.of(found, self._filled)
+                    others = summary.differs_from(expected, is_rough=graph.is_rough)
+                    is_right = not others
+                why_not = f"the graph gives other {others} than an uncompiled run of this batch"
             if not is_right:
                 before.restore()
                 if is_first:
@@ -299,19 +303,22 @@ class CompiledStep:
             return False
         return self.graphs < self._max_graphs
 
-    def _plain_losses(self, flat: list[Any], spec: Any) -> Tensor | None:
-        """Returns the losses of a plain forward pass on copies of the batch; None if it draws, or fails."""
+    def _expected(self, flat: list[Any], spec: Any) -> Summary | None:
+        """Summarises an uncompiled run on copies of the batch; None if it draws, or fails."""
         copies: dict[int, Tensor] = {}
         for t in flat:
             if isinstance(t, Tensor) and id(t) not in copies:
                 copies[id(t)] = t.detach().clone().requires_grad_(t.requires_grad)
         values = [copies.get(id(value), value) for value in flat]
-        with undisturbed(self._model) as before, running_eagerly():
+        quantities = copies_of(self._filled)
+        with undisturbed(self._model) as before:
             try:
-                losses = self._loss_fn(self._model, *internals.pytree.tree_unflatten(values, spec))
+                losses = self._run(quantities, internals.pytree.tree_unflatten(values, spec))
             except Exception:
                 return None
-            return losses.detach() if before.draws_as(Snapshot(self._model)) else None
+            if not before.draws_as(Snapshot(self._model)):
+                return None
+            return Summary.of(losses, quantities)
 
     def _repeats(self, losses: Tensor, before: Snapshot, batch: tuple[Any, ...]) -> bool:
         """Whether an uncompiled run gives the losses of the graph, as far as it draws no random numbers."""
@@ -486,11 +493,3 @@ class _CompiledGraph:
             loss, *results = self.call(*graph_inputs(state, flat))
         fill(quantities, self.template, results, state)
         return loss
-
-
-def _are_alike(found: Tensor, expected: Tensor, *, is_rough: bool) -> bool:
-    """Whether losses of a graph are those of the model, but for the rounding of another order."""
-    if found.shape != expected.shape or not bool(expected.isfinite().all()):
-        return True
-    close = 0.1 if is_rough or expected.dtype.itemsize < 4 else 1e-3
-    return largest(found - expected) <= close * max(largest(expected), 1e-30)
