@@ -10,11 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pergrad.engine.compiling.passes import rewriting
-from pergrad.engine.compiling.passes.graph import calls
 from pergrad.engine.compiling.passes.rewriting import rewrite
 from pergrad.runtime import internals
-from tests.engine.rewritten import rewritten
 
 _BACKWARD = torch.ops.aten.convolution_backward.default
 
@@ -269,37 +266,3 @@ def test_a_bias_that_is_written_to_is_added_when_it_was() -> None:
     rewrite(traced.graph)
     traced.recompile()
     torch.testing.assert_close(traced(*inputs), layer(*inputs))
-
-
-def _gathered(x: Tensor, index: Tensor) -> list[Tensor]:
-    gated = F.silu(x) * x.cos()
-    return [gated.view(2, 3, 8)[..., index].sum(-1), gated @ gated.mT]
-
-
-@pytest.mark.parametrize(
-    ("is_on_gpu", "entries", "expected"), [(True, 8, 1), (True, 4, 0), (False, 8, 0)]
-)
-def test_what_is_read_whole_in_another_order_is_written_first_on_a_gpu(
-    is_on_gpu: bool, entries: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rewriting, "is_on_gpu", lambda node: is_on_gpu)
-    inputs = torch.randn(6, 8), torch.randperm(8)[:entries]
-    graph = rewritten(rewriting._write_what_is_gathered, _gathered, *inputs)
-    assert len(calls(graph.graph, internals.force_stride_order)) == expected
-    assert all(map(torch.equal, graph(*inputs), _gathered(*inputs)))
-
-
-def test_inputs_and_what_is_written_to_are_gathered_as_they_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def step(x: Tensor, index: Tensor) -> list[Tensor]:
-        y = x.sin()
-        found = [x[index], y[index]]
-        y.add_(1)
-        return [*found, y]
-
-    monkeypatch.setattr(rewriting, "is_on_gpu", lambda node: True)
-    inputs = torch.randn(5), torch.randperm(5)
-    graph = rewritten(rewriting._write_what_is_gathered, step, *inputs)
-    assert not calls(graph.graph, internals.force_stride_order)
-    assert all(map(torch.equal, graph(*inputs), step(*inputs)))

@@ -14,7 +14,6 @@ __all__ = [
     "calls",
     "cast_calls",
     "is_on_gpu",
-    "is_written_out",
     "put_behind",
     "storage",
     "undetached",
@@ -70,11 +69,6 @@ def undetached(node: Node) -> Node:
 def put_behind(node: Node, next_one: Node) -> None:
     """Lets all readers of `node` read `next_one` instead, which itself reads `node`."""
     node.replace_all_uses_with(next_one, lambda user: user is not next_one)
-
-
-def is_written_out(node: Node) -> bool:
-    """Whether `write_out` made the node."""
-    return node.target is internals.force_stride_order
 
 
 def write_out(graph: Graph, node: Node) -> None:

@@ -13,15 +13,7 @@ from torch.fx.node import map_arg
 from pergrad.engine.compiling.passes.activation_memory import keep_less
 from pergrad.engine.compiling.passes.casts import cast_at_once
 from pergrad.engine.compiling.passes.channels_last import give_sums_channels_last
-from pergrad.engine.compiling.passes.graph import (
-    calls,
-    is_on_gpu,
-    is_written_out,
-    put_behind,
-    storage,
-    write_out,
-    written_in,
-)
+from pergrad.engine.compiling.passes.graph import calls, put_behind, storage, written_in
 from pergrad.engine.compiling.passes.short_attention import spell_out_short_attention
 from pergrad.runtime import internals, is_large
 
@@ -37,7 +29,6 @@ def rewrite(graph: Graph) -> None:
     written = written_in(graph)
     cast_at_once(graph, written)
     keep_less(graph, written)
-    _write_what_is_gathered(graph, written)
     _make_input_gradients_convolutions(graph, written)
     _give_kernel_gradients_channels_last(graph)
     give_sums_channels_last(graph, written)
@@ -46,27 +37,6 @@ def rewrite(graph: Graph) -> None:
     _write_to_kept_memory(graph)
     spell_out_short_attention(graph)
     graph.eliminate_dead_code()
-
-
-def _write_what_is_gathered(graph: Graph, written: set[int]) -> None:
-    """Has tensors written to memory, on a GPU, before all of their entries are read in another order.
-
-    Otherwise the compiler computes each entry where it is read, from inputs that lie apart: a sketch of the
-    gradient of a gated layer then read three tensors at random instead of one.
-    """
-    for node in calls(graph, _aten.index.Tensor):
-        source = _made(node.all_input_nodes[0])
-        reads_all = node.meta["val"].numel() >= source.meta["val"].numel()
-        is_made_here = source.op == "call_function" and storage(source) not in written
-        if reads_all and is_made_here and is_on_gpu(source) and not is_written_out(source):
-            write_out(graph, source)
-
-
-def _made(node: Node) -> Node:
-    """Follows a node back through views to the call that made its tensor."""
-    while sources := [s for s in node.all_input_nodes if storage(s) == storage(node)]:
-        node = sources[0]
-    return node
 
 
 def _make_input_gradients_convolutions(graph: Graph, written: set[int]) -> None:
