@@ -78,6 +78,8 @@ def layers_of(model: nn.Module, samples: int) -> tuple[list[Layer], list[Any]]:
 
     def note(module: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
         weight = module.weight
+        if not weight.requires_grad:
+            return
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             inputs, outputs = weight[0].numel(), weight.shape[0] // module.groups
             positions = output[0, 0].numel()
