@@ -48,7 +48,10 @@ _large_added_by_sample = operation(
 
 
 def _multiplied(index: Tensor, g: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-    """Multiplies by a matrix of zeros and ones, which tells the row of each position."""
+    """Multiplies by a matrix of zeros and ones, which tells the row of each position.
+
+    A gradient that is not finite spoils the other rows of its column too, since 0 · NaN is NaN.
+    """
     numbers = torch.arange(rows, device=index.device)
     is_row = (index.unsqueeze(-1) == numbers).to(g.dtype)  # (..., t, rows)
     if index.dim() == 2:
