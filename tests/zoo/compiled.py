@@ -29,6 +29,7 @@ from pergrad.runtime import internals
 from tests.zoo.architectures import ARCHITECTURES, FAMILIES
 from tests.zoo.checking import Case, loss_fn_of, prepared
 from tests.zoo.precision import default_dtype
+from tests.zoo.table import alone, quiet
 
 __all__ = ["compiled_row", "markdown", "plain_trace_fails"]
 
@@ -153,16 +154,6 @@ def _stored() -> list[dict[str, Any]]:
     return [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
 
 
-def _quiet() -> None:
-    warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
-
-
-def _alone() -> None:
-    _quiet()
-    torch.set_num_threads(1)
-
-
 def rows_of(
     keys: Sequence[dict[str, str]], jobs: int, stop_after: float
 ) -> Iterator[dict[str, Any]]:
@@ -173,7 +164,7 @@ def rows_of(
             if time.monotonic() - begun < stop_after:
                 yield compiled_row(**key)
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_alone) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=alone) as pool:
         left, running = [*reversed(keys)], dict[Future[dict[str, Any]], dict[str, str]]()
         while left or running:
             while left and len(running) < jobs and time.monotonic() - begun < stop_after:
@@ -202,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--stop-after", type=float, default=float("inf"), help="seconds; no other one begins then"
     )
     options = parser.parse_args(arguments)
-    _quiet()
+    quiet()
     is_bad = False
     common = {"backend": options.backend, "device": options.device}
     keys = [{"name": name, **common} for name in options.names or list(ARCHITECTURES)]

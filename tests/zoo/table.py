@@ -146,14 +146,14 @@ def run(name: str, conditions: Sequence[Condition], device: str, cases: int | No
     return row
 
 
-def _quiet() -> None:
+def quiet() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
 
 
-def _alone() -> None:
+def alone() -> None:
     """What a process of its own begins with."""
-    _quiet()
+    quiet()
     torch.set_num_threads(1)
 
 
@@ -161,7 +161,7 @@ def rows_of(names: Sequence[str], one: Callable[[str], Row], jobs: int) -> Itera
     if jobs == 1:
         yield from map(one, names)
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_alone) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=alone) as pool:
         for name, future in [(name, pool.submit(one, name)) for name in names]:
             try:
                 yield future.result()
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = {*options.conditions.split(",")} - {*CONDITIONS} | {*options.names} - {*ARCHITECTURES}
     if unknown:
         parser.error(f"no such condition or architecture: {', '.join(sorted(unknown))}")
-    _quiet()
+    quiet()
     one = partial(run, conditions=conditions, device=options.device, cases=options.cases)
     rows = []
     for row in rows_of(options.names or list(ARCHITECTURES), one, options.jobs):

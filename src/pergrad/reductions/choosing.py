@@ -9,6 +9,7 @@ comment states.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 
 import torch
@@ -216,38 +217,30 @@ def _kernel_by_windows(
     return moved / 4e6 + positions * outputs * columns / 1e8
 
 
-def _kernel_by_tiles(
-    positions: int,
-    outputs: int,
-    columns: int,
-    dims: int,
-    is_depthwise: bool = False,
-    channels: int = 8,
-    one_tap: tuple[int, Dtype] | None = None,
-) -> float:
-    if dims > 2:
-        return NEVER
-    if one_tap is not None:
-        return _microseconds_of_one_tap(positions, outputs, columns, one_tap)[0]
-    found: float = all_launchers().convolution_tile_microseconds(positions, outputs, columns)
-    return found * (_NARROW if _is_narrow(channels) else 1.0)
+def _by_kernel_of_convolutions(number: int, estimate: str) -> Callable[..., float]:
+    """Builds the cost of a kernel: the launchers' estimate, or that of one tap with this number."""
+
+    def cost(
+        positions: int,
+        outputs: int,
+        columns: int,
+        dims: int,
+        is_depthwise: bool = False,
+        channels: int = 8,
+        one_tap: tuple[int, Dtype] | None = None,
+    ) -> float:
+        if dims > 2:
+            return NEVER
+        if one_tap is not None:
+            return _microseconds_of_one_tap(positions, outputs, columns, one_tap)[number]
+        found: float = getattr(all_launchers(), estimate)(positions, outputs, columns)
+        return found * (_NARROW if _is_narrow(channels) else 1.0)
+
+    return cost
 
 
-def _kernel_by_pairs(
-    positions: int,
-    outputs: int,
-    columns: int,
-    dims: int,
-    is_depthwise: bool = False,
-    channels: int = 8,
-    one_tap: tuple[int, Dtype] | None = None,
-) -> float:
-    if dims > 2:
-        return NEVER
-    if one_tap is not None:
-        return _microseconds_of_one_tap(positions, outputs, columns, one_tap)[1]
-    found: float = all_launchers().convolution_gram_microseconds(positions, outputs, columns)
-    return found * (_NARROW if _is_narrow(channels) else 1.0)
+_kernel_by_tiles = _by_kernel_of_convolutions(0, "convolution_tile_microseconds")
+_kernel_by_pairs = _by_kernel_of_convolutions(1, "convolution_gram_microseconds")
 
 
 def _kernel_by_torch(positions: int, outputs: int, columns: int, dims: int, *_: object) -> float:
