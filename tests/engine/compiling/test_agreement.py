@@ -14,6 +14,7 @@ import pergrad
 from pergrad.engine.compiling import agreement
 from pergrad.engine.compiling import step as step_module
 from pergrad.engine.compiling.agreement import Summary
+from pergrad.errors import ScopeError
 from pergrad.testing import assert_near, loop_grads
 
 WRONG = 1.02  # by how much results of a faulty compiler are too long
@@ -87,6 +88,22 @@ def test_a_model_that_draws_is_compiled_without_a_comparison() -> None:
     step = pergrad.compiled(model, losses, norms, backend="eager")
     step(x)
     step(x)
+    assert step.graphs == 1
+
+
+class Late(pergrad.Norms):
+    """Norms that are told after more steps than one."""
+
+    @property
+    def result(self) -> Tensor:
+        raise ScopeError("no result yet")
+
+
+def test_a_quantity_without_a_result_yet_is_compiled() -> None:
+    late, norms, model = Late(), pergrad.Norms(), nn.Linear(3, 2)
+    step = pergrad.compiled(model, losses, late, norms, backend="eager")
+    for _ in range(2):
+        step(torch.randn(4, 3))
     assert step.graphs == 1
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pergrad.engine.recording.arguments import leaves
+from pergrad.errors import PergradError
 from pergrad.quantities import Quantity
 from pergrad.runtime.tolerances import largest
 
@@ -34,7 +36,7 @@ class Summary:
         """Summarises what a step has given; a quantity without a result is left out."""
         results = []
         for quantity in quantities:
-            own = leaves(getattr(quantity, "result", None))
+            own = leaves(_result_of(quantity))
             tensors = [_shortened(t.detach()) for t in own if isinstance(t, Tensor)]
             results.append((type(quantity).__name__, tensors))
         return cls(losses.detach(), results)
@@ -48,6 +50,13 @@ class Summary:
             if not _are_alike(found, wanted, _OF_RESULTS[degree]):
                 return f"results of {name}"
         return ""
+
+
+def _result_of(quantity: Quantity) -> Any:
+    try:
+        return getattr(quantity, "result", None)
+    except PergradError:  # it needs further steps
+        return None
 
 
 def _shortened(t: Tensor) -> Tensor:
