@@ -218,7 +218,10 @@ def _kernel_by_windows(
 
 
 def _by_kernel_of_convolutions(number: int, estimate: str) -> Callable[..., float]:
-    """Builds the cost of a kernel: the launchers' estimate, or that of one tap with this number."""
+    """Builds the cost of a kernel from the launchers' function `estimate`.
+
+    For a convolution of one tap, it is entry `number` of the estimates of outer products instead.
+    """
 
     def cost(
         positions: int,

@@ -141,3 +141,9 @@ def test_low_precision_may_differ_by_more(
 def test_a_batch_whose_results_are_not_finite_says_nothing() -> None:
     wanted = Summary(torch.tensor([1.0, float("nan")]), [])
     assert not Summary(torch.zeros(2), []).differs_from(wanted, is_rough=False)
+
+
+@pytest.mark.parametrize("found", [[], [torch.ones(3)], [torch.ones(2), torch.ones(2)]])
+def test_results_of_other_shapes_are_not_alike(found: list[Tensor]) -> None:
+    wanted = Summary(torch.ones(2), [("Norms", [torch.ones(2)])])
+    assert Summary(torch.ones(2), [("Norms", found)]).differs_from(wanted, is_rough=False)

@@ -65,7 +65,7 @@ def _shortened(t: Tensor) -> Tensor:
 
 
 def _degree(losses: Tensor, is_rough: bool) -> int:
-    """Returns the place of the tolerance."""
+    """Returns which of the three tolerances holds."""
     if is_rough or losses.dtype.itemsize < 4:
         return 0
     backends = torch.backends.cudnn, torch.backends.cuda.matmul
@@ -74,12 +74,14 @@ def _degree(losses: Tensor, is_rough: bool) -> int:
 
 
 def _are_alike(found: Sequence[Tensor], wanted: Sequence[Tensor], close: float) -> bool:
-    """Whether floating-point tensors are as near as that, relative to the largest entry of all of them."""
-    pairs = [
-        (a, b)
-        for a, b in zip(found, wanted, strict=False)
-        if b.is_floating_point() and a.shape == b.shape and b.numel()
-    ]
+    """Whether the tensors have the same shapes, and numbers as near as that to the wanted ones.
+
+    Errors are relative to the largest entry of all of them. Integers are not compared.
+    """
+    if [t.shape for t in found] != [t.shape for t in wanted]:
+        return False
+    both = zip(found, wanted, strict=True)
+    pairs = [(a, b) for a, b in both if b.is_floating_point() and b.numel()]
     if not all(bool(b.isfinite().all()) for _, b in pairs):
         return True
     scale = max((largest(b) for _, b in pairs), default=0.0)
